@@ -35,8 +35,8 @@ BUDGET_S, LONG_BUDGET_S = 60.0, 120.0
 of several blocks is compiled: 12 blocks in FP8 compile for 46 s, in BF16 for 15 s (H100, torch 2.11)."""
 
 LARGE = 6.5e9
-"""Parameters of what is called 7B: Llama 2 has 6.7e9. A Llama 8B, compiled by block, had no time for two of
-five variants in 60 s (H200, torch 2.11)."""
+"""Parameters: what is called a 7B has 6.7 (Llama) to 7.6 billion (Qwen2.5). A Llama 8B, compiled by block,
+had no time for two of five variants in 60 s (H200, torch 2.11)."""
 
 ABOUT = 1.1
 """Multiple of a time up to which it is about that time."""

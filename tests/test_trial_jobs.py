@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.render.answer import answer
@@ -94,6 +95,19 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
     for name in {"plain", *NAMES} - before:
         sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_plain_bf16_takes_the_wrapper_of_the_all_gather_off_and_leaves_frozen_what_is() -> None:
+    plain = plain_step.loaded(JOBS / "plain.py")
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+    model[0].requires_grad_(False)
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    weights = [each.weight for each in plain.in_bf16(convert_to_float8_training(model, config=config))]
+    assert [(type(each), each.requires_grad) for each in weights] == [
+        (torch.nn.Parameter, False),
+        (torch.nn.Parameter, True),
+    ]
 
 
 @pytest.mark.usefixtures("tiny")

@@ -48,15 +48,13 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
     if wanted is None:
         return NotApplicable(reason="nothing asks for less than fp32, and no step was measured")
-    if facts.training.autocast is not None:
-        return None
-    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
-        return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
     fp32 = [linear for linear in facts.network.linears if computes_in_fp32(linear)]
     total = sum(linear.parameters for linear in facts.network.linears)
     share = 100.0 * sum(linear.parameters for linear in fp32) / total if total else 0.0
-    if share <= SMALL_PCT:
+    if share <= SMALL_PCT or facts.training.autocast is not None:
         return None
+    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
+        return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
         title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no "

@@ -14,6 +14,7 @@ from fp8doctor.cost.step import (
     with_linears_compiled,
 )
 from fp8doctor.facts import Facts, recorded
+from fp8doctor.gpus import modelled_gpu
 
 
 class ModelledSpeedup(Struct, frozen=True):
@@ -62,7 +63,10 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
 
 
 def unknown_part(facts: Facts) -> str:
-    """Say what of the FP8 layers has no numbers; empty where nothing of these is in the way."""
+    """Say what of the FP8 layers has no numbers; empty where nothing of these is in the way, and where no GPU
+    is modelled."""
+    if modelled_gpu(facts) is None:
+        return ""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
         return "It cannot be modelled: FP8 layers compute something else in a forward of their own."

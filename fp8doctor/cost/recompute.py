@@ -16,7 +16,6 @@ which casts again, shares the rest. Transformer Engine casts input and weight ag
 instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives 4.50.
 Held out, it gives 2.01 for the 2.06 ms of h200-te_own_checkpoint."""
 
-
 TE_RECOMPUTE_HOST_MS = 0.97
 """What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, of one recording
 (h200-te_checkpointed_inside), more than its forward and backward take. In the other with a recompute in FP8
@@ -41,7 +40,9 @@ def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
         is_te(linear)
         and recorded(facts, "training.checkpointing")
         and any(
-            each.form == "called_in_forward" and each.active and is_below(linear.name, each.name)
+            each.form == "called_in_forward"
+            and each.active
+            and linear.name.startswith(f"{each.name}." if each.name else "")
             for each in facts.training.checkpointing
         )
     )
@@ -50,11 +51,6 @@ def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
 def is_te(linear: Linear) -> bool:
     """Whether it is an FP8 layer of Transformer Engine."""
     return linear.use == "training" and linear.stack == "transformer_engine"
-
-
-def is_below(name: str, above: str) -> bool:
-    """Whether a module is in the one with the name ``above``, which is empty for the whole model."""
-    return not above or name.startswith(f"{above}.")
 
 
 def without_checkpointing(facts: Facts) -> Facts:

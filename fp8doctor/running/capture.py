@@ -41,7 +41,6 @@ class Capture:
         """Why there is no batch."""
         self.own_loss = False
         """Whether the output carries the loss."""
-        self.autocast = _autocast(module)
         self.around = open_autocast()
         self._gradients: dict[int, torch.Tensor] = {}
         given = (*args, *kwargs.values())
@@ -125,8 +124,8 @@ def carried_loss(output: Any) -> torch.Tensor | None:
     return loss if isinstance(loss, torch.Tensor) else None
 
 
-def _autocast(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the autocast that the model is called under."""
+def autocast_around(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of the autocast that the model is called under."""
     device = next((each.device.type for each in module.parameters()), "cpu")
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 

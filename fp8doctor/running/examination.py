@@ -93,7 +93,8 @@ class Examination:
         model: nn.Module = captured.module if captured is not None else owner.model
         loss = captured.loss() if captured is not None else None
         accumulate = window.calls if window is not None and window.calls else 1
-        autocast = captured.autocast if captured is not None else None
+        unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
+        autocast = window.autocast if window else None
         workload = describe(
             model,
             batch,
@@ -103,9 +104,9 @@ class Examination:
             accumulate=accumulate,
         )
         if captured is None:
-            workload = msgspec.structs.replace(
-                workload, loss_source=NOT_RECORDED, autocast_source=NOT_RECORDED
-            )
+            workload = msgspec.structs.replace(workload, loss_source=NOT_RECORDED)
+        if unseen:
+            workload = msgspec.structs.replace(workload, autocast_source=NOT_RECORDED)
         job = Job(
             model=model,
             target=self.target,
@@ -115,7 +116,7 @@ class Examination:
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
-            unseen="" if captured is not None else NO_CALL,
+            unseen=unseen,
             around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,

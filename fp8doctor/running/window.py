@@ -15,7 +15,7 @@ from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.running.calls import Calls
-from fp8doctor.running.capture import Capture, carried_loss
+from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.clock import Clock, Moment
 from fp8doctor.running.loader_waits import LoaderWaits
 from fp8doctor.stacks.looking import without_modes
@@ -85,6 +85,10 @@ class Window:
         self._frames = frames_compiled()
         self.marked = mark and bool(modules)
         """Whether calls of a model could be seen."""
+        self.seen = False
+        """Whether one was."""
+        self.autocast: torch.dtype | None = None
+        """Dtype of the autocast that the first of a step stood in."""
 
     def begin(self) -> None:
         """Watch from here, the end of a step, on."""
@@ -166,11 +170,11 @@ class Window:
         recomputed = torch._C._current_graph_task_id() >= 0  # inside a backward pass, by checkpointing
         if recomputed or not torch.is_grad_enabled():
             return None
-        step = self._step
+        step, self.seen = self._step, True
         step.calls += 1
         step.shares = kwargs.get(OF_ALL) is not None
         if step.first_call is None:
-            step.first_call = self._clock.now()
+            step.first_call, self.autocast = self._clock.now(), autocast_around(module)
         if self._captures and self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
             return partial(_all, (step.returned, self.captured.returned))

@@ -31,7 +31,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import held_to_shapes
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
@@ -113,12 +113,9 @@ class ArmBuilder:
 
     def own_autocast(self) -> tuple[str, ...]:
         """Name the treatment that brings an fp32 step without autocast to BF16 before it is compared; none
-        elsewhere."""
-        return (
-            ()
-            if self.facts.training.autocast is not None or not mostly_fp32(self.job.model)
-            else (AUTOCAST_BF16,)
-        )
+        elsewhere, and none where nobody saw the step: then it is not timed."""
+        bare = recorded(self.facts, "training.autocast") and self.facts.training.autocast is None
+        return (AUTOCAST_BF16,) if bare and mostly_fp32(self.job.model) else ()
 
     def conversions(self) -> list[ArmPlan]:
         """Convert a model without FP8, one arm for each recipe, and one more where the user compiles it in

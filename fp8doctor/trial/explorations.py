@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import msgspec
-
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
@@ -22,7 +20,8 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     recipe_change,
 )
-from fp8doctor.cost.step import modelled_step, with_linears, with_linears_compiled, with_recipe
+from fp8doctor.cost.recompute import without_checkpointing
+from fp8doctor.cost.step import modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.optimizer import could_be_fused
@@ -72,7 +71,7 @@ def _modelled_saving(name: str, context: TrialContext) -> float | None:
     if changes_recipe(name):
         changed = with_recipe(facts, recipe_after(name))
     elif name == CHECKPOINTING_OFF:
-        changed = with_linears(facts, tuple(map(_not_checkpointed, facts.network.linears)))
+        changed = without_checkpointing(facts)
     else:
         changed = None
     before = modelled_step(facts)
@@ -83,10 +82,6 @@ def _modelled_saving(name: str, context: TrialContext) -> float | None:
     if before is None or after is None:
         return None
     return 1.0 - after.step_ms / before.step_ms
-
-
-def _not_checkpointed(linear: Linear) -> Linear:
-    return msgspec.structs.replace(linear, checkpointed=None)
 
 
 def te_is_idle(context: TrialContext) -> bool:

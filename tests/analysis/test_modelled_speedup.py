@@ -124,6 +124,15 @@ def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown
     assert modelled_speedup(msgspec.structs.replace(untimed, network=network)) is not None
 
 
+@pytest.mark.parametrize("name", ["cast_heavy_layer", "rotated"])
+def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
+    facts = cost_model.without_trial(load_report(RECORDED / f"h200-{name}.json").facts)
+    laptop = msgspec.structs.replace(facts.gpus[0], name="NVIDIA GeForce RTX 5050 Laptop GPU")
+    unknown = msgspec.structs.replace(facts, gpus=(laptop,), assumed_gpu=None)
+    assert "It cannot be modelled" in diagnose(facts).verdict.summary
+    assert "It cannot be modelled" not in diagnose(unknown).verdict.summary
+
+
 def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:
     facts = load_report(RECORDED / "h200-te_checkpointed_inside.json").facts
     unseen = msgspec.structs.replace(facts, workload=NOT_RECORDED, trial=NOT_RECORDED)

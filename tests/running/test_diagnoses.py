@@ -183,3 +183,40 @@ def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missin
     assert "LORA002" in found(
         lora(llama().bfloat16()), lambda model: model(input_ids=tokens, labels=tokens).loss
     )
+
+
+@pytest.mark.parametrize("around", [torch.bfloat16, None])
+def test_an_autocast_within_a_closure_is_seen(
+    around: torch.dtype | None, observer: Observer, heard: Heard
+) -> None:
+    """Its calls are watched, though no batch is taken of them."""
+    model, tokens = lora(llama().bfloat16()), torch.arange(16).reshape(1, 16)
+    optimizer = torch.optim.SGD(each for each in model.parameters() if each.requires_grad)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around is not None):
+            loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        return loss
+
+    for _ in range(WARMUP + STEPS + PROFILED):
+        optimizer.step(closure)
+    assert heard.facts.training.autocast == (None if around is None else "bfloat16")
+    (found,) = (each for each in diagnose(heard.facts).findings if each.code == "LORA002")
+    assert found.severity == ("warning" if around is None else "info")
+
+
+def test_the_autocast_is_that_of_the_first_call_of_a_step(
+    found: Callable[..., dict[str, str]], heard: Heard
+) -> None:
+    """As the batch is: a second call may be of a penalty that stands outside of it."""
+    tokens = torch.arange(16).reshape(1, 16)
+
+    def step(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss: torch.Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss + model(input_ids=tokens, labels=tokens).loss
+
+    found(lora(llama().bfloat16()), step)
+    assert heard.facts.training.autocast == "bfloat16"

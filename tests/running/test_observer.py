@@ -873,3 +873,16 @@ def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
         train(Net(), 100)
     assert heard.facts.trial.device == "cpu"
     assert heard.notes == [f"the script was stopped after {WARMUP + STEPS + PROFILED} steps, as --stop asks"]
+
+
+@pytest.mark.slow
+def test_a_trial_of_a_model_whose_calls_and_autocast_were_not_seen(observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
+    observer.settings = observer.examination.settings = settings
+    model = Net()
+    with pytest.raises(SystemExit):
+        train(model, 100, call=torch.compile(lambda x: model(x) * 2, backend="eager"))
+    assert not recorded(heard.facts, "training.autocast")
+    assert heard.facts.trial.reason.startswith("there is no batch to run it on")
+    assert heard.notes == [f"the script was stopped after {WARMUP + STEPS + PROFILED} steps, as --stop asks"]

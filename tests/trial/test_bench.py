@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.errors import UserError
 from fp8doctor.examine import examine
@@ -301,7 +302,7 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
 
 def test_a_large_model_and_one_graph_of_several_blocks_have_a_longer_budget() -> None:
     with torch.device("meta"):
-        llama_7b = nn.Linear(7 * 2**15, 2**15)
+        llama_7b = LlamaForCausalLM(LlamaConfig())
     for model, seconds in (
         (Decoder(2), BUDGET_S),
         (torch.compile(Decoder(2)), LONG_BUDGET_S),

@@ -7,6 +7,7 @@ was copied from, and the Parameters that all arms share, as they were.
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable
@@ -207,24 +208,58 @@ def test_another_recipe_leaves_a_layer_of_the_users_own_what_its_user_gave_it() 
     assert torch.equal(before, back(x))
 
 
-def test_a_layer_under_another_recipe_shares_no_table_with_the_one_before() -> None:
-    model = replicate(rotated(), share=True)[0]
-    old = model[0]  # type: ignore[index]
-    context = TreatmentContext(facts(model), "recipe-rowwise")
-    (new,) = treatments()[context.name].function(Variant(model, None), context).model.children()
-    new.register_buffer("another", torch.zeros(1))
-    del new.before
-    assert "another" not in old._buffers
-    assert "before" in old._modules
-
-
-def test_a_forward_that_was_put_on_a_layer_runs_the_copy_of_it() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_forward_that_was_put_on_a_layer_runs_under_the_other_recipe(compiled: bool) -> None:
     model = float8(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
     layer = model[0]  # type: ignore[index]
-    layer.forward = MethodType(lambda self, x: 2 * Float8Linear.forward(self, x), layer)
-    (new,) = applied("recipe-rowwise", model).model.children()
-    assert new.forward.__self__ is new
-    assert torch.allclose(new(torch.ones(16, 32).bfloat16()), model(torch.ones(16, 32).bfloat16()), atol=0.2)
+    twice = MethodType(lambda self, x: 2 * Float8Linear.forward(self, x), layer)
+    layer.forward = torch.compile(twice, backend="eager") if compiled else twice
+    changed, x = applied("recipe-rowwise", model).model, torch.randn(16, 32, dtype=torch.bfloat16)
+    assert not torch.equal(changed(x), model(x))
+    assert torch.allclose(changed(x), model(x), atol=0.2)
+
+
+def test_what_holds_a_layer_holds_it_under_the_other_recipe() -> None:
+    """A list beside the modules, and the forward of a module that closes over it."""
+    model = float8(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
+    model.layers = [model[0]]  # type: ignore[index]
+    changed = applied("recipe-rowwise", model).model
+    assert changed.layers == [changed[0]]  # type: ignore[index]
+    assert in_fp8(changed) == {"0": "rowwise"}
+
+
+class Adapted(Float8Linear):
+    """A user's own layer with another inside, that cannot be pickled."""
+
+    def __getstate__(self) -> None:
+        raise RuntimeError
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Adapted:
+        new = memo[id(self)] = Adapted.__new__(Adapted)
+        vars(new).update({name: copy.deepcopy(each, memo) for name, each in vars(self).items()})
+        return new
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.inner(x)
+
+
+def test_a_layer_within_a_layer_is_under_the_other_recipe_too() -> None:
+    model = float8(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).bfloat16())
+    layer, layer.inner = model[0], model[1]  # type: ignore[index]
+    layer.__class__ = Adapted
+    assert in_fp8(applied("recipe-rowwise", nn.Sequential(layer)).model) == {
+        "0": "rowwise",
+        "0.inner": "rowwise",
+    }
+
+
+def test_a_parametrized_weight_stays_so_under_another_recipe() -> None:
+    model = float8(nn.Sequential(nn.Linear(32, 32)).bfloat16())
+    nn.utils.parametrizations.weight_norm(model[0])  # type: ignore[index]
+    changed = applied("recipe-rowwise", model).model
+    changed(torch.randn(16, 32, dtype=torch.bfloat16)).sum().backward()
+    assert set(in_fp8(changed).values()) == {"rowwise"}
+    assert same_parameters(model, changed)
 
 
 def test_no_other_recipe_without_a_float8_linear() -> None:

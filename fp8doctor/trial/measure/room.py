@@ -130,8 +130,8 @@ def beyond_gpu(
     knows.
 
     Each is held to the most that it may take. A change may fill the usable share of ``gpu_gib``, or take what
-    the step as it is takes, which may run on more GPUs than this one. BF16 is compared with such a step
-    whatever it takes.
+    the step as it is takes, which may run on more GPUs than this one; so may BF16 without checkpointing. BF16
+    is compared with such a step whatever it takes.
     """
     as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
     if gpu_gib is None or as_is is None or attempt is as_is or plan.whole:

@@ -88,7 +88,7 @@ def without_wrapper(weight: nn.Parameter) -> nn.Parameter:
     """Take off what the conversion wraps a weight in for FSDP2's all-gather: a layer that was never converted
     has none, and every operation on it costs the host more."""
     wrapped = isinstance(weight, WeightWithDynamicFloat8CastTensor)
-    return nn.Parameter(weight._tensor.detach()) if wrapped else weight
+    return nn.Parameter(weight._tensor.detach(), weight.requires_grad) if wrapped else weight
 
 
 def with_recipe(model: nn.Module, recipe: str) -> nn.Module:

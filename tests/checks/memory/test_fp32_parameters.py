@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import Arm, Facts, Trial
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Trial
 from tests.checks.distributed.sharded import processes
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
@@ -62,6 +62,15 @@ def test_the_treatment_makes_it_silent(look: Look) -> None:
 )
 def test_healthy_fp8(model: Callable[[], nn.Module], fields: dict[str, Any], look: Look) -> None:
     assert outcome_of("MEM003", look(model(), **fields)).outcome == "healthy"
+
+
+@pytest.mark.parametrize(("dtype", "outcome"), [(torch.bfloat16, "healthy"), (torch.float32, "unknown")])
+def test_an_autocast_that_nobody_saw_is_asked_about_where_it_matters(
+    dtype: torch.dtype, outcome: str, look: Look
+) -> None:
+    facts = look(convert_to_float8_training(mlp(dtype)))
+    unseen = msgspec.structs.replace(facts.training, autocast=NOT_RECORDED)
+    assert outcome_of("MEM003", msgspec.structs.replace(facts, training=unseen)).outcome == outcome
 
 
 class Inside(nn.Module):
