@@ -10,15 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.errors import UserError
-from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.loading.job import Job
-from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
-from fp8doctor.trial import budget_for
 from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
@@ -298,21 +294,6 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
     wrapped = mark(model)
     job = Job(model=model if wrapped is None else wrapped, target=Target(), workload=Workload())
     assert cuts.compiled_as_one(job, ["blocks"]) is as_one
-
-
-def test_a_large_model_and_one_graph_of_several_blocks_have_a_longer_budget() -> None:
-    with torch.device("meta"):
-        llama_7b = LlamaForCausalLM(LlamaConfig())
-    for model, seconds in (
-        (Decoder(2), BUDGET_S),
-        (torch.compile(Decoder(2)), LONG_BUDGET_S),
-        (llama_7b, LONG_BUDGET_S),
-    ):
-        job = Job(model=model, target=Target(), workload=Workload())
-        assert budget_for(job, examine(job), None).seconds == seconds
-        assert budget_for(job, examine(job), None).stretches is (seconds == BUDGET_S)
-        assert budget_for(job, examine(job), 20.0).seconds == 20.0
-        assert not budget_for(job, examine(job), 20.0).stretches
 
 
 def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:

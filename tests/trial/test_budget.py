@@ -501,8 +501,9 @@ def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: f
     facts = msgspec.structs.replace(
         facts, network=msgspec.structs.replace(facts.network, parameters=parameters)
     )
-    assert budget_for(of, facts, None).seconds == seconds
-    assert budget_for(of, facts, 30.0).seconds == 30.0
+    default, asked = budget_for(of, facts, None), budget_for(of, facts, 30.0)
+    assert (default.seconds, default.stretches) == (seconds, seconds == 60.0)
+    assert (asked.seconds, asked.stretches) == (30.0, False)
     of.model.compile(backend="eager")
     assert budget_for(of, facts, None).seconds == 120.0, "one graph of several blocks"
 
