@@ -95,7 +95,7 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
 
     Where BF16 does not fit without checkpointing, it keeps it.
     """
-    shared = that_help_bf16_too(fp8.treatments if uses_fp8(facts) and recorded(fp8, "treatments") else ())
+    shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
     if not shared:
         return best_bf16(facts)
     if shared != {CHECKPOINTING_OFF}:
@@ -103,6 +103,17 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     freed = [each for each in facts.trial.arms if each.name == ArmName.BF16_WITHOUT_CHECKPOINTING]
     fits_not = any(not each.tried and why_of(each) is Reason.DOES_NOT_FIT for each in freed)
     return best_bf16(facts) if fits_not else arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
+
+
+def all_changes(trial: Trial, of: Arm) -> list[str]:
+    """List the treatments of an arm, and of all that it is built on."""
+    arms = {each.name: each for each in trial.arms}
+    below: Arm | None = of
+    found: list[str] = []
+    while below is not None:
+        found += below.treatments if recorded(below, "treatments") else ()
+        below = arms.pop(below.base, None) if recorded(below, "base") and below.base else None
+    return found
 
 
 def uses_fp8(facts: Facts) -> bool:

@@ -32,9 +32,10 @@ class RelativeSpeed(Struct, frozen=True):
 
 
 def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
-    """Hold a step to the best BF16 of its like; None where that was not timed."""
+    """Hold a step to the best BF16 of its like; None where that was not timed, as of a step without its
+    adapters."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
-    if best is None:
+    if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None
     base = timed.base if recorded(timed, "base") else None
     unconverted = ArmName.AS_IS in (timed.name, base) and not is_conversion(timed.name)

@@ -13,6 +13,8 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
 from fp8doctor.wording import plural
 
+UNRELIABLE = ", so do not rely on these times"
+
 
 def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
@@ -45,9 +47,7 @@ def _is_modelled(step: Step) -> bool:
 
 def _how_sure(facts: Facts) -> str:
     """Say whether the times can be relied on."""
-    trial = facts.trial
-    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-    return "Not quite" if alike and abs(alike - 1) > SELF_CHECK_TOLERANCE else "Yes"
+    return "Yes" if _doubts(facts.trial) is None else "Not quite"
 
 
 def _was_watched(facts: Facts) -> bool:
@@ -76,13 +76,24 @@ def _timed(report: Document) -> str:
 
 
 def _copies(trial: Trial) -> str:
+    """Tell how well a copy agreed, and whether the times can be relied on."""
     alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-    if not alike:
-        return "no two copies of one step were compared"
-    off = f"{100 * abs(alike - 1):.1f} %"
-    if abs(alike - 1) > SELF_CHECK_TOLERANCE:
-        return f"two copies of one step came out {off} apart, so do not rely on these times"
-    return f"two copies of one step came out {off} apart"
+    agreed = (
+        f"two copies of one step came out {100 * abs(alike - 1):.1f} % apart"
+        if alike
+        else "no two copies of one step were compared"
+    )
+    doubts = _doubts(trial)
+    return agreed if doubts is None else "; ".join(filter(None, (agreed, doubts))) + UNRELIABLE
+
+
+def _doubts(trial: Trial) -> str | None:
+    """Return what makes the times doubtful beside the copies, empty where it is these; None where nothing
+    does."""
+    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+    if alike and abs(alike - 1) > SELF_CHECK_TOLERANCE:
+        return ""
+    return trial.reason if recorded(trial, "reliable") and trial.reliable is False else None
 
 
 def _cut(trial: Trial) -> str:

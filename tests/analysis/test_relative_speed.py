@@ -35,3 +35,14 @@ def test_a_treatment_called_after_bf16_changes_a_step_in_fp8() -> None:
 
 def test_what_helps_bf16_too_is_not_held_to_a_bf16_without_it() -> None:
     assert held(ran("autocast-bf16", 80.0, treatments=("autocast-bf16",), base=ArmName.AS_IS)) is None
+
+
+def test_what_is_built_on_a_change_that_helps_bf16_too_is_not_held_to_a_bf16_without_it() -> None:
+    adapters = ran("prescribed_first", 80.0, treatments=("adapters-to-bf16",), base=ArmName.AS_IS)
+    recipe = ran("te-block", 70.0, treatments=("te-block",), base="prescribed_first")
+    assert held(recipe, adapters) is None
+    assert held(recipe) == ("bf16_compiled", True, False), "what it is built on has no arm"
+
+
+def test_a_step_without_adapters_is_not_held_to_a_bf16_that_has_them() -> None:
+    assert held(ran(ArmName.WITHOUT_ADAPTERS, 70.0, base=ArmName.AS_IS)) is None

@@ -12,6 +12,7 @@ from fp8doctor import load_report
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.answer import answer
+from fp8doctor.render.certainty import certainty
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
@@ -95,3 +96,20 @@ def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json"))
     assert said.fix == ("1. Keep the activations.", "And leave FP8 off (fix 4).")
     assert said.then.sentence.endswith("11.5 ms in BF16 without checkpointing.")
+
+
+@pytest.mark.parametrize(
+    ("recording", "doubt"),
+    [
+        (
+            "te_tiny",
+            "0.1 % apart; the step waits for the host, and Python ran 1.8 times as long as at its best",
+        ),
+        ("busy_neighbours", "3.7 % apart"),
+        ("decoder_468m", None),
+    ],
+)
+def test_times_that_are_not_reliable_are_not_sure(recording: str, doubt: str | None) -> None:
+    sure = certainty(load_report(RECORDED / f"h200-{recording}.json"))
+    assert sure.startswith("Not quite: " if doubt else "Yes: ")
+    assert (f"{doubt}, so do not rely on these times" in sure) if doubt else "rely" not in sure
