@@ -8,7 +8,6 @@ import json
 import os
 import sys
 import threading
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from fp8doctor.render.answer import answer
 from tests.benchmarks import held_to_plain, plain_step
 from tests.render.every_format import hold_every_format
 from tests.stand_ins.accelerate_state import forget
+from tests.waiting import LONGEST_S, wait_for
 
 JOBS = Path(plain_step.__file__).parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
@@ -232,10 +232,13 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     lane = threading.Thread(target=trial_jobs.worker, args=(bench, names, "", os.sched_getaffinity(0)))
     lane.start()
     under_way = tmp_path / "job" / "plain-bf16.out"
-    while lane.is_alive() and not (under_way.exists() and "begun" in under_way.read_text()):
-        time.sleep(0.01)
+    wait_for(
+        "the second plain script",
+        lambda: not lane.is_alive() or (under_way.exists() and "begun" in under_way.read_text()),
+    )
     bench.end()
-    lane.join()
+    lane.join(LONGEST_S)
+    assert not lane.is_alive()
     assert not (tmp_path / "next").exists()
     assert all(run.process.poll() is not None for run in bench.runs)
     known, held = held_to_plain.read(tmp_path / "job" / "plain.json"), held_to_plain.Held()
