@@ -47,7 +47,7 @@ def _is_modelled(step: Step) -> bool:
 
 def _how_sure(facts: Facts) -> str:
     """Say whether the times can be relied on."""
-    return "Yes" if _doubts(facts.trial) is None else "Not quite"
+    return "Not quite" if _copies_differ(facts.trial) or _doubt(facts.trial) else "Yes"
 
 
 def _was_watched(facts: Facts) -> bool:
@@ -83,16 +83,19 @@ def _copies(trial: Trial) -> str:
         if alike
         else "no two copies of one step were compared"
     )
-    doubts = _doubts(trial)
-    return agreed if doubts is None else "; ".join(filter(None, (agreed, doubts))) + UNRELIABLE
+    if _copies_differ(trial):
+        return agreed + UNRELIABLE
+    doubt = _doubt(trial)
+    return f"{agreed}; {doubt}{UNRELIABLE}" if doubt else agreed
 
 
-def _doubts(trial: Trial) -> str | None:
-    """Return what makes the times doubtful beside the copies, empty where it is these; None where nothing
-    does."""
+def _copies_differ(trial: Trial) -> bool:
     alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-    if alike and abs(alike - 1) > SELF_CHECK_TOLERANCE:
-        return ""
+    return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
+
+
+def _doubt(trial: Trial) -> str | None:
+    """Return why the trial calls its own times unreliable, if it does."""
     return trial.reason if recorded(trial, "reliable") and trial.reliable is False else None
 
 

@@ -25,6 +25,7 @@ from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, repli
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
 from fp8doctor.trial.measure.ahead import Ahead, Nobody, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
+from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
 from fp8doctor.trial.measure.decided import is_decided
 from fp8doctor.trial.measure.device import still_there
@@ -44,8 +45,8 @@ from fp8doctor.trial.variant import ArmPlan, Variant
 
 _log = logging.getLogger("fp8doctor")
 
-LEAST_WARM_UP, MOST_WARM_UP = 3, 10
-"""Steps of an arm before it is timed: until one compiles nothing, within these bounds."""
+MOST_WARM_UP = 10
+"""Steps of an arm before it is timed, at most: until one compiles nothing, and `LEAST_WARM_UP` at least."""
 
 Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""

@@ -56,9 +56,8 @@ def give(layer: Any, config: Any) -> None:
 
     config = replace(config, pad_inner_dim=layer.config.pad_inner_dim, emulate=layer.config.emulate)
     fresh = Float8Linear(layer.in_features, layer.out_features, bias=False, device="meta", config=config)
-    for name, value in vars(fresh).items():
-        if name not in vars(nn.Module()):
-            setattr(layer, name, value)
+    for name in vars(fresh).keys() - vars(nn.Module()).keys():
+        setattr(layer, name, getattr(fresh, name))
     weight = layer._parameters.get("weight")
     if weight is not None and tensor_class(weight) == ALL_GATHER_WEIGHT:
         layer.weight = unwrapped(weight)
