@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -210,19 +210,28 @@ def trial_jobs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("trial_jobs")
 
 
-LASTS = "import sys, time; sys.stdin.readline(); print('begun', flush=True); time.sleep(60)"
-ENDS = "import sys; sys.stdin.readline(); print('{\"step_ms\": 9.0}')"
+LASTS = "import time; time.sleep(60)"
+PLAIN_SCRIPT = """
+import json, sys, time
+print('["bf16", "bf16_compiled", "bf16_as_compiled"]', flush=True)
+changes = json.loads(sys.stdin.readline())
+print("ready", flush=True)
+sys.stdin.readline()
+if changes == ["bf16"]:
+    print("begun", flush=True)
+    time.sleep(60)
+print('{"step_ms": 9.0}')
+"""
 
 
 def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def plain(job: Any, variant: str, changes: Sequence[str]) -> Any:
-        script = LASTS if variant == "bf16" else ENDS
-        return job.started([sys.executable, "-c", script], f"plain-{variant}.log")
+    def plain(job: Any) -> Any:
+        number = len(job.bench.runs)
+        return job.started([sys.executable, "-c", PLAIN_SCRIPT], f"plain-{number}.log")
 
     monkeypatch.setattr(trial_jobs.JobRun, "examine", lambda job, kind: None)
-    monkeypatch.setattr(trial_jobs.JobRun, "by_hand", lambda job: held_to_plain.BF16)
     monkeypatch.setattr(trial_jobs.JobRun, "plain", plain)
     arguments = Namespace(tiny=True, te=None, warm=False)
     bench = trial_jobs.Bench(tmp_path, {"job": {}, "next": {}}, arguments, threading.Lock())
@@ -231,10 +240,9 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     names.put("next")
     lane = threading.Thread(target=trial_jobs.worker, args=(bench, names, "", os.sched_getaffinity(0)))
     lane.start()
-    under_way = tmp_path / "job" / "plain-bf16.out"
     wait_for(
         "the second plain script",
-        lambda: not lane.is_alive() or (under_way.exists() and "begun" in under_way.read_text()),
+        lambda: not lane.is_alive() or any("begun" in run.lines() for run in bench.runs),
     )
     bench.end()
     lane.join(LONGEST_S)
@@ -245,6 +253,22 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     for name in ("as_is", *held_to_plain.BF16):
         held_to_plain.hold_arm(held, name, {"tried": True, "step_ms": 9.0}, known[name])
     assert ["not run" in line for line in held.variants] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("peaks_gib", "gpu_gib", "split"),
+    [
+        ([20, 20, 20, 17, 9], 80, [[0, 1, 2], [3, 4]]),
+        ([60, 60], 80, [[0], [1]]),
+        ([9, None, 9], 80, [[0], [1], [2]]),
+        ([1, 1], 0, [[0], [1]]),
+    ],
+)
+def test_plain_scripts_compile_side_by_side_as_far_as_the_gpu_holds_them(
+    peaks_gib: list[float | None], gpu_gib: float, split: list[list[int]], trial_jobs: ModuleType
+) -> None:
+    named = {(str(number),): peak for number, peak in enumerate(peaks_gib)}
+    assert trial_jobs.side_by_side(named, gpu_gib) == [[(str(each),) for each in group] for group in split]
 
 
 @pytest.mark.parametrize(

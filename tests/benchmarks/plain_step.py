@@ -1,11 +1,12 @@
 """Time one variant of a job's training step in plain PyTorch, without fp8doctor: the truth that a trial is
 held to.
 
-``python tests/benchmarks/plain_step.py JOB.py CHANGE...`` imports the job, waits for a line on stdin, and
-prints one JSON line: the median step in ms, the peak in GiB, and the share of the step in which the GPU ran
-nothing. CHANGE is a name of the job's ``VARIANTS``, with ``=LAYER,LAYER`` where it takes layers; they are
-made one after the other. ``--variants`` prints the names. Steps run for seconds before and while they are
-timed: a GPU at its power limit is slower in the long run of a training than in a burst.
+``python tests/benchmarks/plain_step.py JOB.py`` imports the job and prints the names of its ``VARIANTS``. A
+line on stdin, a JSON list of such names, has it make these changes one after the other, each with
+``=LAYER,LAYER`` where it takes layers, compile, and print ``ready``. The next line has it time the step and
+print the median in ms, the peak in GiB, and the share of the step in which the GPU ran nothing; so whoever
+times several lets them compile side by side, and one at a time use the GPU. Steps run for seconds before and
+while they are timed: a GPU at its power limit is slower in the long run of a training than in a burst.
 """
 
 from __future__ import annotations
@@ -76,11 +77,16 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
     return step
 
 
+def compiled(step: Callable[[], object]) -> None:
+    """Run the steps that compile."""
+    for _ in range(WARM_UP if torch.cuda.is_available() else 1):
+        step()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def warmed_up(step: Callable[[], object]) -> int:
     """Run steps until the window may begin; return how many it should have."""
-    for _ in range(WARM_UP):
-        step()
-    torch.cuda.synchronize()
     began, steps = time.monotonic(), 0
     while time.monotonic() - began < WARM_UP_S:
         step()
@@ -133,22 +139,22 @@ def idle_share(step: Callable[[], object], step_ms: float) -> float | None:
 
 
 def tried(step: Callable[[], object]) -> dict[str, float | None]:
-    """Take two steps on a CPU, whose time says nothing."""
-    step()
+    """Take a step on a CPU, whose time says nothing."""
     began = time.perf_counter()
     step()
     return {"step_ms": 1e3 * (time.perf_counter() - began), "peak_gib": None, "idle_share": None}
 
 
-def main(path: str, *changes: str) -> None:
-    """Time what the arguments name and print it."""
+def main(path: str) -> None:
+    """Time what stdin names and print it."""
     job = loaded(Path(path).resolve())
-    if changes == ("--variants",):
-        print(json.dumps(list(job.VARIANTS)))
-        return
-    sys.stdin.readline()  # whoever times several lets one at a time touch the GPU
+    print(json.dumps(list(job.VARIANTS)), flush=True)
+    changes = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
     step = training_step(job, changes)
+    compiled(step)
+    print("ready", flush=True)
+    sys.stdin.readline()
     print(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))
 
 

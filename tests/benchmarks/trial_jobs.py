@@ -3,7 +3,8 @@
 
 Each job of `jobs/` is examined by ``fp8doctor JOB --save`` with empty compile caches, with ``--warm`` once
 more with the caches kept; then `plain_step.py` times its variants in processes of their own that do not
-import fp8doctor. With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
+import fp8doctor. They compile side by side as far as the GPU holds them, and are timed one after the other.
+With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
 its own. OUT/table.md is written anew after every run, and OUT/JOB holds the reports and the plain times; a
 run into the same OUT leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is
 missed. ``--tiny`` tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.util
 import json
+import math
 import os
 import queue
 import shutil
@@ -54,6 +57,16 @@ ENDING_S = 10.0
 
 ON_CPU = 5
 """So many times as long with ``--tiny``."""
+
+AT_ONCE = 6
+"""Plain scripts that import what they need before the trial begins; so many variants a job has."""
+
+ROOM, CONTEXT_GIB = 0.9, 1.5
+"""Share of the GPU's memory that plain scripts may fill together; what a process takes beside its tensors:
+CUDA's context, cuBLAS's workspaces, and what the allocator cannot use."""
+
+LOOKS_S = 0.05
+"""Seconds between two looks at what a process has printed."""
 
 LAST = 300
 """Characters of what a failed process said that are kept."""
@@ -134,18 +147,37 @@ class Run:
         return cls(process, log)
 
     def ended(self, limit_s: float) -> str | None:
-        """Let it go on, wait for its end, and return why it failed, or None."""
+        """Wait for its end, and return why it failed, or None."""
         try:
-            self.process.communicate(b"\n", timeout=limit_s)
+            self.process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             end(self.process)
             return f"ended after {limit_s:.0f} s"
         code, said = self.process.returncode, self.log.read_text(errors="replace").strip()
         return None if code == 0 else f"exit {code}: {said[-LAST:]}"
 
-    def last_line(self) -> str:
-        """Return the last line that it printed."""
-        return ("", *self.log.with_suffix(".out").read_text().strip().splitlines())[-1]
+    def tell(self, line: str) -> None:
+        """Write a line to its stdin; one that has ended hears nothing."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def has_said(self, lines: int, limit_s: float) -> str | None:
+        """Wait until it has printed so many lines, and return why it has not, or None."""
+        until = time.monotonic() + limit_s
+        while len(self.lines()) < lines:
+            if self.process.poll() is not None:
+                return self.ended(limit_s) or "it ended early"
+            if time.monotonic() > until:
+                end(self.process)
+                return f"ended after {limit_s:.0f} s"
+            time.sleep(LOOKS_S)
+        return None
+
+    def lines(self) -> list[str]:
+        """Return the whole lines that it has printed."""
+        return self.log.with_suffix(".out").read_text().rpartition("\n")[0].splitlines()
 
 
 class JobRun:
@@ -175,9 +207,14 @@ class JobRun:
         if self.missing:
             self.note("skipped", f"{', '.join(self.missing)} is not installed")
             return
-        for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
-            self.examine(kind)
-        self.time_plainly()
+        idle = [self.plain() for _ in range(AT_ONCE)]
+        try:
+            for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
+                self.examine(kind)
+            self.time_plainly(idle)
+        finally:
+            for each in idle:
+                end(each.process)
 
     def note(self, what: str, value: Any) -> None:
         """Keep what became of a run, and write the table anew."""
@@ -194,26 +231,40 @@ class JobRun:
         command += ["--device", "cpu"] if self.bench.arguments.tiny else []
         began = time.monotonic()
         run = self.started(command, f"{kind}.log")
-        error = self.ended(run, 2 * (budget or LONGEST_DEFAULT_S) + LOADING_S)
+        error = self.waited(run, limit_s=2 * (budget or LONGEST_DEFAULT_S) + LOADING_S)
         self.note(kind, {"seconds": time.monotonic() - began, "error": error})
         print(f"{self.name}: {kind} {error or f'{time.monotonic() - began:.0f} s'}", flush=True)
 
-    def time_plainly(self) -> None:
+    def time_plainly(self, idle: list[Run]) -> None:
         """Time every variant that is wanted and that the job can be changed to by hand, each set of changes
         once.
 
-        The processes import what they need at the same time, and use the GPU one after the other: first the
-        step as it is and BF16, which tell the sign.
+        The first tell the sign: the step as it is and BF16.
         """
-        variants = held_to_plain.wanted(self.report(), self.by_hand())
-        runs = {tuple(changes): self.plain(variant, changes) for variant, changes in variants.items()}
-        known: dict[tuple[str, ...], Any] = {changes: {"changes": list(changes)} for changes in runs}
+        variants = held_to_plain.wanted(self.report(), self.by_hand(idle[0]))
+        known: dict[tuple[str, ...], Any] = {tuple(of): {"changes": of} for of in variants.values()}
         self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
-        for changes, run in runs.items():
-            error = self.ended(run, self.plain_s)
-            known[changes] |= {"error": error} if error else json.loads(run.last_line())
-            self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
-            print(f"{self.name}: {changes} {known[changes]}", flush=True)
+        for group in side_by_side(self.peaks_gib(variants), self.gpu_gib()):
+            runs = {changes: idle.pop() if idle else self.plain() for changes in group}
+            for changes, run in runs.items():
+                run.tell(json.dumps(changes))
+            errors = {changes: self.waited(run, lines=2) for changes, run in runs.items()}
+            for changes, run in runs.items():
+                run.tell("")
+                error = errors[changes] or self.waited(run)
+                known[changes] |= {"error": error} if error else json.loads(run.lines()[-1])
+                self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
+                print(f"{self.name}: {changes} {known[changes]}", flush=True)
+
+    def peaks_gib(self, variants: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], float | None]:
+        """Take from the report what each set of changes needs; None where it does not tell."""
+        arms = held_to_plain.every_arm(self.report() or {"facts": {}})
+        return {tuple(of): arms.get(name, {}).get("peak_gib") for name, of in variants.items()}
+
+    def gpu_gib(self) -> float:
+        """Return the memory of the GPU that the report names; 0 where it names none."""
+        gpus = (self.report() or {"facts": {"gpus": []}})["facts"]["gpus"]
+        return next((gpu["memory_gib"] for gpu in gpus if gpu.get("visible")), 0.0)
 
     def note_plain(self, times: Mapping[str, Any]) -> None:
         """Keep the plain scripts by their arms, with those that are still to run, and write the table
@@ -226,10 +277,12 @@ class JobRun:
         """Return the limit of a plain script of this job."""
         return COMPILING_PLAIN_S if "COLD_S" in self.bench.settings[self.name] else PLAIN_S
 
-    def plain(self, variant: str, changes: Sequence[str]) -> Run:
-        """Start the plain script of a variant."""
-        command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), *changes]
-        return self.started(command, f"plain-{variant}.log")
+    def plain(self) -> Run:
+        """Start a plain script, which imports the job and waits."""
+        number = sum(run.log.parent == self.folder for run in self.bench.runs)
+        return self.started(
+            [sys.executable, str(HERE / "plain_step.py"), str(self.path)], f"plain-{number}.log"
+        )
 
     def started(self, command: Sequence[str], log: str) -> Run:
         if self.bench.interrupted.is_set():
@@ -241,8 +294,10 @@ class JobRun:
             raise Interrupted
         return run
 
-    def ended(self, run: Run, limit_s: float) -> str | None:
-        error = run.ended((ON_CPU if self.bench.arguments.tiny else 1) * limit_s)
+    def waited(self, run: Run, *, lines: int | None = None, limit_s: float = 0.0) -> str | None:
+        """Wait for so many lines of a process, or for its end; return why they do not come, or None."""
+        limit_s = (limit_s or self.plain_s) * (ON_CPU if self.bench.arguments.tiny else 1)
+        error = run.ended(limit_s) if lines is None else run.has_said(lines, limit_s)
         if error and self.bench.interrupted.is_set():
             raise Interrupted
         return error
@@ -251,12 +306,26 @@ class JobRun:
         """The report whose arms the plain scripts repeat."""
         return held_to_plain.read(self.folder / "cold.json") or held_to_plain.read(self.folder / "warm.json")
 
-    def by_hand(self) -> list[str]:
-        """Ask the job's file which changes it can be made to."""
-        command = [sys.executable, str(HERE / "plain_step.py"), str(self.path), "--variants"]
-        run = self.started(command, "variants.log")
-        names: list[str] = [] if self.ended(run, PLAIN_S) else json.loads(run.last_line())
+    def by_hand(self, idle: Run) -> list[str]:
+        """Return which changes the job's file says that it can be made to."""
+        names: list[str] = [] if self.waited(idle, lines=1) else json.loads(idle.lines()[0])
         return names
+
+
+def side_by_side(
+    peaks_gib: Mapping[tuple[str, ...], float | None], gpu_gib: float
+) -> list[list[tuple[str, ...]]]:
+    """Group plain scripts, in their order, by what the GPU holds together; one of unknown size is alone."""
+    groups: list[list[tuple[str, ...]]] = []
+    left = 0.0
+    for changes, peak in peaks_gib.items():
+        needs = math.inf if peak is None else peak + CONTEXT_GIB
+        if not groups or needs > left:
+            groups.append([])
+            left = ROOM * gpu_gib
+        groups[-1].append(changes)
+        left -= needs
+    return groups
 
 
 def visible(count: int) -> list[str]:

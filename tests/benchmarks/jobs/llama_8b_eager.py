@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 COLD_S = 120.0
 LAYERS, WIDTH, INNER, HEADS, GROUPS = size((32, 4096, 14336, 32, 8), (2, 64, 128, 4, 2))
-VOCABULARY, LENGTH = size((128256, 4096 if gpu_gib() > 100 else 1024), (256, 32))
+VOCABULARY, SHORT, LONG = size((128256, 1024, 4096), (256, 32, 32))
 VARIANTS = changes("model.layers")
 
 
@@ -33,4 +33,4 @@ def build_model() -> nn.Module:
 
 
 def example_batch() -> dict[str, torch.Tensor]:
-    return tokens(VOCABULARY, 1, LENGTH)
+    return tokens(VOCABULARY, 1, LONG if gpu_gib() > 100 else SHORT)
