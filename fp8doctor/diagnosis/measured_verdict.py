@@ -212,7 +212,7 @@ def _promise(facts: Facts) -> str:
     )
     speedup = ratio(measure, prescribed)
     against = (
-        f"too close to BF16{alike} for this timing to tell them apart"
+        f"which this timing cannot tell from BF16{alike}"
         if is_noise(speedup, facts.trial)
         else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )

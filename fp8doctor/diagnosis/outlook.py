@@ -98,7 +98,7 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
     if is_noise(speedup, facts.trial):
-        return f"{now}, too close to BF16 ({in_ms(measure.step_ms)}) for this timing to tell."
+        return f"{now}, which this timing cannot tell from BF16 ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:
         return leave_off
     stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
