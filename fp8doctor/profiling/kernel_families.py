@@ -55,8 +55,8 @@ _DECODES_WEIGHTS = re.compile(
     r"^_(fp8_(rowwise|block)_gemv|nvfp4_matmul_|mxfp4_grouped_(mm|gemv)|gemv_nf4_|nf4_grouped_kernel|split_sum_kernel"
     r"|routed_(gate_up|down|lora_[ab]|bf16_expert)_kernel|bf16_(gate_up|down)_finalize_kernel)"
 )
-"""GEMMs of Unsloth 2026.10 that decode FP8 or 4-bit weights in registers, to multiply them as BF16, fp16 or fp32
-by activations of 16 bits, and the sums of what they split. Their sources: ``unsloth/kernels/`` (``fp8.py``,
+"""GEMMs of Unsloth 2026.10 that decode FP8 or 4-bit weights in registers, to multiply them as BF16, fp16 or
+fp32 by activations of 16 bits, and the sums of what they split. Sources: ``unsloth/kernels/`` (``fp8.py``,
 ``nvfp4.py``, ``nf4_gemv.py``), ``unsloth_zoo/mxfp4_gemm.py`` and its ``temporary_patches/``
 (``moe_nf4_grouped.py``, ``moe_routed.py``). An FP8 argument makes none of them an FP8 GEMM."""
 
