@@ -27,9 +27,9 @@ Those of `h200x2` ran on two GPUs with NCCL under torchrun (`tests/running/ranks
 algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released;
 `unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with
 the arguments of `tests/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
-kept torch from recording kernels. The two of Unsloth open an autocast that `run` took for none when they were
-recorded, because it could not watch their calls: LORA002 would be unknown now. The verdict and the codes are
-what this version says of their facts; `python -m tests.recordings` writes this page.
+kept torch from recording kernels. The two of Unsloth open an autocast around calls that could not be watched,
+so it is not recorded and LORA002 is unknown. The verdict and the codes are what this version says of their
+facts; `python -m tests.recordings` writes this page.
 
 """,
 }

@@ -37,7 +37,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.layers import computes_forward_in_fp8, flops_share_pct, layer_label
+from fp8doctor.analysis.layers import computes_forward_in_fp8, flops_share_pct, layer_label, stores_fp8
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
@@ -192,11 +192,6 @@ def lines(network: Network) -> str:
         )
     converted = "# model: built anew, with weights in BF16\nconvert_to_float8_training(model)"
     return "\n".join((converted, *compile_all(network)))
-
-
-def stores_fp8(linear: Linear) -> bool:
-    """Whether a layer keeps its weight in FP8 and is not made for training."""
-    return linear.use == "storage" and linear.dtype.startswith("float8")
 
 
 def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:

@@ -119,9 +119,14 @@ FORWARD_IN_FP8 = ("FP8Linear", "FP8GroupedLinear", "FP8Experts", "FP8Expert", "F
 dequantises. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``."""
 
 
+def stores_fp8(linear: Linear) -> bool:
+    """Whether a layer keeps its weight in FP8 and is not made for training."""
+    return linear.use == "storage" and linear.dtype.startswith("float8")
+
+
 def computes_forward_in_fp8(linear: Linear) -> bool:
     """Whether a layer that stores FP8 weights multiplies in FP8 too, in the forward alone."""
-    if linear.use != "storage" or not linear.dtype.startswith("float8"):
+    if not stores_fp8(linear):
         return False
     if linear.stack == "torchao":
         return bool(recorded(linear, "features") and linear.features.get("activations_quantized"))

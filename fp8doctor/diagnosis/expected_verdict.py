@@ -13,6 +13,7 @@ from fp8doctor.analysis.layers import (
     layer_label,
     rehearses_quantization,
     shares_are_known,
+    stores_fp8,
 )
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, outside_autocast, watched_job
@@ -32,11 +33,13 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if uses_fp8(facts):
         return _set_up(facts, findings)
-    if ran := _ran_in_script(facts):
+    computing = any(map(computes_forward_in_fp8, facts.network.linears))
+    if _ran_in_script(facts):
+        told = short_of_training(facts)
+        if computing:
+            return Verdict(status="no_fp8", summary=told)
         return Verdict(
-            status="not_measured",
-            summary=f"No layer of a known FP8 library was found, yet {ran}. Whether FP8 is faster than BF16 "
-            "was not measured.",
+            status="not_measured", summary=f"{told} Whether FP8 is faster than BF16 was not measured."
         )
     asked = fp8_was_asked_for(facts) or converted_nothing(facts)
     grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
@@ -50,20 +53,10 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
-    stored = sum(linear.use == "storage" for linear in linears)
-    if computing := sum(map(computes_forward_in_fp8, linears)):
-        others = f"; in {stored - computing} more only the weights are in low precision"
-        return Verdict(
-            status="no_fp8",
-            summary=f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 in the forward "
-            f"alone{others if stored > computing else ''}.",
-        )
-    if stored:
-        return Verdict(
-            status="no_fp8",
-            summary=f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
-            "low precision.",
-        )
+    if told := short_of_training(facts):
+        return Verdict(status="no_fp8", summary=told)
+    if stored := sum(linear.use == "storage" for linear in linears):
+        return Verdict(status="no_fp8", summary=_stored(stored, linears))
     if rehearsing := [linear for linear in linears if rehearses_quantization(linear)]:
         return Verdict(
             status="no_fp8",
@@ -76,6 +69,29 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
         )
     return Verdict(status="no_fp8", summary=f"This model uses no FP8{_and_none_asked(facts)}.")
+
+
+def short_of_training(facts: Facts) -> str:
+    """Say what is in FP8 of a model without a layer that trains in it; empty where nothing is."""
+    linears, ran = facts.network.linears, _ran_in_script(facts)
+    stored = sum(linear.use == "storage" for linear in linears)
+    in_fp8 = sum(map(stores_fp8, linears))
+    if computing := sum(map(computes_forward_in_fp8, linears)):
+        others = f"; in {stored - computing} more only the weights are in low precision"
+        return (
+            f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 in the forward alone"
+            f"{others if stored > computing else ''}{f', and {ran}' if ran else ''}."
+        )
+    if in_fp8 and ran:
+        return f"{in_fp8} of {plural(len(linears), 'Linear')} store their weights in FP8, and {ran}."
+    if ran:
+        return f"No layer of a known FP8 library was found, yet {ran}."
+    return _stored(stored, linears) if in_fp8 else ""
+
+
+def _stored(count: int, linears: Sequence[Linear]) -> str:
+    """Say that weights are in low precision and nothing else is."""
+    return f"No FP8 training: {count} of {len(linears)} Linears only store their weights in low precision."
 
 
 def _and_none_asked(facts: Facts) -> str:

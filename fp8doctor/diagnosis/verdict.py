@@ -10,7 +10,7 @@ from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.script_overhead import script_overhead
 from fp8doctor.analysis.waiting import waiting_first
 from fp8doctor.diagnosis.answer import Verdict, before_speed
-from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8
+from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8, short_of_training
 from fp8doctor.diagnosis.measured_verdict import NO_FP8, measured_verdict
 from fp8doctor.facts import Facts, Unrecorded, if_recorded
 from fp8doctor.facts.paths import path_of
@@ -32,14 +32,15 @@ def _of_precision(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         if measured is not None and measured.status != "no_fp8":
             return measured
         expected = expected_verdict(facts, findings)
+        told = short_of_training(facts) if measured is not None else ""
     except Unrecorded as missing:
         return Verdict(status="not_measured", summary=f"No verdict: {path_of(missing)} was not recorded.")
     if measured is None:
         return expected
     if expected.status == "fp8_not_engaged" or named_after_fp8(facts.network.linears):
-        return msgspec.structs.replace(
-            measured,
-            status=expected.status,
-            summary=f"{expected.summary} {measured.summary.removeprefix(NO_FP8)}",
-        )
-    return measured
+        told = expected.summary
+    if not told:
+        return measured
+    return msgspec.structs.replace(
+        measured, status=expected.status, summary=f"{told} {measured.summary.removeprefix(NO_FP8)}"
+    )

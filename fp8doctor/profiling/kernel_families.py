@@ -27,7 +27,7 @@ FP8_OPERATORS = frozenset(
 
 FP8_GEMM_KERNEL = re.compile(
     r"^nvjet_(sm\d+_)?[a-z]*q[a-z]*_|xmma_gemm_e[45]m[23]|cutlass.*(e4m3|e5m2)|float_e[45]m[23]|deep_gemm|f8f8bf16"
-    r"|fp8_(fp4_)?gemm|gemm_fp8|[Mm]xfp8_?[Gg]emm"
+    r"|fp8_(fp4_)?gemm|gemm_fp8|[Mm]xfp8_?[Gg]emm|w8a8_block_fp8_"
     r"|^(bmm|gemm)_[A-Za-z\d]+_[A-Za-z\d]*E[45]m[23]"
     r"|kernel_cutlass_\w*[Gg]emm\w*f8E[45]M[23]"
     r"|Cijk_[A-Za-z]+_[A-Za-z]+_[FB]8"
@@ -35,7 +35,8 @@ FP8_GEMM_KERNEL = re.compile(
 """GEMM kernels with an FP8 operand: cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``), seen on an
 H200 with torchao 0.18 and TE 2.20.2; the others from public traces and sources. TensorRT-LLM's ``bmm_`` names
 the result, then both operands; hipBLASLt's ``Cijk_`` names e4m3 ``F8`` and e5m2 ``B8``; CuTe's DSL writes the
-types of its tensors (``f8E4M3FN``) behind the name of the function."""
+types of its tensors (``f8E4M3FN``) behind the name of the function. ``w8a8_block_fp8_`` is of SGLang and of
+Unsloth 2026.10 (``unsloth/kernels/fp8.py``), whose ``small_m`` quantizes the activations itself."""
 
 _FP8_GEMM_OPERATOR = re.compile(r"^\w+::\w*(_scaled_(grouped_)?mm|fp8_gemm|f8f8bf16|fp8_bf16)")
 """Also torchao's own, such as ``torchao::blockwise_scaled_mm`` and
@@ -49,6 +50,15 @@ _FP8_WORK = re.compile(r"float8|fp8|nvfp4|mx_mm|blockwise_(act|weight)_quant", r
 _Rule = Family | Literal["gemm"]
 _TYPED_GEMM: Literal["gemm"] = "gemm"
 """A GEMM whose operands' types are still to be told."""
+
+_DECODES_WEIGHTS = re.compile(
+    r"^_(fp8_(rowwise|block)_gemv|nvfp4_matmul_|mxfp4_grouped_(mm|gemv)|gemv_nf4_|nf4_grouped_kernel|split_sum_kernel"
+    r"|routed_(gate_up|down|lora_[ab]|bf16_expert)_kernel|bf16_(gate_up|down)_finalize_kernel)"
+)
+"""GEMMs of Unsloth 2026.10 that decode FP8 or 4-bit weights in registers, to multiply them as BF16, fp16 or
+fp32 by activations of 16 bits, and the sums of what they split. Sources: ``unsloth/kernels/`` (``fp8.py``,
+``nvfp4.py``, ``nf4_gemv.py``), ``unsloth_zoo/mxfp4_gemm.py`` and its ``temporary_patches/``
+(``moe_nf4_grouped.py``, ``moe_routed.py``). An FP8 argument makes none of them an FP8 GEMM."""
 
 _COMMUNICATION = re.compile(r"^nccl|nvshmem|userbuffers|deep_?ep::|multimem_|(one|two)_shot_all_reduce")
 _COPY = re.compile(r"^Mem(cpy|set)\b")
@@ -99,23 +109,25 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
         re.compile(
             r"LogSoftMax|softmax_warp_\w+<[^,<>]*,[^,<>]*,[^,<>]*, ?\d+, true|nll_loss|cross_entropy"
             r"|[Ll]oss_?([Ff]or|[Bb]ack)ward"
+            r"|^_fl_(forward|backward|partial|combine|flash_[pu]|scale|jsd_\w+)_kernel"
         ),
     ),
     (
         "attention",
         re.compile(
             r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax"
-            r"|^sage_(fwd|quant)|^reduce_segments",
+            r"|^sage_(fwd|quant)|^reduce_segments|^_lh_(fwd|bwd)",
             re.IGNORECASE,
         ),
     ),
     ("gemm_fp8", FP8_GEMM_KERNEL),
+    ("gemm_16bit", _DECODES_WEIGHTS),
     (
         "cast",
         re.compile(
             r"float8_copy|cast_transpose|cast_fp8|quantize_(mxfp8|transpose|blockwise|fp8)|block_scaled_(1d_)?cast|fp8_block_scaling"
             r"|(^|[^a-z])(zero_)?amax_kernel|compute_scale_from_amax|amax_and_scale_update|\btranspose_(optimized|general)_kernel"
-            r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp8|fp8|nvfp4)_\w*quant|mx_block_rearrange"
+            r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp[48]|fp8|nvfp4|e4m3fn)_\w*quant|mx_block_rearrange"
             r"|quantize_with_block_size|FP8_quantize|FP8rowwise|FP8_qparam|kernel_cutlass_\w*f8E[45]M[23]"
             r"|transformer_engine.*\b(unary_kernel|dequant)|^(act_quant|weight_dequant)_kernel|[Ff]loat8|__nv_fp8"
         ),
@@ -123,7 +135,7 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     (
         _TYPED_GEMM,
         re.compile(
-            r"^nvjet_|(?<!fb)gemm|gemv|splitKreduce|^cutlass_|cutlass\w*::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel"
+            r"^nvjet_|(?<!fb)gemm(?!a\d*_)|gemv|grouped_wgrad|splitKreduce|^cutlass_|cutlass\w*::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel"
             r"|^bmm_|Cijk_|scudnn|matmul_ogs",
             re.IGNORECASE,
         ),
@@ -138,7 +150,7 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     (
         "norm",
         re.compile(
-            r"(layer|rms|batch|group)_?norm|rms_layernorm|GammaBeta|\bln_(fwd|bwd)|RowwiseMoments|cuComputeGradInput|\bbn_(fw|bw)",
+            r"(layer|rms|batch|group)_?norm|rms_layernorm|^_rms_sum_dw|GammaBeta|\bln_(fwd|bwd)|RowwiseMoments|cuComputeGradInput|\bbn_(fw|bw)",
             re.IGNORECASE,
         ),
     ),
@@ -151,6 +163,8 @@ _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
             r"|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
             r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|epilogue::impl::globalKernel"
             r"|moe::dev::|_topk_forward|_combined_routing|_sum_bitmatrix|store_kvcache|reshape_and_cache"
+            r"|^_(fg|DWf_DW_dfg|(exact|approx)_(for|back)ward|route_(single|hist|scan|starts))_kernel|^_nf4_\w*dequant"
+            r"|^_dequant_repacked_kernel|causal_conv1d_(fwd|bwd|update)"
             r"|fbgemm_gpu::|bounds_check_indices|permute_pooled_embs|recat_copy|batched_transpose|SubTensorOp",
             re.IGNORECASE,
         ),
@@ -165,6 +179,7 @@ _OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
         "loss",
         re.compile(
             r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)|^\w*LogProb"
+            r"|^(GeneratedBackwardFor_)?unsloth_zoo(::|_)fused_linear_"
         ),
     ),
     (

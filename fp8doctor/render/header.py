@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
-from fp8doctor.analysis.layers import main_rows
+from fp8doctor.analysis.layers import main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.variant_words import RECIPES
-from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, Workload, if_recorded, recorded
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
@@ -55,6 +55,8 @@ def fp8_share(facts: Facts) -> str:
         return f"FP8 by name in {len(unknown)} of {plural(len(linears), 'Linear')}"
     if not linears and "network.linears" in (facts.gaps if recorded(facts, "gaps") else {}):
         return "its Linears could not be read"
+    if stored := sum(map(stores_fp8, linears)) if not in_fp8 else 0:
+        return f"FP8 weights in {stored} of {plural(len(linears), 'Linear')}, no FP8 training"
     if not in_fp8:
         return f"no FP8 in {plural(len(linears), 'Linear')}"
     return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"
@@ -141,10 +143,17 @@ def _batch(facts: Facts) -> str:
     elif size:
         text = f"a batch of {size}"
     else:
-        why = workload.note if recorded(workload, "note") and workload.batch_source is None else None
-        return why or "batch unknown"
+        watched = recorded(facts, "target.kind") and facts.target.kind in ("script", "live")
+        why = "batch not looked at" if watched else "no batch made up"
+        return why if lacks_batch(workload) else "batch unknown"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
     return f"{text} (made up)" if made_up else text
+
+
+def lacks_batch(workload: Workload) -> bool:
+    """Whether the step has no batch, and why is known."""
+    known = recorded(workload, "note") and recorded(workload, "batch_source")
+    return known and workload.batch_source is None and bool(workload.note)
 
 
 def quantity(count: int) -> str:

@@ -10,6 +10,7 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
 from fp8doctor.registry import gap_of, why_missing
+from fp8doctor.render.header import lacks_batch
 from fp8doctor.render.marks import Line, Mark
 
 MARK_OF_OUTCOME: dict[str, Mark] = {
@@ -80,8 +81,18 @@ def not_looked_at(report: Document) -> str:
     """List what this report says nothing about."""
     watched = recorded(report.facts, "observed.steps_ms")
     speed = "BF16 beside it (no copies were timed)" if watched else "speed (nothing was timed)"
-    gaps = [*([] if _anything_timed(report) else [speed]), *_by_reason(unanswered(report), report.facts)]
+    gaps = [
+        *([] if _anything_timed(report) else [speed]),
+        *_batch(report.facts),
+        *_by_reason(unanswered(report), report.facts),
+    ]
     return f"{', '.join(gaps)}." if gaps else ""
+
+
+def _batch(facts: Facts) -> Iterator[str]:
+    """Name the batch where the step has none, with why."""
+    if recorded(facts, "workload") and lacks_batch(facts.workload):
+        yield f"the batch ({(facts.workload.note or '').rstrip('.')})"
 
 
 def unanswered(report: Document) -> tuple[Outcome, ...]:

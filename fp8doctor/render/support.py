@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.facts import Facts, Gpu, Health, Workload, recorded
+from fp8doctor.render.header import lacks_batch
 from fp8doctor.wording import plural
 
 SOFTWARE = {
@@ -76,7 +77,7 @@ def _step(facts: Facts) -> Iterator[str]:
 
 
 def _sources(workload: Workload) -> Iterator[str]:
-    if recorded(workload, "note") and workload.note:
+    if recorded(workload, "note") and workload.note and not lacks_batch(workload):
         yield workload.note
     if recorded(workload, "loss_source"):
         yield LOSSES[workload.loss_source]

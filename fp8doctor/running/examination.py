@@ -33,8 +33,7 @@ FAILED_EARLY = "the script failed before its first step"
 NOT_SEEN_YET = "the steps were not watched to the end of the window"
 NO_CALL = "no training call of the model itself was seen in the window"
 COMPILED_FUNCTION = (
-    "a function of the script is compiled; marking a model that it may call would compile it again, so its "
-    "batch was not looked at"
+    "a function of the script is compiled, and marking a model that it may call would compile it again"
 )
 CLOSURE = "the optimizer was given a closure, which may call the model several times a step"
 

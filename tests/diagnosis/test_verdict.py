@@ -18,7 +18,7 @@ from fp8doctor.analysis.outcome import is_decided, is_noise, swallows_effect
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
-from fp8doctor.facts import Arm, Facts, Trial
+from fp8doctor.facts import Arm, Facts, Linear, Observation, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from tests.diagnosis.trials import SLOW, Of, around, render, without_fp8
 from tests.facts_of import DECODER_468M
@@ -57,6 +57,92 @@ def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> Non
     told = "1 of 3 Linears multiply in FP8 in the forward alone; in 1 more only the weights are in"
     assert report.verdict.summary == f"No FP8 training: {told} low precision."
     assert next(each.title for each in report.findings if each.code == "MOD003") == f"{told} FP8"
+
+
+IN_THE_FORWARD = {
+    "torchao": Linear(stack="torchao", features={"activations_quantized": True}),
+    "huggingface": Linear(
+        stack="huggingface", kind="transformers.integrations.finegrained_fp8.FP8Linear", features={}
+    ),
+}
+"""Layers with FP8 weights that multiply in FP8, in the forward alone."""
+
+WEIGHTS_ONLY = {
+    "torchao": Linear(stack="torchao", features={"activations_quantized": False}),
+    "torch": Linear(stack="torch", features={}),
+}
+"""Layers with FP8 weights that are converted back before each use."""
+
+
+def of_fp8_weights(stored: Linear, gemms: int) -> Facts:
+    """Facts of a watched script whose Linears are all like this one; 0 is no FP8 GEMM in its step."""
+    facts = without_fp8()
+    known = {name: getattr(stored, name) for name in ("stack", "features", "kind") if recorded(stored, name)}
+    linears = tuple(
+        msgspec.structs.replace(each, use="storage", dtype="float8_e4m3fn", **known)
+        for each in facts.network.linears
+    )
+    network = msgspec.structs.replace(facts.network, linears=linears)
+    return msgspec.structs.replace(
+        facts, network=network, observed=Observation(steps_ms=(28.8,), clock="cuda", fp8_gemms=gemms)
+    )
+
+
+@pytest.mark.parametrize("stack", IN_THE_FORWARD)
+def test_fp8_gemms_of_a_forward_in_fp8_are_no_layer_of_an_unknown_library(stack: str) -> None:
+    told = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 28)).verdict
+    assert (told.status, told.summary) == (
+        "no_fp8",
+        "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone, and 28 FP8 GEMMs ran in a "
+        "step of the script.",
+    )
+    without = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 0)).verdict
+    assert without.summary == "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone."
+
+
+@pytest.mark.parametrize("stack", WEIGHTS_ONLY)
+def test_fp8_gemms_beside_weights_that_are_converted_back(stack: str) -> None:
+    told = diagnose(of_fp8_weights(WEIGHTS_ONLY[stack], 28)).verdict
+    assert (told.status, told.summary) == (
+        "not_measured",
+        "169 of 169 Linears store their weights in FP8, and 28 FP8 GEMMs ran in a step of the script. "
+        "Whether FP8 is faster than BF16 was not measured.",
+    )
+
+
+def test_fp8_gemms_of_nobody_known() -> None:
+    seen = Observation(steps_ms=(28.8,), clock="cuda", fp8_gemms=28)
+    told = diagnose(msgspec.structs.replace(without_fp8(), observed=seen)).verdict
+    assert (told.status, told.summary) == (
+        "not_measured",
+        "No layer of a known FP8 library was found, yet 28 FP8 GEMMs ran in a step of the script. Whether "
+        "FP8 is faster than BF16 was not measured.",
+    )
+
+
+def test_a_trial_of_fp8_weights_does_not_say_that_nothing_is_in_fp8() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "bf16_compiled": around(92.7),
+        "float8_tensorwise": around(80.0),
+    }
+    for stored, begins in (
+        (
+            IN_THE_FORWARD["torchao"],
+            "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone.",
+        ),
+        (
+            WEIGHTS_ONLY["torchao"],
+            "No FP8 training: 169 of 169 Linears only store their weights in low precision.",
+        ),
+    ):
+        told = diagnose(Of(arms).facts(of_fp8_weights(stored, 0))).verdict
+        assert told.status == "no_fp8"
+        assert told.summary.startswith(
+            f"{begins} With FP8 (tensorwise, compiled) the step would take 80.0 ms"
+        )
+    plain = diagnose(Of(arms).facts(without_fp8())).verdict
+    assert plain.summary.startswith("This model uses no FP8. With FP8 (tensorwise, compiled)")
 
 
 def test_the_founding_case() -> None:

@@ -301,6 +301,114 @@ TRANSFORMER_ENGINE: dict[Family, tuple[str, ...]] = {
     ),
 }
 
+UNSLOTH: dict[Family, tuple[str, ...]] = {
+    # Unsloth 2026.10.9 and unsloth_zoo 2026.10.9, their Triton functions: unsloth/kernels/ (fp8.py, nvfp4.py, nf4.py,
+    # nf4_gemv.py, int4_packed.py, swiglu.py, geglu.py, rope_embedding.py, qk_norm_rope.py, rms_layernorm.py,
+    # layernorm.py, fused_add_rms_layernorm.py, cross_entropy_loss.py, large_head_attention.py) and unsloth_zoo/
+    # (fused_losses/fused_linear.py, mxfp4_dequant.py, mxfp4_gemm.py, temporary_patches/moe_*.py, gpt_oss_*.py,
+    # gdn_causal_conv1d.py). _fg_kernel, _fl_*, _rms_layernorm_* and _rope_embedding_QK: also seen on an H200.
+    "gemm_fp8": ("_w8a8_block_fp8_matmul", "_w8a8_block_fp8_matmul_tma", "_w8a8_block_fp8_small_m"),
+    # The weights are decoded in registers; the activations are BF16 or fp16.
+    "gemm_16bit": (
+        "_fp8_rowwise_gemv_kernel",
+        "_fp8_rowwise_gemv_rows_kernel",
+        "_fp8_rowwise_gemv_rows_reduce",
+        "_fp8_block_gemv_kernel",
+        "_nvfp4_matmul_fwd_kernel",
+        "_nvfp4_matmul_dx_kernel",
+        "_split_sum_kernel",
+        "_mxfp4_grouped_mm_kernel",
+        "_mxfp4_grouped_gemv_kernel",
+        "_gemv_nf4_kernel",
+        "_gemv_nf4_words_kernel",
+        "_nf4_grouped_kernel",
+        "_routed_gate_up_kernel",
+        "_routed_down_kernel",
+        "_routed_lora_a_kernel",
+        "_routed_lora_b_kernel",
+        "_routed_bf16_expert_kernel",
+        "_bf16_gate_up_finalize_kernel",
+        "_bf16_down_finalize_kernel",
+    ),
+    "cast": (
+        "weight_dequant_kernel",
+        "act_quant_kernel",
+        "_e4m3fn_bytes_dequant_kernel",
+        "_e4m3fn_scale_dequant_kernel",
+        "_nvfp4_dequant_kernel",
+        "_mxfp4_dequant_kernel",
+    ),
+    "attention": ("_lh_fwd", "_lh_bwd_pre", "_lh_bwd_dq", "_lh_bwd_dkdv"),
+    "norm": (
+        "_rms_layernorm_forward",
+        "_rms_layernorm_backward",
+        "_rms_layernorm_forward_rows",
+        "_rms_layernorm_backward_rows",
+        "_rms_sum_dw_partials",
+        "_gemma_rms_layernorm_forward",
+        "_add_rms_layernorm_inference",
+        "layernorm_forward",
+        "layernorm_backward",
+        "layernorm_backward_dw",
+        "_layernorm_sum_partials",
+    ),
+    "loss": (
+        "_cross_entropy_forward",
+        "_chunked_cross_entropy_forward",
+        "_cross_entropy_backward",
+        "_fl_forward_kernel",
+        "_fl_partial_kernel",
+        "_fl_combine_kernel",
+        "_fl_backward_kernel",
+        "_fl_flash_p_kernel",
+        "_fl_flash_u_kernel",
+        "_fl_scale_kernel",
+        "_fl_jsd_stats_kernel",
+        "_fl_jsd_row_kernel",
+        "_fl_jsd_dz_kernel",
+    ),
+    # NF4 and INT4 weights are decoded as bitsandbytes decodes them, which is no FP8 conversion either.
+    "pointwise": (
+        "_fg_kernel",
+        "_DWf_DW_dfg_kernel",
+        "_exact_forward_kernel",
+        "_exact_backward_kernel",
+        "_approx_forward_kernel",
+        "_approx_backward_kernel",
+        "_rope_embedding_QK",
+        "_qk_norm_rope_forward",
+        "_qk_norm_rope_backward",
+        "_nf4_dequant_kernel",
+        "_nf4_dequant_stack_kernel",
+        "_nf4_select_dequant_kernel",
+        "_dequant_repacked_kernel",
+        "_swiglu_fwd_kernel",
+        "_swiglu_bwd_kernel",
+        "_swiglu_bwd_interleaved_kernel",
+        "_route_single_kernel",
+        "_route_hist_kernel",
+        "_route_scan_kernel",
+        "_route_starts_kernel",
+        "_route_scatter_kernel",
+        "_causal_conv1d_fwd_kernel",
+        "_causal_conv1d_bwd_g_kernel",
+        "_causal_conv1d_bwd_dxdw_kernel",
+        "_causal_conv1d_update_kernel",
+    ),
+    # Their operands may be of 16 or of 32 bits, which the profiler records and the name does not say; the last
+    # two are what any library may call a kernel.
+    "unknown": (
+        "_grouped_gemm_forward_kernel",
+        "_grouped_gemm_dX_kernel",
+        "_grouped_gemm_dW_kernel",
+        "_grouped_gemm_dW_per_expert_kernel",
+        "_grouped_gemm_kernel",
+        "_grouped_wgrad_kernel",
+        "_dequant_kernel",
+        "_combine_fwd_kernel",
+    ),
+}
+
 OTHER_GPUS = Path(__file__).with_name("kernels_of_other_gpus.tsv")
 """Names from public traces of GPUs that no recording is of, each with its source; the longest are cut."""
 
@@ -314,7 +422,7 @@ def of_other_gpus() -> list[tuple[str, Family]]:
 
 ALL = [
     (name, family)
-    for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE)
+    for names in (SEEN_ON_AN_H200, PUBLIC_TRACES_AND_SOURCES, TRANSFORMER_ENGINE, UNSLOTH)
     for family, group in names.items()
     for name in group
 ] + of_other_gpus()
@@ -433,6 +541,24 @@ def test_gemm_is_told_by_the_types_of_its_matrices(
     assert classify("gemm_of_no_known_type", operator, types) == family
 
 
+@pytest.mark.parametrize("name", ["_grouped_gemm_dX_kernel", "_grouped_wgrad_kernel"])
+def test_grouped_gemm_of_unsloths_is_told_by_the_types_of_its_matrices(name: str) -> None:
+    assert classify(name, "unsloth::grouped", ("c10::BFloat16", "c10::BFloat16", "int")) == "gemm_16bit"
+
+
+def test_gemv_that_decodes_fp8_weights_multiplies_in_16_bits() -> None:
+    types = ("c10::BFloat16", "c10::Float8_e4m3fn", "float")
+    assert classify("_fp8_rowwise_gemv_kernel", "unsloth::gemv", types) == "gemm_16bit"
+
+
+def test_gemm_of_the_head_in_unsloths_fused_loss_is_a_gemm() -> None:
+    inside = work_inside("GeneratedBackwardFor_unsloth_zoo_fused_linear_ce_v2_default")
+    types = ("c10::BFloat16", "c10::BFloat16")
+    assert (
+        classify("nvjet_sm90_tss_192x192_64x4_2x1_v_bz_coopB_TNN", "aten::mm", types, inside) == "gemm_16bit"
+    )
+
+
 def test_gemm_inside_an_fp8_layer_keeps_its_own_type() -> None:
     """rowwise_with_gw_hp multiplies one of its three in BF16."""
     assert (
@@ -518,6 +644,8 @@ def test_pointwise_kernel_serves_the_operator_around_it(operator: str, around: s
         ("aten::native_layer_norm_backward", "norm"),
         ("aten::_log_softmax_backward_data", "loss"),
         ("ChunkedLogProbFunctionBackward", "loss"),
+        ("unsloth_zoo::fused_linear_scale_rows", "loss"),
+        ("GeneratedBackwardFor_unsloth_zoo_fused_linear_ce_v2_default", "loss"),
         ("aten::_softmax", "attention"),
         ("aten::_flash_attention_forward", "attention"),
         ("aten::embedding", "pointwise"),

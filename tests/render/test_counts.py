@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import Layers, fp8_layers
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import (
     NOT_RECORDED,
     Blocks,
@@ -19,13 +22,18 @@ from fp8doctor.facts import (
     Target,
     Training,
     Trial,
+    Use,
     Workload,
 )
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu_name
+from fp8doctor.render import html
 from fp8doctor.render.counts import counts
-from fp8doctor.render.header import machine, model, quantity, short_version
+from fp8doctor.render.header import fp8_share, machine, model, quantity, short_version
+from fp8doctor.render.outcomes import not_looked_at
 from fp8doctor.render.screen import saving_in_words
+from fp8doctor.render.support import for_support
+from fp8doctor.running.examination import COMPILED_FUNCTION, NO_CALL
 from fp8doctor.wording import percent
 
 TE = Linear(
@@ -261,8 +269,50 @@ def test_the_model() -> None:
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
     known = Workload(batch_source="given", batch_size=3, sequence_length=None, tokens=None)
     assert model(Facts(target=target, workload=known)) == "m.py: a batch of 3"
-    why = "no batch could be made up: forward takes 'img', whose size the model does not tell"
-    assert model(Facts(target=target, workload=Workload(batch_source=None, note=why))) == f"m.py: {why}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "words"),
+    [
+        (
+            "file",
+            "no batch could be made up: forward takes 'img', whose size the model does not tell",
+            "no batch made up",
+        ),
+        ("script", COMPILED_FUNCTION, "batch not looked at"),
+        ("live", NO_CALL, "batch not looked at"),
+    ],
+)
+def test_why_there_is_no_batch_is_not_told_in_the_heading(
+    kind: Literal["file", "script", "live"], why: str, words: str
+) -> None:
+    facts = Facts(
+        target=Target(kind=kind, name="m.py", attribute=None),
+        network=Network(parameters=4_200),
+        workload=Workload(batch_source=None, note=why),
+    )
+    report = diagnose(facts)
+    assert model(facts) == f"m.py: 4.2 k parameters, {words}"
+    assert f"the batch ({why})" in not_looked_at(report)
+    assert why not in " · ".join(for_support(facts))
+    assert why in html.render(report).replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("uses", "words"),
+    [
+        (("none", "none"), "no FP8 in 2 Linears"),
+        (("storage", "none"), "FP8 weights in 1 of 2 Linears, no FP8 training"),
+        (("storage", "training"), "FP8 in 1 of 2 Linears"),
+    ],
+)
+def test_fp8_weights_are_no_fp8_training(uses: tuple[Use, ...], words: str) -> None:
+    linears = tuple(
+        Linear(use=use, dtype="float8_e4m3fn" if use == "storage" else "bfloat16") for use in uses
+    )
+    assert fp8_share(Facts(network=Network(linears=linears))) == words
+    in_4_bits = Network(linears=(Linear(use="storage", dtype="uint8"),))
+    assert fp8_share(Facts(network=in_4_bits)) == "no FP8 in 1 Linear"
 
 
 def test_numbers_as_one_says_them() -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import NOT_RECORDED, recorded
+from fp8doctor.facts import recorded
+from fp8doctor.profiling.kernel_families import classify
 from tests import recordings
 from tests.render.every_format import hold_every_format
 
@@ -37,7 +36,7 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200-fsdp2_no_precompute": (),
     "h200-foreign_trl": ("ENV001", "MOD001"),
     "h200-unsloth_lora": (),
-    "h200-unsloth_load_in_fp8": ("LORA002", "MOD003"),
+    "h200-unsloth_load_in_fp8": ("MOD003",),
     "h200-trainer_fp8_ao": ("CMP001", "DST001", "MOD007", "MOD010", "STP001", "STP002"),
     "h200-trainer_fp8_te": (),
     "h200-trainer_overridden_ao": (),
@@ -58,10 +57,6 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200x2-fsdp2_without_precompute": ("DST002", "DST005", "STP001"),
 }
 """Codes of the warnings and errors, by recording; none of a job that is as it should be."""
-
-UNSEEN_AUTOCAST = "h200-unsloth_load_in_fp8"
-"""A script that opens an autocast around calls that could not be watched. `run` still took that for none when
-it was recorded, and LORA002 is what those facts say; now the autocast is not recorded, as of unsloth_lora."""
 
 INFOS = {
     "h200-fsdp2_bf16_all_gather": "DST001",
@@ -96,13 +91,6 @@ def test_a_recording_is_sound_in_every_format(name: str) -> None:
     hold_every_format(replayed(RECORDED / f"{name}.json"))
 
 
-def test_an_autocast_that_was_not_seen_is_not_missed() -> None:
-    facts = replayed(RECORDED / f"{UNSEEN_AUTOCAST}.json").facts
-    unseen = replace(facts, training=replace(facts.training, autocast=NOT_RECORDED))
-    grave = {finding.code for finding in diagnose(unseen).findings if finding.severity != "info"}
-    assert grave == set(TOLD[UNSEEN_AUTOCAST]) - {"LORA002"}
-
-
 WITHOUT_FP8 = "h200-unsloth_lora"
 
 PROFILED = [
@@ -116,7 +104,7 @@ PROFILED = [
 
 
 def test_most_are_profiled() -> None:
-    assert len(PROFILED) == 26
+    assert len(PROFILED) == 27
 
 
 @pytest.mark.parametrize(("name", "code"), INFOS.items())
@@ -133,7 +121,14 @@ def test_the_profiled_step_is_the_gpus(name: str) -> None:
     assert seen.fp8_gemms > 0
     assert families["gemm_fp8"] > 0
     assert sum(families.values()) + seen.breakdown.idle_ms == pytest.approx(median(seen.steps_ms), rel=0.01)
-    assert seen.breakdown.unclassified_pct == 0
+
+
+@pytest.mark.parametrize("name", [*PROFILED, WITHOUT_FP8])
+def test_a_kernel_that_no_rule_knew_is_known_now(name: str) -> None:
+    breakdown = replayed(RECORDED / f"{name}.json").facts.observed.breakdown
+    unknown = [group for group in breakdown.groups if group.family == "unknown"]
+    assert sum(group.time_ms for group in unknown) == pytest.approx(breakdown.families_ms.get("unknown", 0.0))
+    assert "unknown" not in [classify(group.name, group.operator) for group in unknown]
 
 
 @pytest.mark.parametrize("name", [name for name in TOLD if "x2" in name])
