@@ -3,6 +3,7 @@ every code is found when it replays."""
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,8 @@ from fp8doctor.registry import discover
 
 PAGE = Path(__file__).parents[1] / "docs" / "BELIEFS.md"
 TEXT = PAGE.read_text()
-ROWS = [line.split(" | ") for line in TEXT.splitlines() if "](../tests/" in line]
+ROWS = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("|") and "](../tests/" in line]
+PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabulary.json"
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
 FIRST_PAGE = PAGE.parents[1] / "README.md"
@@ -64,6 +66,23 @@ def test_the_first_page_says_it_too(row: list[str]) -> None:
 
 def test_the_first_page_takes_some_of_them() -> None:
     assert 4 <= len(SHORT_ROWS) <= len(ROWS)
+
+
+def test_the_padded_vocabulary_took_what_is_said_of_it() -> None:
+    told = re.findall(r"(\S+) (BF16|FP8)\s(?:took )?([\d.]+)(?: ms a step)? and then ([\d.]+)", TEXT)
+    assert {(f"{how} {what}", float(odd), float(padded)) for how, what, odd, padded in told} == {
+        (name, *(round(times[width], 1) for width in (50257, 50304)))
+        for name, times in step_ms_by_vocabulary().items()
+    }
+
+
+def step_ms_by_vocabulary() -> dict[str, dict[int, float]]:
+    steps = json.loads(PADDED.read_text())["steps"]
+    found: dict[str, dict[int, float]] = {}
+    for step in steps:
+        how = "eager" if step["variant"].endswith("eager") else "compiled"
+        found.setdefault(f"{how} {step['variant'][:4].rstrip()}", {})[step["vocabulary"]] = step["step_ms"]
+    return found
 
 
 def test_what_has_no_measurement_names_checks_that_there_are() -> None:

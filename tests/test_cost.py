@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.amd_gpus import AMD_GPUS
+from fp8doctor.analysis.modelled_speedup import OFF
 from fp8doctor.cost import (
     GPUS,
     amdahl,
@@ -26,8 +27,10 @@ from fp8doctor.cost import (
     weight_casts_ms,
 )
 from fp8doctor.cost.step import in_bf16, layer_ms, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
+from fp8doctor.render.certainty import certainty
 from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep
 
 SWEPT = cost_model.swept()
@@ -431,26 +434,38 @@ def test_the_model_is_nearer_than_torchaos_own_roofline(rows: list[cost_model.Ro
 
 @pytest.fixture(scope="module")
 def told() -> list[cost_model.Told]:
-    """What every timed patient is told without its trial, and the speedup in it."""
-    return [row for row in cost_model.told() if row.modelled]
+    """What every patient and job whose trial relies on its times is told without it, and the speedup in
+    it."""
+    return [row for row in cost_model.told() if row.is_held]
 
 
-def test_without_a_gpu_a_recorded_patient_is_told_about_what_its_trial_measured(
+def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
     told: list[cost_model.Told],
 ) -> None:
-    far = {
-        row.patient: row.modelled / row.measured
-        for row in told
-        if abs(row.modelled / row.measured - 1) > cost_model.TOLD_BOUND
+    assert [(row.patient, row.error) for row in told if row.is_missed] == []
+    assert [row.patient for row in told if row.sign == "untold"] == ["job gemma2_2b_eager_attention"]
+
+
+def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_further_off(
+    told: list[cost_model.Told],
+) -> None:
+    assert {row.patient for row in told if row.may_be_off > OFF} == {
+        "job gemma2_2b_eager_attention",
+        "llama_8b_lora_r32",
+        "llama_8b_lora_r8",
+        "vit_large",
     }
-    wrong = [row.patient for row in told if not row.is_even and (row.modelled > 1) != (row.measured > 1)]
-    assert (far, wrong) == ({}, [])
+    facts = load_report(cost_model.JOBS / "h200-gemma2_2b_eager_attention.json").facts
+    report = diagnose(cost_model.without_trial(facts))
+    assert certainty(report).startswith(
+        "Not quite: a model of a step may be off by 25 %, since host and GPU take about as long for it."
+    )
 
 
 def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[cost_model.Told]) -> None:
     held_out = [row for row in told if row.use == "held out"]
     assert len(held_out) >= 20
-    assert mean(abs(row.modelled / row.measured - 1) for row in held_out) < 0.05
+    assert mean(abs(row.error) for row in held_out) < 0.05
 
 
 def test_every_measured_row_is_there() -> None:
@@ -661,7 +676,7 @@ def only_body(facts: Facts) -> Network:
 def test_transformer_engine_casts_inputs_and_weights_again(patient: str, tokens: int, casts: float) -> None:
     """As the first casts for 4.48 ms with checkpointing and for 2.39 without; the other, recomputed by
     Transformer Engine's own function, is held out."""
-    facts = load_report(cost_model.RECORDED / f"h200-{patient}.json").facts
+    facts = load_report(cost_model.PATIENTS / f"h200-{patient}.json").facts
     parts = [
         layer_ms(replace(linear, checkpointed="blocks"), tokens, gpu_spec("H200"), "eager")
         for linear in facts.network.linears
@@ -686,7 +701,7 @@ def test_adapters_in_fp32_multiply_without_tensor_cores() -> None:
 def test_uncompiled_adapters_cost_the_same_in_any_block() -> None:
     """What the kernels between the GEMMs of h200-te_lora took, whose blocks are not transformers'; its
     adapters in fp32 are held out."""
-    facts = load_report(cost_model.RECORDED / "h200-te_lora.json").facts
+    facts = load_report(cost_model.PATIENTS / "h200-te_lora.json").facts
     modelled = modelled_step(facts, gpu_spec("H200"))
     assert modelled
     seen = next(arm.breakdown for arm in facts.trial.arms if arm.name == "as_is").families_ms

@@ -107,11 +107,6 @@ def _noise(facts: Facts) -> str:
     return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
 
 
-EVEN_WHEN_MODELLED = 0.15
-"""A modelled speedup within this of 1 is called even: those of 29 timed jobs are at most so far off
-(`tests/test_cost.py`)."""
-
-
 def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     """Hold the step that was timed to a modelled BF16, where there is a model of it; it is no slower than a
     BF16 that was timed."""
@@ -142,7 +137,7 @@ def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
     status: Speed = "fp8_slower" if speedup < 1 else "fp8_faster"
     return msgspec.structs.replace(
         answer,
-        status="fp8_even" if abs(speedup - 1) < EVEN_WHEN_MODELLED else status,
+        status="fp8_even" if abs(speedup - 1) < expects.may_be_off else status,
         summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so that FP8 runs at about "
         f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
         basis="modelled",
@@ -219,7 +214,7 @@ def _promise(facts: Facts) -> str:
     )
     speedup = ratio(measure, prescribed)
     against = (
-        f"too close to BF16{alike} for this timing to tell them apart"
+        f"which this timing cannot tell from BF16{alike}"
         if is_noise(speedup, facts.trial)
         else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )

@@ -14,7 +14,6 @@ from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, S
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
-from fp8doctor.diagnosis.measured_verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
@@ -98,7 +97,7 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
     if is_noise(speedup, facts.trial):
-        return f"{now}, too close to BF16 ({in_ms(measure.step_ms)}) for this timing to tell."
+        return f"{now}, which this timing cannot tell from BF16 ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:
         return leave_off
     stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
@@ -122,7 +121,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         return ""
     advice = (
         ", too close for the cost model to tell"
-        if abs(expects.best - 1) < EVEN_WHEN_MODELLED
+        if abs(expects.best - 1) < expects.may_be_off
         else ": leave FP8 off"
         if expects.best < 1
         else ""
@@ -134,7 +133,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
 def loses_as_modelled(report: Document) -> bool:
     """Whether FP8 is slower in its fastest form too, by more than the cost model may be off."""
     expects = _expected(report, report.facts)
-    return expects is not None and 1 - expects.best >= EVEN_WHEN_MODELLED
+    return expects is not None and 1 - expects.best >= expects.may_be_off
 
 
 def _expected(report: Document, facts: Facts) -> ModelledSpeedup | None:

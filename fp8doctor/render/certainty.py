@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
 from fp8doctor.analysis.host_disturbance import noise
+from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.measured_verdict import EVEN_WHEN_MODELLED
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
@@ -33,14 +33,21 @@ def certainty(report: Document) -> str:
     if verdict.basis == "measured":
         return f"{_how_sure(facts)}: {timed[:1].lower()}{timed[1:]}" if timed else "Yes: it was timed."
     if verdict.basis == "modelled":
-        off = f"a model of a step may be off by {EVEN_WHEN_MODELLED:.0%}".replace("%", " %")
         tells = ", and no BF16 was timed beside it." if watched else ". A run on the GPU tells."
-        return f"Not quite: {off}{tells}"
+        return f"Not quite: {_how_far_off(facts)}{tells}"
     if any(_is_modelled(step) for step in report.prescription):
         return f"Not quite: what it saves is modelled; {_seen(watched)}."
     if verdict.status == "no_fp8":
         return f"Yes, of the layers that were seen; {_seen(watched)}."
     return f"Of FP8's speed nothing is sure: {_seen(watched)}."
+
+
+def _how_far_off(facts: Facts) -> str:
+    """Say by how much the modelled speedup may be off."""
+    expects = if_recorded(modelled_speedup, facts)
+    off = expects.may_be_off if expects else OFF
+    why = ", since host and GPU take about as long for it" if off > OFF else ""
+    return f"a model of a step may be off by {100 * off:.0f} %{why}"
 
 
 def _is_modelled(step: Step) -> bool:

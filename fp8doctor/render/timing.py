@@ -57,7 +57,7 @@ class Row(Struct, frozen=True):
     step: str
     """Milliseconds a step with half the width of its 90 % interval; empty when it was not timed."""
     memory: str
-    """Peak in GiB; empty on a CPU."""
+    """Peak in GiB; ``?`` where those of others are known, empty on a CPU."""
     reason: str
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
@@ -109,7 +109,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = _names(facts, fixes)
-    rows = _together([_row(arm, names) for arm in arms])
+    rows = _together(_with_unknown_memory([_row(arm, names) for arm in arms]))
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, names), *_routing(facts))
     found = _waterfalls(facts, names)
@@ -158,6 +158,13 @@ def _is_prescribed(arm: Arm, trial: Trial) -> bool:
 
 MANY = 3
 """Rows without a time that say the same and stand in one line from this number on."""
+
+
+def _with_unknown_memory(rows: list[Row]) -> list[Row]:
+    """Mark the peaks that are not known among those that are."""
+    if not any(row.memory for row in rows):
+        return rows
+    return [replace(row, memory=row.memory or "?") if row.step else row for row in rows]
 
 
 def _together(rows: list[Row]) -> tuple[Row, ...]:

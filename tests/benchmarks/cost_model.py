@@ -1,12 +1,13 @@
 """The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python
-tests/benchmarks/cost_model.py [FOLDER]``
+tests/benchmarks/cost_model.py [FOLDER...]``
 
 Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same
 job, as modelled by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and
 2.2 have bounds (`BOUND`, right sign, nearer than torchao); the others are shown. Then the reports of timed
-models in FOLDER (default: tests/patients/recorded): what a user without a GPU would have been told of each
-(`fp8doctor.analysis.modelled_speedup`) beside what its trial measured (bound: `TOLD_BOUND`), the time of each
-arm, and, where arms were profiled, its GEMMs and what runs between them. `CALIBRATED` names those that
+models in FOLDERs (tests/patients/recorded, and recorded/ beside this file): what a user without a GPU would
+have been told of each (`fp8doctor.analysis.modelled_speedup`) beside what its trial measured (bound: by how
+much it says that it may be off), the time of each arm, and, where arms were profiled, its GEMMs and what runs
+between them. A trial that calls its own times unreliable holds nothing. `CALIBRATED` names those that
 constants come from.
 
 torchao knows GEMMs and casts of Linears alone, no H200, and no difference between eager and compiled but
@@ -20,7 +21,7 @@ import functools
 import json
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
@@ -43,7 +44,8 @@ from fp8doctor.facts.arm_names import BF16_BASELINES
 HERE = Path(__file__).resolve().parent
 MEASURED = HERE / "measured" / "h200_steps.json"
 SWEEP = HERE / "measured" / "h200_sweep.json"
-RECORDED = HERE.parent / "patients" / "recorded"
+PATIENTS, JOBS = HERE.parent / "patients" / "recorded", HERE / "recorded"
+"""Trials of patients, and of the jobs of `trial_jobs.py`, which no constant comes from."""
 
 BOUND = 0.35
 """Largest error of time and ratio, as a share."""
@@ -51,8 +53,6 @@ BOUND = 0.35
 BOUNDED = ("2.1", "2.2")
 """Tables that the bound holds for."""
 
-TOLD_BOUND = 0.15
-"""Largest error, as a share, of the speedup that is told of a recorded patient."""
 
 CALIBRATED = (
     "decoder_468m",
@@ -364,14 +364,38 @@ class Told:
     measured: float
     modelled: float | None
     """None where nothing would have been told."""
+    may_be_off: float
+    """Share that was said with it, the bound of its error."""
+    reliable: bool
+    """Whether the trial relied on its own times; one that did not holds nothing."""
 
     @property
     def use(self) -> str:
         return use(self.patient)
 
     @property
-    def is_even(self) -> bool:
-        return abs(self.measured - 1) < EVEN
+    def is_held(self) -> bool:
+        return self.modelled is not None and self.reliable
+
+    @property
+    def error(self) -> float:
+        return (self.modelled or 0.0) / self.measured - 1
+
+    @property
+    def sign(self) -> str:
+        """Whether faster and slower were told apart: ``even`` beside one that is, ``untold`` where what was
+        told is closer to 1 than it may be off."""
+        if self.modelled is None:
+            return ""
+        if abs(self.measured - 1) < EVEN:
+            return "even"
+        if (self.measured > 1) == (self.modelled > 1):
+            return "right"
+        return "untold" if abs(self.modelled - 1) < self.may_be_off else "wrong"
+
+    @property
+    def is_missed(self) -> bool:
+        return self.is_held and (abs(self.error) > self.may_be_off or self.sign == "wrong")
 
 
 def use(patient: str) -> str:
@@ -384,23 +408,23 @@ BETWEEN = ("cast", "pointwise", "norm", "copy", "loss")
 """Families of `fp8doctor.facts.Breakdown`."""
 
 
-def reports(folder: Path) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
-    """Every timed model of a folder: its name, its facts, and the arms that were timed."""
-    for path in sorted(folder.glob("*.json")):
+def reports(folders: Sequence[Path]) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
+    """Every timed model of the folders: its name, its facts, and the arms that were timed."""
+    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
         if "facts" not in json.loads(path.read_bytes()):
             continue
         facts = read_saved(path)[0]
         if recorded(facts, "trial.arms") and facts.trial.gpu and "H200" in facts.trial.gpu:
             yield (
-                path.stem.removeprefix("h200-"),
+                f"{'job ' if path.parent == JOBS else ''}{path.stem.removeprefix('h200-')}",
                 facts,
                 {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms},
             )
 
 
-def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
+def recorded_arms(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Recorded]:
     """The arms that are variants of the whole model, where the model has a number for them."""
-    for patient, facts, arms in reports(folder):
+    for patient, facts, arms in reports(folders):
         for arm in arms.values():
             variant = as_facts(facts, arm)
             one = modelled_step(variant, gpu_spec("H200")) if variant else None
@@ -419,9 +443,9 @@ def recorded_arms(folder: Path = RECORDED) -> Iterator[Recorded]:
             yield Recorded(patient, arm.name, arm.step_ms, one.step_ms, gemms, between)
 
 
-def told(folder: Path = RECORDED) -> Iterator[Told]:
+def told(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Told]:
     """Every timed model with FP8, without what its trial found."""
-    for patient, facts, arms in reports(folder):
+    for patient, facts, arms in reports(folders):
         best = min((arms[name].step_ms or 0.0 for name in BF16_BASELINES if name in arms), default=None)
         if (
             best is None
@@ -431,7 +455,13 @@ def told(folder: Path = RECORDED) -> Iterator[Told]:
             continue
         untimed = without_trial(facts)
         says = modelled_speedup(untimed) if is_what_it_seems(diagnose(untimed).findings) else None
-        yield Told(patient, best / (arms["as_is"].step_ms or 0.0), says and says.as_is)
+        yield Told(
+            patient,
+            best / (arms["as_is"].step_ms or 0.0),
+            says and says.as_is,
+            says.may_be_off if says else OFF,
+            facts.trial.reliable,
+        )
 
 
 def without_trial(facts: Facts) -> Facts:
@@ -566,15 +596,11 @@ def main() -> int:
             disable_numparse=True,
         )
     )
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDED
-    said = list(told(folder))
+    folders = tuple(map(Path, sys.argv[1:])) or (PATIENTS, JOBS)
+    said = list(told(folders))
     print_told(said)
-    missed += [
-        f"{row.patient}: told {percent(row.modelled / row.measured - 1)}"
-        for row in said
-        if row.modelled and abs(row.modelled / row.measured - 1) > TOLD_BOUND
-    ]
-    print_arms(list(recorded_arms(folder)))
+    missed += [f"{row.patient}: told {percent(row.error)}" for row in said if row.is_missed]
+    print_arms(list(recorded_arms(folders)))
     print("\n## Mean error of a GEMM's time\n")
     lines = [
         (label, count, f"{100 * ours:.0f} %", f"{100 * theirs:.0f} %")
@@ -596,30 +622,25 @@ def print_told(rows: list[Told]) -> None:
             row.use,
             f"{row.measured:.3f}",
             f"{row.modelled:.3f}" if row.modelled else "nothing",
-            percent(row.modelled / row.measured - 1) if row.modelled else "",
-            ""
-            if not row.modelled
-            else "even"
-            if row.is_even
-            else "right"
-            if (row.measured > 1) == (row.modelled > 1)
-            else "wrong",
+            percent(row.error) if row.modelled else "",
+            percent(row.may_be_off).lstrip("+") if row.modelled else "",
+            row.sign if row.reliable else "the trial is unreliable",
         )
         for row in rows
     ]
     print(
         tabulate(
             cells,
-            ("patient", "use", "measured", "told", "error", "sign"),
+            ("patient", "use", "measured", "told", "error", "may be off by", "sign"),
             tablefmt="github",
             disable_numparse=True,
         )
     )
     print()
     for label in ("calibrated", "held out"):
-        some = [row for row in rows if row.modelled and row.use == label]
-        errors = [abs((row.modelled or 0.0) / row.measured - 1) for row in some]
-        right = sum(row.is_even or (row.measured > 1) == ((row.modelled or 0.0) > 1) for row in some)
+        some = [row for row in rows if row.is_held and row.use == label]
+        errors = [abs(row.error) for row in some]
+        right = sum(row.sign in ("right", "even") for row in some)
         print(
             f"Told and {label}: {len(some)}, error in the median {100 * statistics.median(errors):.1f} %, "
             f"in the mean {100 * statistics.mean(errors):.1f} %, at most {100 * max(errors):.0f} %; "

@@ -140,16 +140,15 @@ def hold_report(
     held: Held, label: str, report: Mapping[str, Any], plain: Mapping[str, Any], allowed_s: float
 ) -> None:
     """Add what one report says, and what it misses."""
-    arms, trial = arms_of(report), report["facts"]["trial"]
+    arms, trial, status = arms_of(report), report["facts"]["trial"], report["verdict"]["status"]
     for name in dict.fromkeys((*plain, *arms)):
         hold_arm(held, f"{label} | {name}", arms.get(name), plain.get(name))
-    converts = report["verdict"]["status"] == "no_fp8"
+    converts = status == "no_fp8"
     told, true = speedup(arms, converts), speedup(plain, converts)
-    sign = "?" if told is None or true is None else "right" if same_sign(told, true) else "WRONG"
+    sign = sign_held(status, told, true)
     unasked = {name: arm for name, arm in arms.items() if not arm.get("tried") and arm.get("why") in UNASKED}
     refused = {name: arm for name, arm in arms.items() if not arm.get("tried") and name not in unasked}
     elapsed = trial.get("elapsed_s") or 0.0
-    status = report["verdict"]["status"]
     held.summary.append(
         f"| {label.replace(' ', ' | ')} | {status} | {number(told)} | {number(true)} | {sign} "
         f"| {elapsed:.0f} of {allowed_s:.0f} s | {len(arms) - len(unasked) - len(refused)} of {len(arms)}"
@@ -202,6 +201,15 @@ def speedup(steps: Mapping[str, Mapping[str, Any]], converts: bool) -> float | N
     baselines = [timed[name] for name in (*BF16, *(["as_is"] if converts else [])) if name in timed]
     fp8 = [ms for name, ms in timed.items() if name.startswith("float8_" if converts else "as_is")]
     return min(baselines) / min(fp8) if baselines and fp8 else None
+
+
+def sign_held(status: str, told: float | None, true: float | None) -> str:
+    """Say what became of the sign. A verdict that calls its own times too noisy tells none."""
+    if told is None or true is None:
+        return "?"
+    if status == "too_noisy":
+        return "not told"
+    return "right" if same_sign(told, true) else "WRONG"
 
 
 def same_sign(told: float, true: float) -> bool:

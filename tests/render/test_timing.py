@@ -211,6 +211,12 @@ def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:
     assert notes(arm, gaps={"trial.arms.peak_gib": reason}) == (
         f"Peak memory is not known of every variant: {reason}.",
     )
+    found = timing(of(arm, shown(FP8_COMPILED, 17.2)).facts)
+    assert found is not None
+    assert [(row.label, row.memory) for row in found.rows] == [
+        ("BF16 compiled", "?"),
+        ("FP8 with all fixes", "17.2"),
+    ]
 
 
 def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:
