@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.outcome import EVEN
-from fp8doctor.analysis.step_difference import waits_for_the_host
-from fp8doctor.facts import Arm, HostLoad, Trial, recorded
+from fp8doctor.analysis.arms import best_bf16, best_fp8, ratio, uses_fp8
+from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.outcome import EVEN, is_noise, measured_speed
+from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
+from fp8doctor.facts import Arm, Facts, HostLoad, Trial, recorded
 from fp8doctor.facts.arm_names import BASELINES
 
 OTHERS_PCT = 50.0
@@ -48,3 +50,43 @@ def doubt(trial: Trial) -> str | None:
     waiting = waiting_for_it(trial) if recorded(trial, "host") else None
     what = disturbance(trial.host) if waiting else None
     return f"the step waits for the host, and {what}" if what else None
+
+
+def noisy_with_it(facts: Facts) -> Arm | None:
+    """Find the step whose rounds keep a timing from telling, where the host can be the cause: the GPU is idle
+    for longer than what is called even, in gaps that end with a late launch.
+
+    It need not set the pace of the whole step, which `waiting_for_it` asks: what moves single rounds is
+    enough here.
+    """
+    if facts.trial.device == "cpu":
+        return None
+    noisy = max(_not_told(facts), key=_spread, default=None)
+    found = breakdown_of(noisy) if noisy else None
+    if noisy is None or found is None or not noisy.step_ms or found.host_wait_pct is None:
+        return None
+    return noisy if found.idle_ms > EVEN * noisy.step_ms and found.host_wait_pct >= HOST_WAIT_PCT else None
+
+
+def _not_told(facts: Facts) -> tuple[Arm, ...]:
+    """Name the step in FP8 and the best BF16 where the timing does not tell them apart; without FP8 the
+    fastest conversion and BF16."""
+    if not recorded(facts, "network") or uses_fp8(facts):
+        measured = measured_speed(facts)
+        noisy = measured is not None and measured.status == "too_noisy"
+        return (measured.as_is, measured.bf16) if measured and noisy else ()
+    fp8, bf16 = best_fp8(facts), best_bf16(facts)
+    return (fp8, bf16) if fp8 and bf16 and is_noise(ratio(bf16, fp8), facts.trial) else ()
+
+
+def _spread(timed: Arm) -> float:
+    known = interval(timed.rounds_ms)
+    return (known.high - known.low) / known.median
+
+
+def noise(facts: Facts) -> str | None:
+    """Tell what of the host makes the timing too noisy to tell; None where it tells, where nothing did, and
+    where the times are doubtful for it anyway."""
+    if not recorded(facts, "trial.host") or doubt(facts.trial) or noisy_with_it(facts) is None:
+        return None
+    return disturbance(facts.trial.host)

@@ -16,6 +16,7 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
+from fp8doctor.analysis.host_disturbance import noise
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
 from fp8doctor.analysis.outcome import (
@@ -65,7 +66,7 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
         return _without_bf16(facts, as_is, is_what_it_seems(findings))
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
-    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
+    now = f"{_too_noisy(measured, rate)}{_noise(facts)}" if noisy else _speed(measured, rate)
     return Verdict(
         status=measured.status,
         summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_loss(facts.trial)}"
@@ -98,6 +99,12 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
         f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
         f"{in_ms(measured.as_is.step_ms)} a step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
     )
+
+
+def _noise(facts: Facts) -> str:
+    """Name the host that disturbed a timing which does not tell."""
+    what = if_recorded(noise, facts)
+    return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
 
 
 def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
@@ -156,7 +163,7 @@ def _achievable(facts: Facts) -> float | None:
 
 
 def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
-    offer = _offer(facts.trial, bf16, best_fp8(facts))
+    offer = _offer(facts, bf16, best_fp8(facts))
     return Verdict(
         status="no_fp8",
         summary=f"{NO_FP8}{offer}{_most(facts)}{_caveat(facts.trial)}",
@@ -231,7 +238,8 @@ def _loss(trial: Trial) -> str:
     return f" {loss_in_words(trial)}" if (gap and gap.is_far) or non_finite_from(trial) else ""
 
 
-def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
+def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
+    trial = facts.trial
     if bf16 is None or fp8 is None:
         reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
         return (
@@ -244,7 +252,7 @@ def _offer(trial: Trial, bf16: Arm | None, fp8: Arm | None) -> str:
     if is_noise(gain, trial):
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}."
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_noise(facts)}"
         )
     return (
         f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.host_disturbance import noise
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -21,7 +22,9 @@ def certainty(report: Document) -> str:
     verdict, facts = report.verdict, report.facts
     timed = if_recorded(_timed, report) or ""
     if verdict.status == "too_noisy":
-        return f"No. {timed or 'The times spread too far.'}"
+        what = if_recorded(noise, facts)
+        disturbed = f" The host was disturbed: {what}." if what else ""
+        return f"No. {timed or 'The times spread too far.'}{disturbed}"
     watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
     if verdict.status in GRAVE:
         raised = verdict.status == "step_raises" and verdict.basis == "measured"

@@ -15,11 +15,13 @@ from fp8doctor.analysis.median_interval import Interval, interval
 from fp8doctor.analysis.treatment_table import family
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.trial.admission import costs_of
 from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms, raised
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
+from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.variant import ArmPlan, explores
 
 _log = logging.getLogger("fp8doctor")
@@ -137,10 +139,8 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     references = [each for name in BASELINES if (each := window.timed(name))]
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
-    until = run.budget.end - run.budget.closing_s()
-    samples = tracer.bench.time(
-        attempts, lambda _: until, run.budget.window_latest({}), run.budget.window_soon()
-    )
+    until = run.budget.window_until(costs_of([single, both]), ())
+    samples = time_in_turn(tracer, attempts, lambda _: until, run.budget.window_latest({}))
     if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
         tracer.prove(both)

@@ -51,6 +51,7 @@ from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan, explores
@@ -128,13 +129,13 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
-    bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
+    bench, run = tracer.bench, tracer.run
     bench.compile_ahead([each.plan for each in attempts if _is_compiled_ahead(each, bench)])
     _build(bench, attempts, run)
     run.ahead.end()
     enough_s = enough_for_all_s(attempts, run)
     run.begin(Stage.TIMING)
-    samples = _samples(attempts, bench, run)
+    samples = _samples(attempts, tracer)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
     costs = costs_of(timed)
@@ -144,22 +145,23 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
+    budget = tracer.run.budget
     late = None if budget.final_fits(costs, gaining, budget.spent_s) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
     return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
 
 
-def _samples(attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> Samples:
+def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
     """Time the arms in turn. One that raises costs itself, and the others begin anew; the step as it is costs
     them all."""
+    bench, run = tracer.bench, tracer.run
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
         run.progress(f"timing {len(timed)} variants of the step", None)
         costs, plans = costs_of(timed), [each.plan for each in timed]
         until = partial(_window_until, plan=bench.plan, plans=plans, costs=costs, budget=run.budget)
-        latest, soon = run.budget.window_latest(costs), run.budget.window_soon()
         try:
-            return bench.time(timed, until, latest, soon)
+            return time_in_turn(tracer, timed, until, run.budget.window_latest(costs))
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS:
@@ -199,10 +201,12 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
         trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
         run.keep(trial)
         run.progress("measuring what FP8 does to each layer", NUMERICS)
-        trial = with_numerics(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(NUMERICS))
+        until = tracer.run.budget.numerics_until()  # later where a window went on
+        trial = with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
         run.keep(trial)
         run.progress("following the loss in BF16 and FP8", LOSSES)
-        return with_loss_curves(trial, bench, until=run.budget.numerics_until(), against=run.skip.get(LOSSES))
+        until = tracer.run.budget.numerics_until()
+        return with_loss_curves(trial, bench, until=until, against=run.skip.get(LOSSES))
     except DeviceLost as lost:
         lost.trial = without(trial, lost.arm, lost.no_number)
         raise

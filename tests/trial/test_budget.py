@@ -19,11 +19,13 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial import admission, budget_for, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import budget, timer
+from fp8doctor.trial.measure import budget, timer, window
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
+from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
 from tests.trial.test_conductor import job
 
@@ -114,6 +116,16 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "prescribed": Seen(27.0, (60.0,), 0.4, True, "as_is"),
         },
     ),
+    "flux_like": (
+        11.8,
+        1.2,
+        {
+            "as_is": Seen(35.1, (67.4,), 0.7, True),
+            "bf16": Seen(0.4, (73.0,), 0.3),
+            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True),
+            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0),
+        },
+    ),
 }
 """Model -> seconds before the first arm, seconds after the last proof, and the arms."""
 
@@ -125,6 +137,8 @@ class Clock:
     """A clock that only what was recorded moves."""
 
     now_s = 1000.0
+    for_numerics_s = 0.0
+    """What the numerics have when everything before them is done."""
 
     def __call__(self) -> float:
         return self.now_s
@@ -133,7 +147,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (budget, timer, conductor, admission):
+    for module in (budget, timer, conductor, admission, window):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
     return clock
 
@@ -175,9 +189,10 @@ def took(
     ahead_s: Mapping[str, float] | None = None,
     *,
     stretches: bool = False,
+    told_at: int = 0,
 ) -> tuple[dict[str, float], list[str], int]:
     """Seconds of every part, the arms that were timed, and the rounds. ``ahead_s`` is what others take to
-    compile arms meanwhile."""
+    compile arms meanwhile, ``told_at`` the rounds that tell FP8 from BF16."""
     before_s, end_s, seen = TRIALS[name]
 
     def build(attempt: Attempt, until: float) -> None:
@@ -218,17 +233,27 @@ def took(
         for arm, cost in costs.items()
         for number, ms in enumerate(1e3 * step for step in cost.steps_s)
     }
-    began = of_trial.spent_s
-    samples = timer.interleave(
+    bench.time = lambda timed, until, last, soon, more_s: timer.interleave(
         steps,
         CPU,
-        lambda samples: of_trial.window_until(costs, explored),
-        soon=of_trial.window_soon(),
-        latest=of_trial.window_latest(costs) if latest is None else of_trial.began + latest,
+        until,
+        soon=soon,
+        latest=last if latest is None else of_trial.began + latest,
+        more_s=more_s,
         expected_ms=steps,
+        told=lambda samples: len(next(iter(samples.values()))) >= told_at,
+    )
+    tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
+    samples = time_in_turn(
+        tracer,
+        timed,
+        lambda samples: of_trial.window_until(costs, explored),
+        of_trial.window_latest(costs),
     )
     parts["window"] = of_trial.spent_s - began
     parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
+    clock.now_s += parts["shown"]
+    clock.for_numerics_s = max(0.0, tracer.run.budget.numerics_until() - clock())
     return parts, list(costs), len(next(iter(samples.values())))
 
 
@@ -302,6 +327,50 @@ def test_nothing_else_stretches_it(clock: Clock, monkeypatch: pytest.MonkeyPatch
     )
     assert stretched[1] == of_8b[1]
     assert sum(stretched[0].values()) == pytest.approx(sum(of_8b[0].values()))
+
+
+@pytest.mark.parametrize(
+    ("stretches", "told_at", "rounds", "most_s"),
+    [
+        (True, 5, 5, 68),
+        (True, 6, 15, 77),
+        (True, 999, 60, 120),
+        (False, 999, 55, 75),
+    ],
+)
+def test_an_open_sign_prolongs_a_trial_whose_window_began_late(
+    stretches: bool, told_at: int, rounds: int, most_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a slow host: the step as it is compiled for 35 of 60 s, and five rounds told nothing."""
+    parts, _, taken = took("flux_like", clock, monkeypatch, stretches=stretches, told_at=told_at)
+    assert taken == rounds
+    assert sum(parts.values()) <= most_s, parts
+    assert clock.for_numerics_s >= budget.CLOSING_SHARE * 60, "they are not kept time for here"
+
+
+def test_what_follows_a_prolonged_window_has_its_time(clock: Clock) -> None:
+    of = Budget(60.0, clock(), stretches=True)
+    assert of.open_sign_s == 60.0
+    clock.now_s += 80.0
+    late = of.after_window(until=1040.0, began=1065.0, rounds=15)
+    assert late.prolonged_s == pytest.approx(10.0), "five of fifteen rounds it had in any case"
+    assert late.open_sign_s == pytest.approx(50.0)
+    assert late.end == pytest.approx(1070.0)
+    assert late.build_until({}) == pytest.approx(1085.0 - of.closing_s())
+    assert late.numerics_until() == pytest.approx(1084.8)
+    assert of.after_window(until=1075.0, began=1020.0, rounds=15).prolonged_s == pytest.approx(5.0)
+    assert of.after_window(until=1090.0, began=1020.0, rounds=15) == of
+    assert of.after_window(until=1000.0, began=1079.0, rounds=3) == of
+    assert late.final_fits({}, [], 66.9)
+    assert not late.final_fits({}, [], 67.1)
+
+
+def test_an_open_sign_overruns_no_bound(clock: Clock) -> None:
+    for stretches, bound in ((False, 1075.0), (True, 1120.0)):
+        of = replace(Budget(60.0, clock(), stretches=stretches), prolonged_s=55.0)
+        assert of.build_until({}) == pytest.approx(bound - of.closing_s())
+        assert of.end == pytest.approx(min(1115.0, bound))
+        assert of.open_sign_s == pytest.approx(max(0.0, bound - 1115.0))
 
 
 def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:

@@ -467,8 +467,9 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     ends, timed = [], bench.Bench.time
 
-    def noted(self: bench.Bench, attempts: Any, until: Any, latest: float, soon: float) -> Any:
-        result = timed(self, attempts, until, latest, soon)
+    def noted(self: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+        result = timed(self, attempts, until, latest, soon, more_s)
+        assert more_s == (WITHIN - 1) * 600
         ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from fp8doctor.analysis.median_interval import CONFIDENCE
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.decided import is_decided
+from fp8doctor.trial.measure.decided import is_decided, sign_is_told
 from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -83,6 +84,68 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     assert len(samples["A", 0]) == rounds
 
 
+@pytest.mark.parametrize(
+    ("until", "more_s", "told_at", "soon", "rounds", "asked"),
+    [
+        (0.0, 999.0, 5, math.inf, 5, [5]),
+        (0.0, 999.0, 6, math.inf, 15, [5, 15]),
+        (0.0, 999.0, 999, math.inf, 60, [5, 15, 30, 45]),
+        (0.0, 999.0, 6, 14.0, 15, [5, 15]),
+        (0.0, 41.0, 999, math.inf, 20, [5, 15]),
+        (17.0, 999.0, 5, math.inf, 8, [8]),
+        (17.0, 999.0, 9, 12.0, 15, [6, 15]),
+        (33.0, 999.0, 999, math.inf, 60, [15, 30, 45]),
+        (33.0, 3.0, 999, math.inf, 18, [15]),
+        (33.0, 0.0, 999, math.inf, 16, [15]),
+    ],
+    ids=[
+        "told by the least rounds",
+        "open after the least rounds",
+        "open for ever",
+        "soon is over too",
+        "open for as long as it may",
+        "told when the time is up",
+        "open when it was asked last",
+        "asked before the time is up",
+        "open for a little longer",
+        "no longer",
+    ],
+)
+def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+    until: float,
+    more_s: float,
+    told_at: int,
+    soon: float,
+    rounds: int,
+    asked: list[int],
+) -> None:
+    """A round takes 2 s. It is asked once when the time is up, if it never was, and then only after many
+    rounds more."""
+    now, noise, looks = [0.0], random.Random(1), []
+
+    def visit(step: object, device: torch.device, steps: int, look: object) -> float:
+        now[0] += 2.0
+        return noise.uniform(1, 2)
+
+    def told(samples: dict[tuple[str, int], list[float]]) -> bool:
+        looks.append(len(samples["A", 0]))
+        return looks[-1] >= told_at
+
+    monkeypatch.setattr(timer, "visit_ms", visit)
+    monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    samples = interleave(
+        {("A", 0): lambda: None}, CPU, lambda samples: until, soon=soon, more_s=more_s, told=told
+    )
+    assert (len(samples["A", 0]), looks) == (rounds, asked)
+
+
+def test_what_else_is_open_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: random.uniform(1, 2))
+    samples = interleave({("A", 0): lambda: None}, CPU, now, more_s=3600.0, decided=lambda known: False)
+    assert len(samples["A", 0]) == LEAST_ROUNDS
+
+
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
     samples = interleave({("A", 0): lambda: None}, CPU, until=now, decided=lambda known: False)
@@ -140,6 +203,54 @@ def test_what_is_asked_is_fp8_against_the_fastest_bf16(
 ) -> None:
     samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
     assert is_decided(samples, WHOLE, list(arms)) is decided
+
+
+PRESCRIBED = ArmPlan(ArmName.PRESCRIBED, as_it_is, ("compile-blocks",), fp8=True, base=ArmName.AS_IS)
+TOGETHER = replace(PRESCRIBED, name=ArmName.COMBINATION)
+FREED = replace(PRESCRIBED, treatments=("compile-blocks", "checkpointing-off"))
+BF16_FREED = ArmPlan(ArmName.BF16_WITHOUT_CHECKPOINTING, as_it_is, fp8=False)
+FLUX_LIKE = {AS_IS: [67.6, 67.4, 67.0, 69.7, 63.0], COMPILED: [66.3, 65.6, 66.7, 65.8, 65.8]}
+"""Five rounds on an H200 whose host was slow."""
+NOISY = [8, 11, 10, 12, 9]
+
+
+@pytest.mark.parametrize(
+    ("arms", "told"),
+    [
+        (FLUX_LIKE, False),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5}, True),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY}, False),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [9] * 5}, True),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [9.8, 10.2, 10, 10, 10.1]}, True),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [19] * 5, TOGETHER: NOISY}, False),
+        ({AS_IS: [9] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY}, True),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, FREED: NOISY}, True),
+        ({AS_IS: [20] * 5, COMPILED: [20] * 5, FREED: NOISY, BF16_FREED: [10] * 5}, False),
+        ({AS_IS: [20] * 5, COMPILED: [10] * 5, FREED: NOISY, BF16_FREED: [7] * 5}, True),
+        ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: NOISY}, False),
+        ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, True),
+        ({COMPILED: [10] * 5, PRESCRIBED: NOISY}, True),
+    ],
+    ids=[
+        "as it is",
+        "slower",
+        "the prescription",
+        "the prescription is faster",
+        "the prescription is even",
+        "what gained together",
+        "the prescription is slower than the step as it is",
+        "no BF16 of its like",
+        "the BF16 of its like",
+        "slower than the BF16 of its like",
+        "a conversion",
+        "only a change",
+        "a pair",
+    ],
+)
+def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[ArmPlan, list[float]], told: bool) -> None:
+    samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
+    assert sign_is_told(samples, WHOLE, list(arms)) is told
+    assert told or not is_decided(samples, WHOLE, list(arms)), "one notion of it"
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from fp8doctor.trial.measure.ahead import Ahead, Nobody, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
-from fp8doctor.trial.measure.decided import is_decided
+from fp8doctor.trial.measure.decided import is_decided, sign_is_told
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
 from fp8doctor.trial.measure.finite import WatchedSteps
@@ -316,9 +316,14 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def time(
-        self, attempts: Sequence[Attempt], until: Callable[[Samples], float], latest: float, soon: float
+        self,
+        attempts: Sequence[Attempt],
+        until: Callable[[Samples], float],
+        latest: float,
+        soon: float,
+        more_s: float = 0.0,
     ) -> Samples:
-        """Time the arms in turn: samples in ms by arm and cut."""
+        """Time the arms in turn: samples in ms by arm and cut. The clocks are those of `interleave`."""
         ready = {
             (attempt.plan.name, number): each
             for attempt in attempts
@@ -333,7 +338,9 @@ class Bench:
                 self._look,
                 soon=soon,
                 latest=latest,
+                more_s=more_s,
                 expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
+                told=lambda samples: sign_is_told(samples, self.plan, plans),
                 decided=lambda samples: is_decided(samples, self.plan, plans),
             )
 

@@ -98,15 +98,35 @@ class Budget:
     """Whether the numerics can say something, so that time is kept for them."""
     stretches: bool = False
     """Whether nobody asked for so many seconds: what a report cannot do without may take longer."""
+    prolonged_s: float = 0.0
+    """Seconds by which windows went on for a sign that was not told: what follows may end so much later."""
 
     @property
     def end(self) -> float:
-        return self.began + self.seconds
+        return self.over(1.0)
 
     @property
     def needed_within(self) -> float:
         """The budgets within which what a report cannot do without is timed."""
         return STRETCHED if self.stretches else WITHIN
+
+    def over(self, budgets: float) -> float:
+        """Return the clock at which so many budgets are over, up to `needed_within` not counting what an open
+        sign took."""
+        whole_s = budgets * self.seconds
+        return self.began + max(whole_s, min(whole_s + self.prolonged_s, self.needed_within * self.seconds))
+
+    @property
+    def open_sign_s(self) -> float:
+        """The seconds by which a window may go on while it does not tell FP8 from BF16."""
+        return max(0.0, (self.needed_within - 1.0) * self.seconds - self.prolonged_s)
+
+    def after_window(self, until: float, began: float, rounds: int) -> Budget:
+        """Note by how much a window of so many rounds, which began and was to end at these clocks, went on
+        for its sign. A late one has its least rounds in any case."""
+        now = time.monotonic()
+        beyond_s = min(now - until, (now - began) * (1.0 - timer.LEAST_ROUNDS / rounds))
+        return replace(self, prolonged_s=self.prolonged_s + max(0.0, beyond_s))
 
     @property
     def spent_s(self) -> float:
@@ -171,10 +191,10 @@ class Budget:
         self, costs: Mapping[str, Cost], *, essential: bool = False, needed: bool = False
     ) -> float:
         """Return the clock at which the build of an arm is given up, so that what was built can be timed."""
-        whole_s = (self.needed_within if needed else WITHIN) * self.seconds
+        until = self.over(self.needed_within if needed else WITHIN)
         if essential:
-            whole_s = max(ESSENTIAL_WITHIN * self.seconds, ESSENTIAL_S)
-        return self.began + whole_s - self.after_builds_s(costs)
+            until = self.began + max(ESSENTIAL_WITHIN * self.seconds, ESSENTIAL_S)
+        return until - self.after_builds_s(costs)
 
     def enough_s(
         self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str], spent_s: float
@@ -199,7 +219,7 @@ class Budget:
 
     def final_fits(self, costs: Mapping[str, Cost], explored: Iterable[str], spent_s: float) -> bool:
         """Whether what gained can be put together and timed."""
-        return spent_s + final_s(costs, explored) + self.closing_s() <= self.seconds
+        return self.began + spent_s + final_s(costs, explored) + self.closing_s() <= self.end
 
     def window_latest(self, costs: Mapping[str, Cost]) -> float:
         """Return the clock after which not even the least rounds go on; a late window has some of the budget
@@ -211,7 +231,7 @@ class Budget:
 
     def numerics_until(self) -> float:
         """Return the clock after which no layer is compared any more."""
-        late = min(self.began + WITHIN * self.seconds, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        late = min(self.over(WITHIN), time.monotonic() + NUMERICS_SHARE * self.seconds)
         return max(self.end, late)
 
 

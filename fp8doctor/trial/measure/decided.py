@@ -1,38 +1,61 @@
-"""What the rounds of a window are taken for: whether FP8 beats the best BF16, and what else gains."""
+"""What the rounds of a window are taken for: first whether FP8 beats the best BF16, then what else gains."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fp8doctor.analysis import outcome
 from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
 from fp8doctor.trial.variant import ArmPlan, explores
 
+PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COMBINATION)
+"""Arms of which the fastest becomes the prescription."""
+
 
 def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
-    """Whether the rounds tell the step in FP8 from the best BF16, or that the two are even, and whether what
-    seems to gain does.
-
-    FP8 is the step as it is, or the fastest conversion of a model without FP8. A window without both asks
-    only what gains.
-    """
+    """Whether the rounds tell FP8 from BF16, and whether what seems to gain does."""
     gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + outcome.EVEN]
-    return all(gain.low > 1 for gain in gained) and _tells_fp8_from_bf16(samples, plan, arms)
+    return all(gain.low > 1 for gain in gained) and sign_is_told(samples, plan, arms)
 
 
-def _tells_fp8_from_bf16(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
+def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
+    """Whether the rounds tell FP8 from the best BF16, or that the two are even; true of a window without
+    both, which does not ask it.
+
+    FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription where
+    that seems to be faster.
+    """
+    return all(map(outcome.is_decided, _speedups(samples, plan, arms)))
+
+
+def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator[Interval]:
+    """Divide the times of BF16 by those of each FP8 that the verdict holds to them."""
     times = _times(samples, plan, arms)
-    in_fp8 = any(each.name == ArmName.AS_IS and each.fp8 for each in arms)
-    totals = [times[name] for name in times if (name == ArmName.AS_IS if in_fp8 else is_conversion(name))]
-    of_bf16 = [times[name] for name in (BF16_BASELINES if in_fp8 else BASELINES) if name in times]
-    if not totals or not of_bf16:
-        return True
-    fp8, bf16 = min(totals, key=statistics.median), min(of_bf16, key=statistics.median)
-    return outcome.is_decided(_ratio(bf16, fp8))
+
+    def fastest(*names: str) -> str | None:
+        timed = [each for each in names if each in times]
+        return min(timed, key=lambda each: statistics.median(times[each]), default=None)
+
+    if not any(each.name == ArmName.AS_IS and each.fp8 for each in arms):
+        converted, bf16 = fastest(*filter(is_conversion, times)), fastest(*BASELINES)
+        if converted and bf16:
+            yield _ratio(times[bf16], times[converted])
+        return
+    bf16, prescribed = fastest(*BF16_BASELINES), fastest(*PRESCRIPTIONS)
+    if bf16:
+        yield _ratio(times[bf16], times[ArmName.AS_IS])
+    if prescribed is None or fastest(ArmName.AS_IS, prescribed) == ArmName.AS_IS:
+        return
+    changes = next(each.treatments for each in arms if each.name == prescribed)
+    if shared := that_help_bf16_too(changes):  # as `fp8doctor.analysis.arms.fair_bf16`
+        bf16 = fastest(ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {CHECKPOINTING_OFF} else None
+    if bf16:
+        yield _ratio(times[bf16], times[prescribed])
 
 
 def gains(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> dict[str, Interval]:

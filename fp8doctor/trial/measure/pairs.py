@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Sequence
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
@@ -30,7 +31,8 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
     latest = budget.window_latest({})
     for attempt in attempts:
         takes_s = reference.build_s + attempt.build_s  # at the least: what runs out of memory does so early
-        if attempt.why is not Reason.OUT_OF_MEMORY or budget.spent_s + takes_s > WITHIN * budget.seconds:
+        fits = time.monotonic() + takes_s <= budget.over(WITHIN)
+        if attempt.why is not Reason.OUT_OF_MEMORY or not fits:
             continue
         room = room_gib(tracer.bench.device)
         if room is not None and tracer.bench.frees_gib() < WORTH_FREEING * room:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Any
 
 import msgspec
 import pytest
 
-from fp8doctor.analysis.host_disturbance import disturbance, doubt
+from fp8doctor.analysis.host_disturbance import disturbance, doubt, noise
+from fp8doctor.analysis.step_difference import waits_for_the_host
 from fp8doctor.checks.step.host_disturbed import SICK, host_disturbed
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad, Trial, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.render.answer import answer
+from fp8doctor.render.certainty import certainty
+from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, profiled, replaced
+from tests.diagnosis.trials import Of, without_fp8
+from tests.facts_of import DECODER_468M
 
 QUIET = SICK.trial.host
 WAITING = profiled("as_is", 41.5, host_wait_pct=92.0, gemm_fp8=4.0, cast=2.0, pointwise=8.5)
@@ -69,6 +77,114 @@ def test_the_finding_names_the_step_and_the_numbers() -> None:
     assert finding.treatment is not None
     assert finding.treatment.kind == "shell"
     assert isinstance(host_disturbed(Facts(trial=trial(BUSY, BF16))), NotApplicable)
+
+
+def rounds(arm: Arm, *rounds_ms: float) -> Arm:
+    return msgspec.structs.replace(
+        arm, rounds_ms=rounds_ms, low_ms=min(rounds_ms), high_ms=max(rounds_ms), step_ms=median(rounds_ms)
+    )
+
+
+FLUX_LIKE = rounds(
+    profiled("as_is", 67.4, host_wait_pct=96.5, gemm_fp8=19.7, cast=15.9, attention=7.0, pointwise=17.1),
+    *(67.6, 67.4, 67.0, 69.7, 63.0),
+)
+ITS_BF16 = rounds(
+    profiled("bf16_compiled", 65.8, host_wait_pct=95.1, gemm_16bit=37.2, attention=7.1, pointwise=17.2),
+    *(66.3, 65.6, 66.7, 65.8, 65.8),
+)
+"""A 1.7B image model on an H200 whose host was slow: too noisy to tell, and too busy to wait for the host."""
+SLOW = load(pace_median_ms=0.53)
+STEADY = rounds(replaced(FLUX_LIKE, idle_ms=5.0), *(67.6, 67.4, 67.5, 67.3, 67.4))
+
+
+def beside_it(as_is: Arm, bf16: Arm = ITS_BF16, host: HostLoad = SLOW, **fields: Any) -> Facts:
+    facts = timed(DECODER_468M, as_is, bf16)
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, host=host, **fields))
+
+
+def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
+    report = diagnose(beside_it(FLUX_LIKE))
+    assert report.verdict.status == "too_noisy"
+    assert not waits_for_the_host(FLUX_LIKE)
+    assert report.verdict.summary.endswith(
+        " The host was disturbed meanwhile (Python ran 1.8 times as long as at its best): time again when it "
+        "is quiet."
+    )
+    assert certainty(report).startswith("No. Both were timed in turn")
+    assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
+    (finding,) = (each for each in report.findings if each.code == "STP009")
+    assert finding.title == (
+        "The host was disturbed while steps were timed: Python ran 1.8 times as long as at its best"
+    )
+    assert finding.explanation.startswith(
+        "The timing is too noisy to tell. In the noisier of the two, the step as you run it, the GPU is idle "
+        "for 7.7 of 67.4 ms, and 96 % of its gaps end with a kernel that was launched too late"
+    )
+    assert "Time again when the host is quiet" in " ".join(answer(report).fix)
+
+
+BUSY_GPU = rounds(
+    profiled("as_is", 67.4, host_wait_pct=96.5, gemm_fp8=19.7, cast=25.9, attention=7.0, pointwise=13.1),
+    *FLUX_LIKE.rounds_ms,
+)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        beside_it(STEADY),
+        beside_it(FLUX_LIKE, rounds(ITS_BF16, 90.0, 91.0, 90.0, 89.0, 90.0)),
+        beside_it(FLUX_LIKE, host=load()),
+        beside_it(FLUX_LIKE, host=NOT_RECORDED),  # type: ignore[arg-type]
+        beside_it(FLUX_LIKE, device="cpu"),
+        beside_it(replaced(FLUX_LIKE, host_wait_pct=20.0)),
+        beside_it(replaced(FLUX_LIKE, host_wait_pct=None)),
+        beside_it(replaced(FLUX_LIKE, reliable=False)),
+        beside_it(BUSY_GPU),
+        beside_it(STEADY, rounds(replaced(ITS_BF16, idle_ms=0.5), 66.3, 61.6, 73.7, 65.8, 69.8)),
+    ],
+    ids=[
+        "it is told",
+        "it is told from afar",
+        "a quiet host",
+        "nobody looked at the host",
+        "on a CPU",
+        "the gaps have another cause",
+        "no gap was seen",
+        "a profile that cannot be relied on",
+        "idle for no more than what is even",
+        "the noisier step keeps the GPU busy",
+    ],
+)
+def test_no_host_is_named_that_hides_nothing(facts: Facts) -> None:
+    report = diagnose(facts)
+    assert "STP009" not in {each.code for each in report.findings}
+    assert "host was disturbed" not in report.verdict.summary + certainty(report)
+
+
+def test_a_conversion_that_is_too_noisy_to_tell_names_the_host_too() -> None:
+    arms: dict[str, Any] = {"as_is": (65.8,) * 5, "float8_tensorwise": FLUX_LIKE.rounds_ms}
+    facts = Of(arms).facts(without_fp8())
+    converted = next(each for each in facts.trial.arms if each.name == "float8_tensorwise")
+    arm = msgspec.structs.replace(converted, breakdown=FLUX_LIKE.breakdown)
+    as_is = msgspec.structs.replace(facts.trial.arms[0], breakdown=None)
+    trial = msgspec.structs.replace(facts.trial, arms=(as_is, arm), host=SLOW)
+    facts = msgspec.structs.replace(facts, trial=trial)
+    report = diagnose(facts)
+    assert report.verdict.status == "no_fp8"
+    assert "(Python ran 1.8 times as long as at its best): time again" in report.verdict.summary
+    assert "STP009" in {each.code for each in report.findings}
+
+
+def test_a_host_that_sets_the_pace_is_named_once() -> None:
+    noisy = rounds(WAITING, 30.0, 41.5, 45.0, 50.0, 41.0)
+    facts = beside_it(noisy, rounds(ITS_BF16, 40.0, 41.0, 42.0, 43.0, 41.5))
+    assert doubt(facts.trial)
+    assert noise(facts) is None
+    assert "while it set the pace" in next(
+        each.title for each in diagnose(facts).findings if each.code == "STP009"
+    )
 
 
 @pytest.mark.slow
