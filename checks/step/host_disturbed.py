@@ -3,15 +3,16 @@
 Looks at: the host while the variants were timed (what others used of its cores, what a
 hypervisor or a quota took, how long a thread of the step waited for a core, and how evenly a
 fixed piece of Python ran), and whether the step waits for the host at all (STP001). Where the
-timing is too noisy to tell FP8 from BF16 it is enough that the noisier of the two leaves the GPU
-idle for more than 3 % of its step, in gaps that end with a launch that came late.
+timing is too noisy to tell FP8 from BF16, or their kernels alone tell another of faster, even and
+slower than their steps, it is enough that one of the two leaves the GPU idle for more than 3 % of
+its step, in gaps that end with a launch that came late.
 
 Why it costs time. A step that waits for its host is as long as its launches take. Other
 programs on the same host make them up to 1.8 times as long, in some rounds more than in others.
 FP8, which launches more kernels, loses the most: a small model that is even on a quiet host
 (5.9 ms, 6.0 in BF16) came out at 0.72x on a busy one. A step that waits now and then is longer in
-some rounds, which is enough to hide which of two close steps is faster. Where the GPU sets the
-pace and the timing tells, the host's load changes nothing, and this check is silent.
+some rounds, which is enough to hide, or to turn, which of two close steps is faster. Elsewhere the
+host's load changes nothing, and this check is silent.
 
 What to do. Time again when the host is quiet, or on cores that nobody else uses. Where the host
 sets the pace the verdict of this trial is marked as unreliable.
@@ -29,7 +30,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 
 from __future__ import annotations
 
-from fp8doctor.analysis.host_disturbance import disturbance, noisy_with_it, waiting_for_it
+from fp8doctor.analysis.host_disturbance import disturbance, moved_by_it, waiting_for_it
 from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, Breakdown, Facts, HostLoad, Trial
@@ -42,8 +43,8 @@ from fp8doctor.wording import percent
 @check("STP009", "host-disturbed", area="step", severity="warning")
 def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
     waiting = waiting_for_it(facts.trial)
-    noisy = None if waiting else noisy_with_it(facts)
-    if waiting is None and noisy is None:
+    moved = None if waiting else moved_by_it(facts)
+    if waiting is None and moved is None:
         return NotApplicable(reason="no step that was timed on a GPU waits for the host")
     load = facts.trial.host
     what = disturbance(load)
@@ -51,7 +52,7 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
         return None
     return Finding(
         title=f"The host was disturbed while {'it set the pace' if waiting else 'steps were timed'}: {what}",
-        explanation=f"{late_launches(noisy) if noisy else waits(waiting)}, and was timed for "
+        explanation=f"{late_launches(moved) if moved else waits(waiting)}, and was timed for "
         f"{load.window_s:.0f} s on one that was not its own. Steps with more launches, as those in FP8, lose "
         "the most: this verdict may be another on a quiet host.",
         evidence={
@@ -79,13 +80,13 @@ def waits(step: Arm | None) -> str:
 
 
 def late_launches(step: Arm) -> str:
-    """Say how a step that is too noisy to tell waits for the host now and then."""
+    """Say how a step that the answer hangs on waits for the host now and then."""
     found, name = breakdown_of(step), variant_in_a_sentence(step.name)
     assert found is not None
     return (
-        f"The timing is too noisy to tell. In the noisier of the two, {name}, the GPU is idle for "
-        f"{found.idle_ms:,.1f} of {step.step_ms:,.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its "
-        "gaps end with a kernel that was launched too late: it waits for the host now and then"
+        f"What is faster hangs on how long the GPU waits in {name}: it is idle for {found.idle_ms:,.1f} of "
+        f"{step.step_ms:,.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel "
+        "that was launched too late. The step waits for the host now and then"
     )
 
 

@@ -52,20 +52,40 @@ def doubt(trial: Trial) -> str | None:
     return f"the step waits for the host, and {what}" if what else None
 
 
-def noisy_with_it(facts: Facts) -> Arm | None:
-    """Find the step whose rounds keep a timing from telling, where the host can be the cause: the GPU is idle
-    for longer than what is called even, in gaps that end with a late launch.
+def moved_by_it(facts: Facts) -> Arm | None:
+    """Find the step that the host can have moved to the other side of BF16, or so much that the timing does
+    not tell: the GPU is idle for longer than what is called even, in gaps that end with a late launch.
 
-    It need not set the pace of the whole step, which `waiting_for_it` asks: what moves single rounds is
-    enough here.
+    It need not set the pace of the whole step, which `waiting_for_it` asks.
     """
     if facts.trial.device == "cpu":
         return None
-    noisy = max(_not_told(facts), key=_spread, default=None)
-    found = breakdown_of(noisy) if noisy else None
-    if noisy is None or found is None or not noisy.step_ms or found.host_wait_pct is None:
+    moved = max(_not_told(facts), key=_spread, default=None) or _across(facts)
+    found = breakdown_of(moved) if moved else None
+    if moved is None or found is None or not moved.step_ms or found.host_wait_pct is None:
         return None
-    return noisy if found.idle_ms > EVEN * noisy.step_ms and found.host_wait_pct >= HOST_WAIT_PCT else None
+    return moved if found.idle_ms > EVEN * moved.step_ms and found.host_wait_pct >= HOST_WAIT_PCT else None
+
+
+def _across(facts: Facts) -> Arm | None:
+    """Find the step that is idle for longer, where the kernels alone say of FP8 that it is faster, even or
+    slower, and the steps say another of the three and are further from them than what is even."""
+    measured = measured_speed(facts)
+    if measured is None:
+        return None
+    parts = [breakdown_of(each) for each in (measured.as_is, measured.bf16) if recorded(each, "breakdown")]
+    as_is, bf16 = parts if len(parts) == 2 else (None, None)
+    if as_is is None or bf16 is None or not as_is.busy_ms:
+        return None
+    timed, alone = measured.speedup.median, bf16.busy_ms / as_is.busy_ms
+    if _side(timed) == _side(alone) or abs(timed - alone) < EVEN:
+        return None
+    return measured.as_is if as_is.idle_ms > bf16.idle_ms else measured.bf16
+
+
+def _side(speedup: float) -> int:
+    """Tell faster from even and slower."""
+    return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
 
 
 def _not_told(facts: Facts) -> tuple[Arm, ...]:
@@ -84,9 +104,9 @@ def _spread(timed: Arm) -> float:
     return (known.high - known.low) / known.median
 
 
-def noise(facts: Facts) -> str | None:
-    """Tell what of the host makes the timing too noisy to tell; None where it tells, where nothing did, and
-    where the times are doubtful for it anyway."""
-    if not recorded(facts, "trial.host") or doubt(facts.trial) or noisy_with_it(facts) is None:
+def hangs_on(facts: Facts) -> str | None:
+    """Tell what of the host the answer hangs on (`moved_by_it`); None where nothing disturbed it, and where
+    the times are doubtful for it anyway."""
+    if not recorded(facts, "trial.host") or doubt(facts.trial) or moved_by_it(facts) is None:
         return None
     return disturbance(facts.trial.host)

@@ -16,7 +16,7 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.host_disturbance import noise
+from fp8doctor.analysis.host_disturbance import hangs_on
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
 from fp8doctor.analysis.outcome import (
@@ -66,7 +66,7 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
         return _without_bf16(facts, as_is, is_what_it_seems(findings))
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
-    now = f"{_too_noisy(measured, rate)}{_noise(facts)}" if noisy else _speed(measured, rate)
+    now = f"{_too_noisy(measured, rate) if noisy else _speed(measured, rate)}{_disturbed(facts)}"
     return Verdict(
         status=measured.status,
         summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_loss(facts.trial)}"
@@ -101,9 +101,9 @@ def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     )
 
 
-def _noise(facts: Facts) -> str:
-    """Name the host that disturbed a timing which does not tell."""
-    what = if_recorded(noise, facts)
+def _disturbed(facts: Facts) -> str:
+    """Name the host that disturbed a timing whose answer hangs on it."""
+    what = if_recorded(hangs_on, facts)
     return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
 
 
@@ -252,7 +252,7 @@ def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
     if is_noise(gain, trial):
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_noise(facts)}"
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(facts)}"
         )
     return (
         f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "

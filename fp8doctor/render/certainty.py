@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
-from fp8doctor.analysis.host_disturbance import noise
+from fp8doctor.analysis.host_disturbance import hangs_on
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -21,9 +21,9 @@ def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
     verdict, facts = report.verdict, report.facts
     timed = if_recorded(_timed, report) or ""
+    what = if_recorded(hangs_on, facts)
+    disturbed = f" The host was disturbed: {what}." if what else ""
     if verdict.status == "too_noisy":
-        what = if_recorded(noise, facts)
-        disturbed = f" The host was disturbed: {what}." if what else ""
         return f"No. {timed or 'The times spread too far.'}{disturbed}"
     watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
     if verdict.status in GRAVE:
@@ -31,7 +31,11 @@ def certainty(report: Document) -> str:
         how = "it was seen in a step that ran" if raised else "it was read from the job itself"
         return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
     if verdict.basis == "measured":
-        return f"{_how_sure(facts)}: {timed[:1].lower()}{timed[1:]}" if timed else "Yes: it was timed."
+        return (
+            f"{_how_sure(facts)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
+            if timed
+            else "Yes: it was timed."
+        )
     if verdict.basis == "modelled":
         tells = ", and no BF16 was timed beside it." if watched else ". A run on the GPU tells."
         return f"Not quite: {_how_far_off(facts)}{tells}"
@@ -57,7 +61,8 @@ def _is_modelled(step: Step) -> bool:
 
 def _how_sure(facts: Facts) -> str:
     """Say whether the times can be relied on."""
-    return "Not quite" if _copies_differ(facts.trial) or _doubt(facts.trial) else "Yes"
+    doubtful = _copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(hangs_on, facts)
+    return "Not quite" if doubtful else "Yes"
 
 
 def _was_watched(facts: Facts) -> bool:
