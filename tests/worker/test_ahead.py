@@ -184,12 +184,39 @@ def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
     assert ahead.how_many(SMALL, torch.device("cpu"), shallow=True) == 0
 
 
-def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("weights_gib", "on_gpu", "host_gib", "gpu_gib", "count"),
+    [
+        (16, False, 512, 141, 3),
+        (16, False, 120, 141, 1),
+        (16, False, 40, 141, 0),
+        (5, True, 120, 141, 3),
+        (5, True, 120, 80, 3),
+        (7, True, 120, 80, 2),
+        (16, True, 512, 80, 1),
+        (16, True, 512, 48, 0),
+        (5, False, None, 141, 0),
+        (4, True, None, 80, 3),
+    ],
+)
+def test_a_model_that_nothing_cuts_is_loaded_again_where_there_is_memory_for_it(
+    weights_gib: int,
+    on_gpu: bool,
+    host_gib: int | None,
+    gpu_gib: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0.95 * gpu_gib * GIB, gpu_gib * GIB))
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(ahead, "free_memory", lambda: host_gib and host_gib * GIB)
+    monkeypatch.setattr(ahead, "_on_a_gpu", lambda model: on_gpu)
     with torch.device("meta"):
-        large = replace(SMALL, model=torch.nn.Linear(2**16, 2**16))
-    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == 0
+        large = replace(SMALL, model=torch.nn.Linear(2**14, weights_gib * 2**14, bias=False))
+    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == count
     assert ahead.how_many(large, torch.device("cuda", 0), shallow=True) == 3
 
 
