@@ -115,7 +115,7 @@ def is_essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
 
 def _expected(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> Cost | None:
     """Estimate what the arm will cost: less where others have compiled it."""
-    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=bool(plan.fp8))
+    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=plan.fp8)
     took_s = run.ahead.took_s(plan.name)
     return cost if cost is None or took_s is None else ahead_of(cost, took_s)
 

@@ -50,9 +50,9 @@ DEARER_RECIPE = 1.5
 """Time to build the first other recipe / time to build the arm that it changes. Rowwise compiled 1.2 to 1.6
 times as long as tensorwise in five models on an H200 (torch 2.11)."""
 
-DEARER_FP8 = 2.5
+DEARER_FP8, DEARER_FP8_AT_LEAST = 2.5, 1.5
 """Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
-2.11)."""
+2.11). By the least BF16 is expected where only FP8 was compiled."""
 
 AHEAD_SHARE = 0.3
 """Time to build what was compiled ahead / to compile it ahead: with the caches of the run before, the blocks
@@ -237,15 +237,19 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 
 
 def expected(
-    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool = False
+    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool | None = None
 ) -> Cost | None:
     """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
     it compiles too; its steps then take as long as those of the fastest that does.
 
-    Compiling blocks costs a part of a base that is compiled as one graph, and what changes such an arm is
+    ``fp8`` says whether it runs in FP8; None as its base does. Compiling blocks costs a part of a base that is compiled as one graph, and what changes such an arm is
     held to others by block. FP8 costs more than BF16, and another recipe as much as the last one, which was
-    dearer than the base. None when there is nothing to go by.
+    dearer than the base. The copy of BF16 costs what BF16 did, at its one cut. None when there is nothing to
+    go by.
     """
+    copied = costs.get(ArmName.BF16)
+    if name == ArmName.SELF_CHECK and copied:
+        return replace(copied, steps_s=copied.steps_s[:1])
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
@@ -254,14 +258,15 @@ def expected(
     recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
     if changes_recipe(name) and recipes:
         return Cost(max(recipes), like.steps_s, like.compiles, like.fp8, like.by_block)
-    compiles, fp8 = compiles or like.compiles, fp8 or like.fp8
+    compiles, fp8 = compiles or like.compiles, like.fp8 if fp8 is None else fp8
     alike = [
         cost
         for cost in costs.values()
         if compiles and cost.compiles and (fp8 or not cost.fp8) and (cost.by_block or not like.by_block)
     ]
     dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
-    build_s = max(like.build_s, *(dearer * cost.build_s for cost in alike), 0.0)
+    of_base = like.build_s / (DEARER_FP8_AT_LEAST if like.compiles and like.fp8 and not fp8 else 1.0)
+    build_s = max(of_base, *(dearer * cost.build_s for cost in alike), 0.0)
     build_s *= DEARER_RECIPE if changes_recipe(name) else 1.0
     steps_s = min((like, *([] if like.compiles else alike)), key=lambda cost: cost.steps_s).steps_s
     return Cost(build_s, steps_s, compiles, fp8, like.by_block)
