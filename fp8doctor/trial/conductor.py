@@ -44,6 +44,7 @@ from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
+from fp8doctor.trial.measure.cuts import compiles
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
@@ -292,13 +293,15 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
 
 
 def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
-    """Whether the arm may be compiled by others meanwhile: blocks of what is built first are not."""
+    """Whether the arm may be compiled by others meanwhile. Blocks of what is built first are not, nor those
+    of BF16 where the step before it compiles nothing: the trial comes to them before others can be ready."""
     plan = attempt.plan
     if attempt.no_number is not None:
         return False
-    if bench.as_one:
-        return plan.compiled or plan.fp8 is True or plan.name == ArmName.AS_IS
-    return plan.name not in BASELINES and (plan.compiled or plan.fp8 is True)
+    if bench.as_one and plan.name == ArmName.AS_IS:
+        return True
+    early = plan.name == ArmName.AS_IS or (plan.name in BASELINES and not compiles(bench.job))
+    return (plan.compiled or plan.fp8 is True) and (bench.as_one or not early)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
