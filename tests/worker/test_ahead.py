@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -26,6 +28,7 @@ from fp8doctor.trial.variant import ArmPlan, as_it_is
 from fp8doctor.worker import parent
 from fp8doctor.worker.ahead import Helpers
 from fp8doctor.worker.request import TrialRequest
+from tests.logged import Records
 from tests.trial.test_conductor import job
 from tests.waiting import wait_for
 
@@ -121,12 +124,45 @@ def test_what_is_being_compiled_is_waited_for_and_what_is_not_is_left_to_the_tri
 ) -> None:
     of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
     of.begin(WORK, CUTS)
-    wait_for("its first work", lambda: of._at_work == {("a", 1)})
+    wait_for("its first work", lambda: of.begun() == {"a"})
     assert of.take(("a", 0), None) is None
     assert of._waiting == [("b", 1)]
     assert of.take(("a", 1), 1e-3) is None, "it takes too long"
     threading.Timer(1e-2, of.end).start()
     assert of.take(("a", 1), None) is None, "it died"
+
+
+def test_what_was_begun_only_now_is_left_to_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
+    of.begin([("a", 0)], CUTS)
+    wait_for("its work", lambda: of.begun() == {"a"})
+    of.pass_by("b", 1e6)
+    of.pass_by("a", 0.0)
+    assert of.begun() == {"a"}, "another arm, and one that was begun longer ago"
+    of.pass_by("a", 1e6)
+    assert not of.under_way()
+    assert of.take(("a", 0), None) is None
+    assert of.end()
+
+
+def test_what_helpers_did_and_the_trial_waited_for_is_logged(
+    monkeypatch: pytest.MonkeyPatch, logged: Records
+) -> None:
+    logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
+    of = helpers(monkeypatch, EVERY)
+    of.begin(WORK, CUTS)
+    assert of.wait_for_one(["b"], 300.0) == {"b"}
+    of.take(("a", 1), None)
+    of.take(("c", 1), None)
+    wait_for("the last line", lambda: "compiled in 3.0 s ('b', 1)" in logged.text())
+    for line in (
+        r"a helper loaded the target, \d+\.\d s after its start",
+        r"a helper compiled in 1\.0 s \('a', 0\), \d+\.\d s after its start",
+        r"the trial waited \d+\.\d s for one of b: b",
+        r"the trial waited 0\.0 s for \('a', 1\), which took 3\.0 s",
+        r"the trial waited 0\.0 s for \('c', 1\), which is not compiled",
+    ):
+        assert re.search(line, logged.text()), line
 
 
 def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
