@@ -10,6 +10,7 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +35,7 @@ from fp8doctor.trial.admission import (
     latest_by_others,
     no_time_for,
     wait_for_one,
+    worth_waiting_after_s,
 )
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan
@@ -234,7 +236,9 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             _build_arm(attempt, bench, attempts, run)
     while left:
         free = [each.plan for each in left.values() if each.plan.base not in left]
-        _build_arm(left.pop(_first_of(free, attempts, run)), bench, attempts, run)
+        chosen = _first_of(free, attempts, run)
+        run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
+        _build_arm(left.pop(chosen), bench, attempts, run)
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
@@ -283,6 +287,8 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
     costs = costs_of(attempts)
     essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
+    if not bench.as_one:  # else its cuts are begun one after the other
+        run.ahead.pass_by(attempt.plan.name, worth_waiting_after_s(attempt.plan, attempts))
     until = run.budget.build_until(costs, essential=essential, needed=needed)
     bench.build(attempt, until)
     if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been

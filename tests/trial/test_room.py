@@ -173,6 +173,7 @@ class StandInBench:
 
     device = CPU
     plan = Plan((), (Cut({}),))
+    as_one = False
 
     def __init__(self, frees_gib: float) -> None:
         self.built: list[str] = []
