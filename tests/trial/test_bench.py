@@ -17,6 +17,7 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
@@ -177,6 +178,50 @@ def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected:
     memory.blocks = room
     result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
     assert kept(result.arms[0]) == [{"blocks": count} for count in expected]
+
+
+class Holding(Nobody):
+    """Holds memory for so many blocks until it is ended."""
+
+    def __init__(self, memory: Memory, blocks: int) -> None:
+        self.memory, self.blocks, self.ended = memory, blocks, 0
+
+    def end(self) -> bool:
+        self.memory.blocks, held, self.blocks = self.memory.blocks + self.blocks, self.blocks, 0
+        self.ended += 1
+        return bool(held)
+
+
+@pytest.mark.parametrize(
+    ("room", "held", "expected", "ended"), [(100, 50, (4, 12), 0), (15, 85, (4, 12), 1), (10, 5, (2, 6), 1)]
+)
+def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
+    memory: Memory, room: int, held: int, expected: tuple[int, int], ended: int
+) -> None:
+    memory.blocks, ahead = room, Holding(memory, held)
+    of = Job(
+        model=on_meta(80),
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=memory.loss,
+        rebuild=lambda layers: (Decoder(layers), None),
+    )
+    laid_out = bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=ahead)
+    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": count} for count in expected]
+    assert ahead.ended == ended
+
+
+def test_who_compiles_ahead_stays_beside_cuts_that_the_whole_gpu_is_too_small_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = bench.Bench.__new__(bench.Bench)
+    of.job = Job(model=Decoder(26), target=Target(), workload=Workload())
+    of.device, of._ahead = torch.device("cpu"), (beside := Holding(Memory(0), 1))
+    monkeypatch.setattr(bench, "room_gib", lambda device: 0.0)
+    monkeypatch.setattr(bench, "whole_gib", lambda device: 1e-6)
+    assert not of._fits(depth.plans(of.job.model, ["blocks"])[0])
+    assert not beside.ended
 
 
 def test_a_memory_too_small_for_any_cut_is_the_reason(memory: Memory) -> None:

@@ -274,6 +274,7 @@ def test_cuts_that_cannot_fit_are_not_laid_out(
 ) -> None:
     of = Bench.__new__(Bench)
     of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
+    of._ahead = Nobody()
     asked: list[Plan] = []
     monkeypatch.setattr(bench, "room_gib", lambda device: room())
     monkeypatch.setattr(of, "_lay_out", asked.append)

@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
-from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
+from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib, whole_gib
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
@@ -103,8 +103,18 @@ class Bench:
         self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where it may fit; on a memory that is too small give back what was taken."""
-        if exceeds(laid_out_gib(unwrapped(self.job.model), plan), room_gib(self.device)):
+        """Lay the plan out where it may fit, at last without those who compile ahead, whose memory it may
+        have been. They stay where the whole GPU is too small."""
+        least = laid_out_gib(unwrapped(self.job.model), plan)
+        if self._fits_now(plan, least):
+            return True
+        return (
+            not exceeds(least, whole_gib(self.device)) and self._ahead.end() and self._fits_now(plan, least)
+        )
+
+    def _fits_now(self, plan: depth.Plan, least_gib: float) -> bool:
+        """Lay the plan out; on a memory that is too small give back what was taken."""
+        if exceeds(least_gib, room_gib(self.device)):
             return False
         try:
             self._lay_out(plan)
