@@ -38,15 +38,15 @@ from fp8doctor.trial.admission import (
     worth_waiting_after_s,
 )
 from fp8doctor.trial.combining import Window, best_total
-from fp8doctor.trial.copies.depth import Plan
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.copies.depth import Plan, named_in
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
-from fp8doctor.trial.measure.cuts import compiles
+from fp8doctor.trial.measure.cuts import compiled_as_one, compiles
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
@@ -92,12 +92,12 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
 def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
-    bench = _bench(job, lists, run)
+    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
+    bench = _bench(job, lists, attempts, run)
     if isinstance(bench, NoNumber):
         return _without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
-    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
     try:
         trial = _of_arms(attempts, tracer)
     except DeviceLost:
@@ -113,10 +113,14 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
+def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
-        return Bench(job, lists, run.device, interrupts=run.own_process, ahead=run.ahead)
+        as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
+        for_others = [each.plan for each in attempts if _is_compiled_ahead(each, job, as_one=as_one)]
+        return Bench(
+            job, lists, run.device, interrupts=run.own_process, ahead=run.ahead, for_others=for_others
+        )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -132,7 +136,6 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run, budget = tracer.bench, tracer.run, tracer.run.budget
-    bench.compile_ahead([each.plan for each in attempts if _is_compiled_ahead(each, bench)])
     _build(bench, attempts, run)
     run.ahead.end()
     enough_s = enough_for_all_s(attempts, run)
@@ -298,16 +301,16 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         bench.drop(attempt, beyond)
 
 
-def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
+def _is_compiled_ahead(attempt: Attempt, job: Job, *, as_one: bool) -> bool:
     """Whether the arm may be compiled by others meanwhile. Blocks of what is built first are not, nor those
     of BF16 where the step before it compiles nothing: the trial comes to them before others can be ready."""
     plan = attempt.plan
     if attempt.no_number is not None:
         return False
-    if bench.as_one and plan.name == ArmName.AS_IS:
+    if as_one and plan.name == ArmName.AS_IS:
         return True
-    early = plan.name == ArmName.AS_IS or (plan.name in BASELINES and not compiles(bench.job))
-    return (plan.compiled or plan.fp8 is True) and (bench.as_one or not early)
+    early = plan.name == ArmName.AS_IS or (plan.name in BASELINES and not compiles(job))
+    return (plan.compiled or plan.fp8 is True) and (as_one or not early)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:

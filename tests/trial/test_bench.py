@@ -382,10 +382,14 @@ def test_one_graph_is_compiled_anew_for_every_cut() -> None:
 
 
 class Beside(Nobody):
-    """Notes what it is asked for, and has compiled all of it in 1,000 s."""
+    """Notes what it is asked for and after how many steps, and has compiled all of it in 1,000 s."""
+
+    def __init__(self, steps: Callable[[], int] = lambda: 0) -> None:
+        self.steps, self.begun_at = steps, []
 
     def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
         self.asked, self.taken = [(arm, cuts[number]) for arm, number in work], []
+        self.begun_at.append(self.steps())
         return True
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
@@ -405,9 +409,8 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
         batch=torch.randint(0, 96, (1, 8)),
         loss=mean,
     )
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("a", as_it_is)]
-    of.compile_ahead(plans)
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
     of.build(attempt := Attempt(plans[0]))
     of.close()
     shallow, deep = {"blocks": 2}, {"blocks": 6}
@@ -415,6 +418,31 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
     assert beside.asked == (in_all if whole else [(ArmName.AS_IS, None), ("a", None)])
     assert beside.taken == [(ArmName.AS_IS, 1 if whole else 0), (ArmName.AS_IS, 0)]
     assert [ready.warm_up_s for ready in attempt.ready] == [1e3, 1e3], "the seconds of cold caches"
+
+
+@pytest.mark.parametrize(("whole", "steps"), [(True, 2), (False, 0)])
+def test_blocks_are_compiled_beside_the_copying_of_the_cuts(whole: bool, steps: int) -> None:
+    """One graph is another at every cut, and which they are is known once they fit."""
+    taken: list[float] = []
+
+    def noted(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        taken.append(0.0)
+        return mean(output, batch)
+
+    model = Decoder(26)
+    if whole:
+        model.compile(backend="eager")
+    of = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=noted,
+    )
+    beside = Beside(lambda: len(taken))
+    bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=beside, for_others=[ArmPlan("a", as_it_is)])
+    assert beside.begun_at == [steps]
+    assert len(taken) == 2, "a step at each cut"
 
 
 def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
@@ -427,10 +455,9 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
         batch=torch.randint(0, 96, (1, 8)),
         loss=mean,
     )
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
     blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("compile-blocks", blocks, by_block=True)]
-    of.compile_ahead(plans)
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
     before = compiled_so_far().frames
     of.build(attempt := Attempt(plans[1]))
     frames = compiled_so_far().frames - before

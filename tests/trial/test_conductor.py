@@ -476,8 +476,7 @@ def test_bf16_is_compiled_beside_a_step_that_compiles_itself(
     elif compiled == "step":
         of = replace(of, training_step=torch.compile(lambda model, batch: model(batch).mean()))
     attempts = [Attempt(plan) for plan in (AS_IS, BF16, COMPILED_BF16, PRESCRIBED)]
-    bench: Any = SimpleNamespace(as_one=as_one, job=of)
-    found = [each.plan.name for each in attempts if conductor._is_compiled_ahead(each, bench)]
+    found = [each.plan.name for each in attempts if conductor._is_compiled_ahead(each, of, as_one=as_one)]
     assert found == ahead
 
 
