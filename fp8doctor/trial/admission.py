@@ -18,6 +18,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import (
+    AHEAD_SHARE,
     ASKED_WITHIN,
     ESSENTIAL_WITHIN,
     STRETCHED,
@@ -64,7 +65,8 @@ def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> N
     """Tell that the arm does not fit into the rest of the budget."""
     cost = _expected(plan, costs, run)
     assert cost is not None
-    if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=_within(plan, costs, run.budget)):
+    within = _within(plan, costs, run.budget, known=run.ahead.took_s(plan.name) is not None)
+    if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=within):
         return None
     return run.budget.too_short(run.budget.takes_s(cost, plan.name, costs))
 
@@ -90,14 +92,14 @@ def latest_by_others(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) 
     if cost is None:
         return -math.inf
     more = {plan.name: ahead_of(cost, cost.build_s)}
-    return run.budget.latest_begin(more, costs, within=_within(plan, costs, run.budget))
+    return run.budget.latest_begin(more, costs, within=_within(plan, costs, run.budget, known=True))
 
 
-def _within(plan: ArmPlan, costs: Mapping[str, Cost], budget: Budget) -> float:
-    """Choose the budgets within which the arm has to fit."""
+def _within(plan: ArmPlan, costs: Mapping[str, Cost], budget: Budget, *, known: bool = False) -> float:
+    """Choose the budgets within which the arm has to fit; ``known`` says that others have compiled it."""
     if is_needed(plan, costs):
         return budget.needed_within
-    return UNASKED_WITHIN if plan.explored else ASKED_WITHIN
+    return UNASKED_WITHIN if plan.explored and not known else ASKED_WITHIN
 
 
 def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
@@ -115,16 +117,28 @@ def is_essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
 
 def _expected(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> Cost | None:
     """Estimate what the arm will cost: less where others have compiled it."""
-    cost = expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=bool(plan.fp8))
+    cost = _expected_alone(plan, costs)
     took_s = run.ahead.took_s(plan.name)
     return cost if cost is None or took_s is None else ahead_of(cost, took_s)
 
 
+def _expected_alone(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
+    return expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=plan.fp8)
+
+
+def worth_waiting_after_s(plan: ArmPlan, attempts: Sequence[Attempt]) -> float:
+    """Return the seconds that others have to have been at an arm for waiting to be sooner than compiling it
+    too: as many as what they leave in the caches costs the trial then."""
+    cost = _expected_alone(plan, costs_of(attempts))
+    return AHEAD_SHARE * cost.build_s if cost else 0.0
+
+
 def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
-    """Collect what the arms that were built have cost."""
+    """Collect what the arms that were built have cost: what others compiled as much as it took them, which is
+    what tells of an arm that nobody compiled yet."""
     return {
         each.plan.name: Cost(
-            each.build_s,
+            max(each.build_s, *(ready.warm_up_s for ready in each.ready)),
             tuple(ready.step_s for ready in each.ready),
             any(_compiled(ready) for ready in each.ready),
             bool(each.plan.fp8),

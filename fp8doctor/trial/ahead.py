@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
@@ -29,6 +30,7 @@ from fp8doctor.trial.copies.replica import unwrapped
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.cuts import compiled_as_one
+from fp8doctor.trial.measure.host import free_memory
 from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -44,22 +46,42 @@ list of repeated blocks."""
 MEMORY_SHARE, FREE_SHARE = 0.2, 0.6
 """Shares of the GPU's memory: that one helper may take, and that has to be free when helpers are started."""
 
-LARGEST_GIB, LONGEST_LOAD_S = 4.0, 20.0
-"""Weights of a model, and the seconds that its file took to load, up to which helpers load it too where
-nothing cuts it while it is built. A choice: each helper has the weights in the host's memory once more, and a
-file that trains when it is imported would train again."""
+SMALL_GIB, LONGEST_LOAD_S = 4.0, 20.0
+"""Weights of a model that each helper may load without a look at the memory, and the seconds that its file
+took to load, up to which helpers load it too where nothing cuts it while it is built. A choice: a file that
+trains when it is imported would train again."""
+
+LOADING, HOST_SHARE = 3.0, 0.5
+"""Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted,
+and the share of what is free that all helpers may take for it. A choice: a host without memory ends the
+trial."""
 
 
 def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: bool) -> int:
     """Return the number of helpers that there is room for; none beside a trial on a CPU, which needs the
     cores. ``shallow`` says that they build a few layers only."""
-    weights = sum(each.numel() * each.element_size() for each in job.model.parameters())
-    dear = weights > LARGEST_GIB * 2**30 or loaded_s > LONGEST_LOAD_S
-    if device.type != "cuda" or (dear and not shallow):
+    if device.type != "cuda" or (loaded_s > LONGEST_LOAD_S and not shallow):
         return 0
     free, total = torch.cuda.mem_get_info(device)
     cores = len(os.sched_getaffinity(0))
-    return max(0, min(MOST_HELPERS, cores // CORES_EACH - 1)) if free > FREE_SHARE * total else 0
+    if free <= FREE_SHARE * total:
+        return 0
+    most = max(0, min(MOST_HELPERS, cores // CORES_EACH - 1))
+    return most if shallow else min(most, _that_load_it(job.model, total))
+
+
+def _that_load_it(model: nn.Module, gpu: int) -> int:
+    """Return the number of helpers that have memory for the whole model: the host's while they load it, and
+    on a GPU, where the file puts it there, no more together than one of them may take."""
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    if weights <= SMALL_GIB * 2**30:
+        return MOST_HELPERS
+    by_host = HOST_SHARE * (free_memory() or 0) / (LOADING * weights)
+    return int(min(by_host, MEMORY_SHARE * gpu / weights if _on_a_gpu(model) else by_host))
+
+
+def _on_a_gpu(model: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in model.parameters())
 
 
 def confine(device: torch.device) -> None:

@@ -67,8 +67,8 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     return [
         as_is,
         *builder.baselines(in_fp8),
-        *([prescribed] if prescribed else [] if in_fp8 else builder.conversions()),
         ArmPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
+        *([prescribed] if prescribed else [] if in_fp8 else builder.conversions()),
         *(builder.prescribed_as_compiled(as_is, proposals) if prescribed else []),
         *(builder.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
         *builder.measurements(base),

@@ -10,6 +10,7 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -34,16 +35,18 @@ from fp8doctor.trial.admission import (
     latest_by_others,
     no_time_for,
     wait_for_one,
+    worth_waiting_after_s,
 )
 from fp8doctor.trial.combining import Window, best_total
-from fp8doctor.trial.copies.depth import Plan
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.copies.depth import Plan, named_in
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
+from fp8doctor.trial.measure.cuts import compiled_as_one, compiles
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
@@ -90,12 +93,12 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
 def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
-    bench = _bench(job, lists, run)
+    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
+    bench = _bench(job, lists, attempts, run)
     if isinstance(bench, NoNumber):
         return _without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
-    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
     try:
         trial = _of_arms(attempts, tracer)
     except DeviceLost:
@@ -111,10 +114,14 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
+def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
-        return Bench(job, lists, run.device, interrupts=run.own_process, ahead=run.ahead)
+        as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
+        for_others = [each.plan for each in attempts if _is_compiled_ahead(each, job, as_one=as_one)]
+        return Bench(
+            job, lists, run.device, interrupts=run.own_process, ahead=run.ahead, for_others=for_others
+        )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -130,7 +137,6 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
-    bench.compile_ahead([each.plan for each in attempts if _is_compiled_ahead(each, bench)])
     _build(bench, attempts, run)
     run.ahead.end()
     enough_s = enough_for_all_s(attempts, run)
@@ -237,7 +243,9 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             _build_arm(attempt, bench, attempts, run)
     while left:
         free = [each.plan for each in left.values() if each.plan.base not in left]
-        _build_arm(left.pop(_first_of(free, attempts, run)), bench, attempts, run)
+        chosen = _first_of(free, attempts, run)
+        run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
+        _build_arm(left.pop(chosen), bench, attempts, run)
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
@@ -286,6 +294,8 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
     costs = costs_of(attempts)
     essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
+    if not bench.as_one:  # else its cuts are begun one after the other
+        run.ahead.pass_by(attempt.plan.name, worth_waiting_after_s(attempt.plan, attempts))
     until = run.budget.build_until(costs, essential=essential, needed=needed)
     bench.build(attempt, until)
     if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
@@ -295,14 +305,16 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         bench.drop(attempt, beyond)
 
 
-def _is_compiled_ahead(attempt: Attempt, bench: Bench) -> bool:
-    """Whether the arm may be compiled by others meanwhile: blocks of what is built first are not."""
+def _is_compiled_ahead(attempt: Attempt, job: Job, *, as_one: bool) -> bool:
+    """Whether the arm may be compiled by others meanwhile. Blocks of what is built first are not, nor those
+    of BF16 where the step before it compiles nothing: the trial comes to them before others can be ready."""
     plan = attempt.plan
     if attempt.no_number is not None:
         return False
-    if bench.as_one:
-        return plan.compiled or plan.fp8 is True or plan.name == ArmName.AS_IS
-    return plan.name not in BASELINES and (plan.compiled or plan.fp8 is True)
+    if as_one and plan.name == ArmName.AS_IS:
+        return True
+    early = plan.name == ArmName.AS_IS or (plan.name in BASELINES and not compiles(job))
+    return (plan.compiled or plan.fp8 is True) and (as_one or not early)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:

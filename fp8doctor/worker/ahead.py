@@ -7,11 +7,13 @@ What they compile is in the compiler's caches on disk then: 13.8 s for the first
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,6 +21,8 @@ from typing import Any
 import msgspec
 
 from fp8doctor.facts import Facts
+
+_log = logging.getLogger("fp8doctor")
 
 HELPING = "helping"
 """Key of a request that makes the process a helper; its value is the device."""
@@ -43,10 +47,12 @@ class Helpers:
         self._changed = threading.Condition()
         self._waiting: list[Work] = []
         self._asked: frozenset[Work] = frozenset()
-        self._at_work: set[Work] = set()
+        self._at_work: dict[Work, float] = {}
+        """What is compiled now, and since when (``time.monotonic``)."""
         self._employed = 0
         """Helpers that take work, or will once they have loaded the target."""
         self._took_s: dict[Work, float] = {}
+        self._started = time.monotonic()
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
@@ -74,8 +80,25 @@ class Helpers:
         with self._changed:
             if work in self._waiting:
                 self._waiting.remove(work)
+            began = time.monotonic()
             self._changed.wait_for(lambda: work not in self._at_work, patience_s)
-            return self._took_s.get(work)
+            took_s = self._took_s.get(work)
+        _log.debug(
+            "the trial waited %.1f s for %s, which %s",
+            time.monotonic() - began,
+            work,
+            "is not compiled" if took_s is None else f"took {took_s:.1f} s",
+        )
+        return took_s
+
+    def pass_by(self, arm: str, least_s: float) -> None:
+        """Wait no more for an arm that was begun less than so many seconds ago."""
+        with self._changed:
+            young_from = time.monotonic() - least_s
+            for work in [each for each, began in self._at_work.items() if each[0] == arm]:
+                if self._at_work[work] > young_from:
+                    _log.debug("%s is begun only now: the trial compiles it itself", work)
+                    del self._at_work[work]
 
     def took_s(self, arm: str) -> float | None:
         """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
@@ -100,8 +123,16 @@ class Helpers:
         """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
         does."""
         with self._changed:
+            began = time.monotonic()
             self._changed.wait_for(lambda: not self.under_way().issuperset(arms), timeout_s)
-            return frozenset(arms) - self.under_way()
+            done = frozenset(arms) - self.under_way()
+        _log.debug(
+            "the trial waited %.1f s for one of %s: %s",
+            time.monotonic() - began,
+            ", ".join(sorted(arms)),
+            ", ".join(sorted(done)) or "none",
+        )
+        return done
 
     def end(self) -> bool:
         """End every helper with all that it started, and tell whether there was one."""
@@ -118,6 +149,7 @@ class Helpers:
         try:
             with suppress(OSError, ValueError), process.stdout, process.stdin:  # it died, or tells nonsense
                 alive = _answer(process, self._facts) == READY
+                _log.debug("a helper %s", self._after("loaded the target" if alive else "died"))
                 while alive and (work := self._next()):
                     alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))
         finally:
@@ -129,18 +161,26 @@ class Helpers:
         with self._changed:
             if not self._waiting:
                 return None
-            self._at_work.add(work := self._waiting.pop(0))
+            work = self._waiting.pop(0)
+            self._at_work[work] = time.monotonic()
             return work
 
     def _finish(self, work: Work, told: bytes) -> bool:
         """Note what became of a work, and tell whether its helper lives."""
         alive = told.endswith(b"\n")
         with self._changed:
-            self._at_work.discard(work)
+            self._at_work.pop(work, None)
             if alive and (seconds := json.loads(told)) is not None:
                 self._took_s[work] = seconds
+            took_s = self._took_s.get(work)
             self._changed.notify_all()
+        how = "did not compile" if took_s is None else f"compiled in {took_s:.1f} s"
+        _log.debug("a helper %s", self._after(f"{how} {work}"))
         return alive
+
+    def _after(self, done: str) -> str:
+        """Tell what was done, and when, for the log."""
+        return f"{done}, {time.monotonic() - self._started:.1f} s after its start"
 
 
 def _started(request: str) -> subprocess.Popen[bytes]:

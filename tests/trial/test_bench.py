@@ -17,6 +17,7 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
@@ -179,6 +180,50 @@ def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected:
     assert kept(result.arms[0]) == [{"blocks": count} for count in expected]
 
 
+class Holding(Nobody):
+    """Holds memory for so many blocks until it is ended."""
+
+    def __init__(self, memory: Memory, blocks: int) -> None:
+        self.memory, self.blocks, self.ended = memory, blocks, 0
+
+    def end(self) -> bool:
+        self.memory.blocks, held, self.blocks = self.memory.blocks + self.blocks, self.blocks, 0
+        self.ended += 1
+        return bool(held)
+
+
+@pytest.mark.parametrize(
+    ("room", "held", "expected", "ended"), [(100, 50, (4, 12), 0), (15, 85, (4, 12), 1), (10, 5, (2, 6), 1)]
+)
+def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
+    memory: Memory, room: int, held: int, expected: tuple[int, int], ended: int
+) -> None:
+    memory.blocks, ahead = room, Holding(memory, held)
+    of = Job(
+        model=on_meta(80),
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=memory.loss,
+        rebuild=lambda layers: (Decoder(layers), None),
+    )
+    laid_out = bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=ahead)
+    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": count} for count in expected]
+    assert ahead.ended == ended
+
+
+def test_who_compiles_ahead_stays_beside_cuts_that_the_whole_gpu_is_too_small_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = bench.Bench.__new__(bench.Bench)
+    of.job = Job(model=Decoder(26), target=Target(), workload=Workload())
+    of.device, of._ahead = torch.device("cpu"), (beside := Holding(Memory(0), 1))
+    monkeypatch.setattr(bench, "room_gib", lambda device: 0.0)
+    monkeypatch.setattr(bench, "whole_gib", lambda device: 1e-6)
+    assert not of._fits(depth.plans(of.job.model, ["blocks"])[0])
+    assert not beside.ended
+
+
 def test_a_memory_too_small_for_any_cut_is_the_reason(memory: Memory) -> None:
     memory.blocks = 3
     result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
@@ -337,10 +382,14 @@ def test_one_graph_is_compiled_anew_for_every_cut() -> None:
 
 
 class Beside(Nobody):
-    """Notes what it is asked for, and has compiled all of it in 1,000 s."""
+    """Notes what it is asked for and after how many steps, and has compiled all of it in 1,000 s."""
+
+    def __init__(self, steps: Callable[[], int] = lambda: 0) -> None:
+        self.steps, self.begun_at = steps, []
 
     def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
         self.asked, self.taken = [(arm, cuts[number]) for arm, number in work], []
+        self.begun_at.append(self.steps())
         return True
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
@@ -360,9 +409,8 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
         batch=torch.randint(0, 96, (1, 8)),
         loss=mean,
     )
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("a", as_it_is)]
-    of.compile_ahead(plans)
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
     of.build(attempt := Attempt(plans[0]))
     of.close()
     shallow, deep = {"blocks": 2}, {"blocks": 6}
@@ -370,6 +418,31 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
     assert beside.asked == (in_all if whole else [(ArmName.AS_IS, None), ("a", None)])
     assert beside.taken == [(ArmName.AS_IS, 1 if whole else 0), (ArmName.AS_IS, 0)]
     assert [ready.warm_up_s for ready in attempt.ready] == [1e3, 1e3], "the seconds of cold caches"
+
+
+@pytest.mark.parametrize(("whole", "steps"), [(True, 2), (False, 0)])
+def test_blocks_are_compiled_beside_the_copying_of_the_cuts(whole: bool, steps: int) -> None:
+    """One graph is another at every cut, and which they are is known once they fit."""
+    taken: list[float] = []
+
+    def noted(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        taken.append(0.0)
+        return mean(output, batch)
+
+    model = Decoder(26)
+    if whole:
+        model.compile(backend="eager")
+    of = Job(
+        model=model,
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=noted,
+    )
+    beside = Beside(lambda: len(taken))
+    bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=beside, for_others=[ArmPlan("a", as_it_is)])
+    assert beside.begun_at == [steps]
+    assert len(taken) == 2, "a step at each cut"
 
 
 def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
@@ -382,10 +455,9 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
         batch=torch.randint(0, 96, (1, 8)),
         loss=mean,
     )
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()))
     blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("compile-blocks", blocks, by_block=True)]
-    of.compile_ahead(plans)
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
     before = compiled_so_far().frames
     of.build(attempt := Attempt(plans[1]))
     frames = compiled_so_far().frames - before

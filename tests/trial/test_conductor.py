@@ -453,6 +453,33 @@ def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(
     assert arms[needed].tried is (spent < share)
 
 
+COMPILED_BF16 = ArmPlan("bf16_compiled", as_it_is, fp8=False, compiled=True)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "as_one", "ahead"),
+    [
+        (None, False, ["prescribed"]),
+        ("blocks", False, ["bf16_compiled", "prescribed"]),
+        ("step", False, ["bf16_compiled", "prescribed"]),
+        ("blocks", True, ["as_is", "bf16_compiled", "prescribed"]),
+    ],
+)
+def test_bf16_is_compiled_beside_a_step_that_compiles_itself(
+    compiled: str | None, as_one: bool, ahead: list[str]
+) -> None:
+    """One that does not is through before a helper has loaded the model."""
+    of = job(blocks=3)
+    if compiled == "blocks":
+        for block in of.model.blocks:  # type: ignore[union-attr]
+            block.compile(backend="eager")
+    elif compiled == "step":
+        of = replace(of, training_step=torch.compile(lambda model, batch: model(batch).mean()))
+    attempts = [Attempt(plan) for plan in (AS_IS, BF16, COMPILED_BF16, PRESCRIBED)]
+    found = [each.plan.name for each in attempts if conductor._is_compiled_ahead(each, of, as_one=as_one)]
+    assert found == ahead
+
+
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "fits", lambda self, *cost, within: within == WITHIN)
     arms = run(

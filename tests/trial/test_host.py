@@ -120,3 +120,53 @@ def test_a_real_window_is_told() -> None:
     assert 0 < load.pace_low_ms <= load.pace_median_ms
     assert 0 <= load.others_pct <= 100
     assert load.cores == len(host.own_cores()) >= 1
+
+
+MEMINFO = "MemTotal:  131072 kB\nMemFree:  1024 kB\nMemAvailable:  102400 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, None),
+        ({"meminfo": MEMINFO}, 100 * 2**20),
+        ({"meminfo": "MemTotal:  131072 kB\n"}, None),
+        (
+            {
+                "meminfo": MEMINFO,
+                "cgroup/job/memory.max": str(64 * 2**20),
+                "cgroup/job/memory.current": str(48 * 2**20),
+                "cgroup/job/memory.stat": f"anon 1\ninactive_file {8 * 2**20}\n",
+            },
+            24 * 2**20,
+        ),
+        (
+            {
+                "meminfo": MEMINFO,
+                "cgroup/job/memory.max": "max",
+                "cgroup/job/memory.current": str(48 * 2**20),
+                "cgroup/memory.max": str(64 * 2**20),
+                "cgroup/memory.current": str(50 * 2**20),
+                "cgroup/memory.stat": "inactive_file 0\n",
+            },
+            14 * 2**20,
+        ),
+        (
+            {
+                "meminfo": MEMINFO,
+                "cgroup/memory/memory.limit_in_bytes": str(32 * 2**20),
+                "cgroup/memory/memory.usage_in_bytes": str(30 * 2**20),
+                "cgroup/memory/memory.stat": "inactive_file 1\ntotal_inactive_file 4096\n",
+            },
+            2 * 2**20 + 4096,
+        ),
+    ],
+    ids=["nothing tells", "the machine", "an old kernel", "its cgroup", "the cgroup above", "version 1"],
+)
+def test_free_memory_is_what_the_machine_and_every_cgroup_leave(
+    files: dict[str, str], free: int | None, tmp_path: Path, linux: Callable[..., None]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert host.free_memory() == free

@@ -173,6 +173,7 @@ class StandInBench:
 
     device = CPU
     plan = Plan((), (Cut({}),))
+    as_one = False
 
     def __init__(self, frees_gib: float) -> None:
         self.built: list[str] = []
@@ -273,6 +274,7 @@ def test_cuts_that_cannot_fit_are_not_laid_out(
 ) -> None:
     of = Bench.__new__(Bench)
     of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
+    of._ahead = Nobody()
     asked: list[Plan] = []
     monkeypatch.setattr(bench, "room_gib", lambda device: room())
     monkeypatch.setattr(of, "_lay_out", asked.append)

@@ -23,7 +23,7 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.profiling.trace import MODULE, Event, Trace, read_trace
 from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies import depth
@@ -32,7 +32,13 @@ from fp8doctor.trial.measure import bench, evidence, timer
 from fp8doctor.trial.measure import profile_step as trace
 from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, compiled_so_far, profiler_in_use
+from fp8doctor.trial.measure.evidence import (
+    ANOTHER_PROFILER,
+    StepProof,
+    compiled_so_far,
+    counted_in,
+    profiler_in_use,
+)
 from fp8doctor.trial.measure.profile_step import annotated
 from fp8doctor.trial.measure.run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
@@ -424,6 +430,40 @@ def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: py
     of = trial(job(), AS_IS, BF16, better)
     assert by_name(of)["prescribed"].treatments == ("better",)
     assert explained(of) == {"as_is", "bf16", "prescribed"}
+
+
+def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> None:
+    step = compiled_blocks(Variant(job().model, None)).model
+    inputs = torch.ones(16, 32, dtype=torch.bfloat16)
+    step(inputs).sum().backward()
+    profile = evidence.profiled(lambda: step(inputs).sum().backward(), CPU, to_read=True)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    in_trace = counted_in(read_trace(tmp_path / "trace.json"), CPU)
+    assert in_trace == evidence.counted(profile.profiler, CPU) == StepProof(3 * 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "fp8_gemms"),
+    [
+        (["nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT", "nvjet_sm90_tst_64x8", "a copy"], 1),
+        (["nvjet_sm90_tst_64x8"], 0),
+        ([], None),
+    ],
+)
+def test_on_a_gpu_kernels_prove_fp8_and_a_trace_without_any_proves_nothing(
+    kernels: list[str], fp8_gemms: int | None
+) -> None:
+    events = [Event(cat="kernel", name=name) for name in kernels]
+    host = [Event(cat="cpu_op", name=name) for name in ("aten::_scaled_mm", "Torch-Compiled Region: 0/0")]
+    seen = Trace(gpu=events, host={1: host}, launches={}, links=[])
+    assert counted_in(seen, torch.device("cuda")) == StepProof(fp8_gemms, 1)
+
+
+def test_a_profile_that_is_read_is_not_counted_by_its_raw_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are slow: a second and more for each second of an eager FP8 step."""
+    monkeypatch.setattr(evidence, "counted", fails)
+    (arm,) = trial(job(), AS_IS).arms
+    assert (arm.fp8_gemms, recorded(arm, "breakdown")) == (9, True)
 
 
 # What fails

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -26,6 +28,7 @@ from fp8doctor.trial.variant import ArmPlan, as_it_is
 from fp8doctor.worker import parent
 from fp8doctor.worker.ahead import Helpers
 from fp8doctor.worker.request import TrialRequest
+from tests.logged import Records
 from tests.trial.test_conductor import job
 from tests.waiting import wait_for
 
@@ -121,12 +124,45 @@ def test_what_is_being_compiled_is_waited_for_and_what_is_not_is_left_to_the_tri
 ) -> None:
     of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
     of.begin(WORK, CUTS)
-    wait_for("its first work", lambda: of._at_work == {("a", 1)})
+    wait_for("its first work", lambda: of.begun() == {"a"})
     assert of.take(("a", 0), None) is None
     assert of._waiting == [("b", 1)]
     assert of.take(("a", 1), 1e-3) is None, "it takes too long"
     threading.Timer(1e-2, of.end).start()
     assert of.take(("a", 1), None) is None, "it died"
+
+
+def test_what_was_begun_only_now_is_left_to_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, f"{LOADED}\nsys.stdin.readline(); import time; time.sleep(1e6)")
+    of.begin([("a", 0)], CUTS)
+    wait_for("its work", lambda: of.begun() == {"a"})
+    of.pass_by("b", 1e6)
+    of.pass_by("a", 0.0)
+    assert of.begun() == {"a"}, "another arm, and one that was begun longer ago"
+    of.pass_by("a", 1e6)
+    assert not of.under_way()
+    assert of.take(("a", 0), None) is None
+    assert of.end()
+
+
+def test_what_helpers_did_and_the_trial_waited_for_is_logged(
+    monkeypatch: pytest.MonkeyPatch, logged: Records
+) -> None:
+    logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
+    of = helpers(monkeypatch, EVERY)
+    of.begin(WORK, CUTS)
+    assert of.wait_for_one(["b"], 300.0) == {"b"}
+    of.take(("a", 1), None)
+    of.take(("c", 1), None)
+    wait_for("the last line", lambda: "compiled in 3.0 s ('b', 1)" in logged.text())
+    for line in (
+        r"a helper loaded the target, \d+\.\d s after its start",
+        r"a helper compiled in 1\.0 s \('a', 0\), \d+\.\d s after its start",
+        r"the trial waited \d+\.\d s for one of b: b",
+        r"the trial waited 0\.0 s for \('a', 1\), which took 3\.0 s",
+        r"the trial waited 0\.0 s for \('c', 1\), which is not compiled",
+    ):
+        assert re.search(line, logged.text()), line
 
 
 def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,12 +220,39 @@ def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
     assert ahead.how_many(SMALL, torch.device("cpu"), shallow=True) == 0
 
 
-def test_a_large_model_that_nothing_cuts_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("weights_gib", "on_gpu", "host_gib", "gpu_gib", "count"),
+    [
+        (16, False, 512, 141, 3),
+        (16, False, 120, 141, 1),
+        (16, False, 40, 141, 0),
+        (5, True, 120, 141, 3),
+        (5, True, 120, 80, 3),
+        (7, True, 120, 80, 2),
+        (16, True, 512, 80, 1),
+        (16, True, 512, 48, 0),
+        (5, False, None, 141, 0),
+        (4, True, None, 80, 3),
+    ],
+)
+def test_a_model_that_nothing_cuts_is_loaded_again_where_there_is_memory_for_it(
+    weights_gib: int,
+    on_gpu: bool,
+    host_gib: int | None,
+    gpu_gib: int,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0.95 * gpu_gib * GIB, gpu_gib * GIB))
+    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(ahead, "free_memory", lambda: host_gib and host_gib * GIB)
+    monkeypatch.setattr(ahead, "_on_a_gpu", lambda model: on_gpu)
     with torch.device("meta"):
-        large = replace(SMALL, model=torch.nn.Linear(2**16, 2**16))
-    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == 0
+        large = replace(SMALL, model=torch.nn.Linear(2**14, weights_gib * 2**14, bias=False))
+    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == count
     assert ahead.how_many(large, torch.device("cuda", 0), shallow=True) == 3
 
 

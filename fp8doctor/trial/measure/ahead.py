@@ -35,6 +35,9 @@ class Ahead(Protocol):
         What is being compiled is waited for, so long at most. None where it was not compiled.
         """
 
+    def pass_by(self, arm: str, least_s: float) -> None:
+        """Wait no more for an arm that was begun less than so many seconds ago."""
+
     def took_s(self, arm: str) -> float | None:
         """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
         is not compiled at all of them."""
@@ -64,6 +67,9 @@ class Nobody:
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
         return None
+
+    def pass_by(self, arm: str, least_s: float) -> None:
+        pass
 
     def took_s(self, arm: str) -> float | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
 from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
-from fp8doctor.trial.measure.ahead import Ahead, Nobody, patience_s
+from fp8doctor.trial.measure.ahead import Ahead, Nobody, Work, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
 from fp8doctor.trial.measure.memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
-from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib
+from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib, whole_gib
 from fp8doctor.trial.measure.timer import interleave
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
@@ -64,11 +64,13 @@ class Bench:
         interrupts: bool = False,
         only: depth.Cut | None = None,
         ahead: Ahead | None = None,
+        for_others: Sequence[ArmPlan] = (),
     ) -> None:
         """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
 
         ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
-        is wanted, and ``ahead`` compiles beside the trial.
+        is wanted, and ``ahead`` compiles ``for_others`` beside the trial: blocks at once, one graph of
+        several as soon as the cuts are known.
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
@@ -95,16 +97,30 @@ class Bench:
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
         *larger, last = depth.plans(root, within, as_one=self.as_one)
+        if not self.as_one:
+            self._helped = self._ahead.begin([(plan.name, 0) for plan in for_others], [None])
         if only is not None:
             self._lay_out(depth.Plan((), (only,)))
         elif not any(map(self._fits, larger)):
             self._lay_out(last)
+        if self.as_one:
+            self._helped = self._ahead.begin(*self._at_every_cut(for_others))
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
 
     def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where it may fit; on a memory that is too small give back what was taken."""
-        if exceeds(laid_out_gib(unwrapped(self.job.model), plan), room_gib(self.device)):
+        """Lay the plan out where it may fit, at last without those who compile ahead, whose memory it may
+        have been. They stay where the whole GPU is too small."""
+        least = laid_out_gib(unwrapped(self.job.model), plan)
+        if self._fits_now(plan, least):
+            return True
+        return (
+            not exceeds(least, whole_gib(self.device)) and self._ahead.end() and self._fits_now(plan, least)
+        )
+
+    def _fits_now(self, plan: depth.Plan, least_gib: float) -> bool:
+        """Lay the plan out; on a memory that is too small give back what was taken."""
+        if exceeds(least_gib, room_gib(self.device)):
             return False
         try:
             self._lay_out(plan)
@@ -194,17 +210,18 @@ class Bench:
         still_there(self.device, attempt.plan.name)
         self.let_go(attempt.plan.name)
 
-    def compile_ahead(self, plans: Sequence[ArmPlan]) -> None:
-        """Have these arms compiled beside the trial: blocks at the smallest cut, one graph of several at
-        every cut.
+    def _at_every_cut(
+        self, plans: Sequence[ArmPlan]
+    ) -> tuple[Sequence[Work], Sequence[Mapping[str, int] | None]]:
+        """List each arm with the cuts at which others compile it, the deepest first: one graph of several
+        blocks at every cut, blocks at the smallest.
 
         One graph of the step as it is is left to the trial at the deepest cut, where the trial begins then.
         """
         numbers, own = range(len(self.plan.cuts))[::-1], (ArmName.AS_IS, len(self.plan.cuts) - 1)
         every = ((plan.name, self._ahead_at(plan, number)) for plan in plans for number in numbers)
-        work = [each for each in dict.fromkeys(every) if each != own or not self.as_one]
-        cuts = [cut.kept for cut in self.plan.cuts] if self.as_one else []
-        self._helped = self._ahead.begin(work, [*cuts, None])
+        work = [each for each in dict.fromkeys(every) if each != own]
+        return work, [*(cut.kept for cut in self.plan.cuts), None]
 
     def _as_one(self, plan: ArmPlan) -> bool:
         """Whether one graph of this arm holds several blocks. A step that is compiled stays one."""

@@ -32,7 +32,8 @@ graph of 24 FP8 blocks compiles for 80 s, and that step alone says nothing."""
 
 ASKED_WITHIN, UNASKED_WITHIN = 1.05, 1.0
 """Budgets within which a finding's own proposal, and what no finding proposes, is expected to fit. The rest
-of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
+of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds; so is what
+others have compiled, whose few seconds are known."""
 
 WINDOW_SHARE = 0.2
 """Share of the budget in which rounds are added to the least ones where what they are taken for is decided. A
@@ -257,15 +258,19 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 
 
 def expected(
-    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool = False
+    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool | None = None
 ) -> Cost | None:
     """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
     it compiles too; its steps then take as long as those of the fastest that does.
 
-    Compiling blocks costs a part of a base that is compiled as one graph, and what changes such an arm is
-    held to others by block. FP8 costs more than BF16, and another recipe as much as the last one, which was
-    dearer than the base. None when there is nothing to go by.
+    ``fp8`` says whether it runs in FP8; None as its base does. Compiling blocks costs a part of a base that
+    is compiled as one graph, and what changes such an arm is held to others by block. FP8 costs more than
+    BF16, and another recipe as much as the last one, which was dearer than the base. The copy of BF16 costs
+    what BF16 did, at its one cut. None when there is nothing to go by.
     """
+    copied = costs.get(ArmName.BF16)
+    if name == ArmName.SELF_CHECK and copied:
+        return replace(copied, steps_s=copied.steps_s[:1])
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
@@ -274,22 +279,25 @@ def expected(
     recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
     if changes_recipe(name) and recipes:
         return Cost(max(recipes), like.steps_s, like.compiles, like.fp8, like.by_block)
-    compiles, fp8 = compiles or like.compiles, fp8 or like.fp8
+    compiles, fp8 = compiles or like.compiles, like.fp8 if fp8 is None else fp8
     alike = [
         cost
         for cost in costs.values()
         if compiles and cost.compiles and (fp8 or not cost.fp8) and (cost.by_block or not like.by_block)
     ]
     dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
-    build_s = max(like.build_s, *(dearer * cost.build_s for cost in alike), 0.0)
+    of_base = like.build_s / (DEARER_FP8 if like.compiles and like.fp8 and not fp8 else 1.0)
+    build_s = max(of_base, *(dearer * cost.build_s for cost in alike), 0.0)
     build_s *= DEARER_RECIPE if changes_recipe(name) else 1.0
     steps_s = min((like, *([] if like.compiles else alike)), key=lambda cost: cost.steps_s).steps_s
     return Cost(build_s, steps_s, compiles, fp8, like.by_block)
 
 
 def ahead_of(cost: Cost, took_s: float) -> Cost:
-    """Lower the cost of an arm that others compiled in so many seconds."""
-    return replace(cost, build_s=min(cost.build_s, AHEAD_SHARE * took_s + LEAST_WARM_UP * sum(cost.steps_s)))
+    """Lower the cost of an arm that others compiled in so many seconds. What they took longer than the trial
+    would is not in the caches."""
+    from_caches_s = AHEAD_SHARE * min(took_s, cost.build_s) + LEAST_WARM_UP * sum(cost.steps_s)
+    return replace(cost, build_s=min(cost.build_s, from_caches_s))
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:

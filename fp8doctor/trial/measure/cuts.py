@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,11 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 
 
+def compiles(job: Job) -> bool:
+    """Whether the step, or any module of the model, is compiled."""
+    return step_mark(job.training_step) is not None or _any_compiles(job.model.modules())
+
+
 def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
     """Whether the step, a list of blocks or what holds one is compiled."""
     return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
@@ -25,12 +30,15 @@ def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
 
 def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
     """Whether a list of blocks or what holds one is compiled in the model."""
-    holders = (
+    return _any_compiles(
         module
         for name, module in model.named_modules()
         if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
     )
-    marks = (compile_mark(module, "", Kind(type(module))) for module in holders)
+
+
+def _any_compiles(modules: Iterable[nn.Module]) -> bool:
+    marks = (compile_mark(module, "", Kind(type(module))) for module in modules)
     return any(mark and mark.compiles is not False for mark in marks)
 
 

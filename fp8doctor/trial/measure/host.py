@@ -144,13 +144,53 @@ def _waited_ns() -> dict[str, int]:
 
 def _quota() -> tuple[int, int] | None:
     """Read the periods of the cgroup's quota, of cgroups of either version."""
-    own = ""
-    with suppress(OSError):
-        groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
-        own = next((path.strip("/") for number, _, path in groups if number == "0"), "")
-    for folder in (CGROUPS / own, CGROUPS, CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"):
+    for folder in (CGROUPS / _own_cgroup(), CGROUPS, CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"):
         with suppress(OSError, ValueError):
             found = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
             if "nr_periods" in found:
                 return int(found["nr_periods"]), int(found["nr_throttled"])
     return None
+
+
+def _own_cgroup() -> str:
+    """Name the cgroup of version 2 that this process is in; the root where nothing tells."""
+    with suppress(OSError):
+        groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
+        return next((path.strip("/") for number, _, path in groups if number == "0"), "")
+    return ""
+
+
+def free_memory() -> int | None:
+    """Count the bytes of the host's memory that this process may still take; None where Linux does not tell.
+
+    The page cache gives way, in the machine's figure and in that of a cgroup, of either version.
+    """
+    known = [_free_of_machine(), *_free_of_cgroups()]
+    return min((each for each in known if each is not None), default=None)
+
+
+def _free_of_machine() -> int | None:
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (PROC / "meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
+    return None
+
+
+def _free_of_cgroups() -> Iterator[int]:
+    """Tell what every limit around this process leaves: that of its own group, or of one above it."""
+    own = CGROUPS / _own_cgroup()
+    groups = [own, *(each for each in own.parents if each.is_relative_to(CGROUPS))]
+    for folder in groups:
+        with suppress(OSError, ValueError, KeyError):
+            yield _left(folder, "memory.max", "memory.current", "inactive_file")
+    with suppress(OSError, ValueError, KeyError):
+        yield _left(
+            CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        )
+
+
+def _left(folder: Path, limit: str, used: str, cache: str) -> int:
+    """Subtract what a cgroup uses from its limit. Raises ValueError where it has none."""
+    most, taken = (int((folder / name).read_text()) for name in (limit, used))
+    counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return most - taken + int(counts[cache])

@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
-    counted,
+    counted_in,
     profiled,
     prove,
     why_not_profiled,
@@ -116,12 +116,13 @@ class Tracer:
             with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
                 for ready in reversed(attempt.ready):
                     profile = self._profile(ready)
-                    proof = proof or counted(profile.profiler, device)
                     file = Path(folder, f"{len(steps)}.json")
                     profile.export_chrome_trace(str(file))
                     if self.run.keep_trace and not steps:
                         self.run.keep_trace(attempt.plan.name, file)
-                    step = step_of(read_trace(file))
+                    trace = read_trace(file)
+                    proof = proof or counted_in(trace, device)
+                    step = step_of(trace)
                     if device.type == "cuda" and not step.on_gpu:
                         raise UnreadableDocument("the profiler saw nothing of the GPU")
                     steps.append(step)

@@ -54,6 +54,11 @@ def gpu_gib(device: torch.device) -> float | None:
     return (free + torch.cuda.memory_reserved(device)) / 2**30
 
 
+def whole_gib(device: torch.device) -> float | None:
+    """Count all memory of the GPU, whoever has it; None on a CPU."""
+    return torch.cuda.mem_get_info(device)[1] / 2**30 if device.type == "cuda" else None
+
+
 def taken_gib(device: torch.device) -> float:
     """Count what tensors take of this process's memory on the GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
