@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -278,6 +279,83 @@ def test_plain_scripts_that_the_end_of_the_run_came_before_are_told_as_not_run(
     for name in ("as_is", *held_to_plain.BF16):
         held_to_plain.hold_arm(held, name, {"tried": True, "step_ms": 9.0}, known[name])
     assert ["not run" in line for line in held.variants] == [False, True, True, True]
+
+
+FAILS_TO_BUILD = PLAIN_SCRIPT.replace(
+    'print("ready"', 'if changes == ["bf16_compiled"]:\n    sys.exit("no such layer")\nprint("ready"'
+).replace("time.sleep(60)", "")
+
+
+@pytest.mark.parametrize("gpu_gib", [80.0, 0.0], ids=["side by side", "one after the other"])
+def test_a_variant_that_fails_to_build_costs_only_itself(
+    tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch, gpu_gib: float
+) -> None:
+    def plain(job: Any) -> Any:
+        return job.started([sys.executable, "-c", FAILS_TO_BUILD], f"plain-{len(job.bench.runs)}.log")
+
+    monkeypatch.setattr(trial_jobs.JobRun, "examine", lambda job, kind: None)
+    monkeypatch.setattr(trial_jobs.JobRun, "plain", plain)
+    monkeypatch.setattr(trial_jobs.JobRun, "gpu_gib", lambda job: gpu_gib)
+    monkeypatch.setattr(
+        trial_jobs.JobRun, "peaks_gib", lambda job, of: {tuple(each): 9.0 for each in of.values()}
+    )
+    bench = trial_jobs.Bench(
+        tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock()
+    )
+    trial_jobs.JobRun(bench, "job", "", tmp_path).all()
+    known = held_to_plain.read(tmp_path / "job" / "plain.json")
+    assert known["bf16_compiled"]["error"] == "exit 1: no such layer"
+    assert {name: each.get("step_ms") for name, each in known.items() if "error" not in each} == {
+        "as_is": 9.0,
+        "bf16": 9.0,
+        "bf16_as_compiled": 9.0,
+    }
+    assert all(run.process.poll() is not None for run in bench.runs)
+
+
+def test_what_a_job_that_breaks_off_has_started_is_ended_before_the_next(
+    tmp_path: Path, trial_jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks_off(job: Any, idle: list[Any]) -> None:
+        idle.pop()
+        raise ValueError("no JSON")
+
+    def plain(job: Any) -> Any:
+        return job.started([sys.executable, "-c", PLAIN_SCRIPT], f"plain-{len(job.bench.runs)}.log")
+
+    monkeypatch.setattr(trial_jobs.JobRun, "examine", lambda job, kind: None)
+    monkeypatch.setattr(trial_jobs.JobRun, "plain", plain)
+    monkeypatch.setattr(trial_jobs.JobRun, "time_plainly", breaks_off)
+    bench = trial_jobs.Bench(
+        tmp_path, {"job": {}}, Namespace(tiny=True, te=None, warm=False), threading.Lock()
+    )
+    with pytest.raises(ValueError, match="no JSON"):
+        trial_jobs.JobRun(bench, "job", "", tmp_path).all()
+    assert len(bench.runs) == trial_jobs.AT_ONCE
+    assert all(run.process.poll() is not None for run in bench.runs)
+
+
+def test_what_a_job_prints_is_no_answer_of_its_plain_script(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import torch\nprint('imported')\nVARIANTS = {'bf16': lambda model: model}\n"
+        "def build_model():\n    print('built')\n    return torch.nn.Linear(4, 4)\n"
+        "def example_batch():\n    return torch.ones(2, 4)\n"
+        "def loss(output, batch):\n    print('a step')\n    return output.sum()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, plain_step.__file__, str(job)],
+        input='["bf16"]\n\n',
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONGEST_S,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+    )
+    variants, ready, times = done.stdout.splitlines()
+    assert (json.loads(variants), ready) == (["bf16"], "ready")
+    assert json.loads(times)["step_ms"] > 0
+    assert "imported" in done.stderr
 
 
 @pytest.mark.parametrize(

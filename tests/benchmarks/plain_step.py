@@ -19,7 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,15 +147,21 @@ def tried(step: Callable[[], object]) -> dict[str, float | None]:
 
 def main(path: str) -> None:
     """Time what stdin names and print it."""
-    job = loaded(Path(path).resolve())
-    print(json.dumps(list(job.VARIANTS)), flush=True)
-    changes = json.loads(sys.stdin.readline())
-    torch.manual_seed(0)
-    step = training_step(job, changes)
-    compiled(step)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    print(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))
+    with redirect_stdout(sys.stderr):  # what a library prints is no answer
+        job = loaded(Path(path).resolve())
+        answer(json.dumps(list(job.VARIANTS)))
+        changes = json.loads(sys.stdin.readline())
+        torch.manual_seed(0)
+        step = training_step(job, changes)
+        compiled(step)
+        answer("ready")
+        sys.stdin.readline()
+        answer(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))
+
+
+def answer(line: str) -> None:
+    """Print a line for whoever asked."""
+    print(line, file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

@@ -207,14 +207,15 @@ class JobRun:
         if self.missing:
             self.note("skipped", f"{', '.join(self.missing)} is not installed")
             return
-        idle = [self.plain() for _ in range(AT_ONCE)]
         try:
+            idle = [self.plain() for _ in range(AT_ONCE)]
             for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
                 self.examine(kind)
             self.time_plainly(idle)
-        finally:
-            for each in idle:
-                end(each.process)
+        finally:  # what is left waits with its memory on the GPU of the next job
+            for each in self.bench.runs:
+                if each.log.parent == self.folder:
+                    end(each.process)
 
     def note(self, what: str, value: Any) -> None:
         """Keep what became of a run, and write the table anew."""
@@ -250,8 +251,10 @@ class JobRun:
                 run.tell(json.dumps(changes))
             errors = {changes: self.waited(run, lines=2) for changes, run in runs.items()}
             for changes, run in runs.items():
-                run.tell("")
-                error = errors[changes] or self.waited(run)
+                error = errors[changes]
+                if not error:
+                    run.tell("")
+                    error = self.waited(run)
                 known[changes] |= {"error": error} if error else json.loads(run.lines()[-1])
                 self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
                 print(f"{self.name}: {changes} {known[changes]}", flush=True)
