@@ -102,6 +102,11 @@ def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() 
     assert answer(report).then.sentence == told
 
 
+def test_a_quiet_host_is_no_change_of_the_job() -> None:
+    told = answer(load_report(REPORTS / "h200-flux_like.json")).then
+    assert told.sentence == "As it is: 67.4 ms, which this timing cannot tell from BF16 (65.8 ms)."
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)

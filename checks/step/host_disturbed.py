@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.host_disturbance import disturbance, moved_by_it, waiting_for_it
 from fp8doctor.analysis.step_difference import breakdown_of
+from fp8doctor.analysis.treatment_table import QUIET_HOST
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, Breakdown, Facts, HostLoad, Trial
 from fp8doctor.facts.arm_names import ArmName
@@ -66,7 +67,7 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
             "window_s": load.window_s,
         },
         treatment=Treatment(
-            name="quiet-host",
+            name=QUIET_HOST,
             summary="time again when the host is quiet",
             code="top -b -n 1 | head -n 20   # who uses the cores; `st` is what the hypervisor takes\n"
             "fp8doctor model.py   # again, when it is quiet",

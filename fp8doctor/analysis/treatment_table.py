@@ -17,6 +17,7 @@ KEEP_IN_BF16 = "keep-in-bf16"
 COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
+QUIET_HOST = "quiet-host"
 CHECKPOINTING_OFF = "checkpointing-off"
 COMPILE_BLOCKS = "compile-blocks"
 COMPILE_MODEL = "compile-model"
@@ -146,7 +147,7 @@ BY_HAND = frozenset(
         "precompute-scales",
         "prepare-data-ahead",
         "product-in-bf16",
-        "quiet-host",
+        QUIET_HOST,
         "raise-recompile-limit",
         "real-fp8-kernel",
         "real-mx-kernel",

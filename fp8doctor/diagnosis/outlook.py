@@ -10,7 +10,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, 
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
 from fp8doctor.analysis.token_crossing import crossing
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -82,9 +82,10 @@ def _total(facts: Facts, steps: Sequence[Step]) -> Arm | None:
 
 
 def _beginning(total: Arm, steps: Sequence[Step]) -> str:
-    if not steps:
+    alone = total.name == ArmName.AS_IS
+    if not steps or (alone and all(step.treatment.name == QUIET_HOST for step in steps)):
         return "As it is"
-    if total.name == ArmName.AS_IS:
+    if alone:
         return "What the changes give was not timed; before them"
     timed = total.treatments if recorded(total, "treatments") else ()
     whole = not timed or all(step.treatment.name in timed for step in steps)

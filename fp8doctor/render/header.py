@@ -143,11 +143,15 @@ def _batch(facts: Facts) -> str:
     elif size:
         text = f"a batch of {size}"
     else:
-        watched = recorded(facts, "target.kind") and facts.target.kind in ("script", "live")
-        why = "batch not looked at" if watched else "no batch made up"
+        why = "batch not looked at" if steps_are_watched(facts) else "no batch made up"
         return why if lacks_batch(workload) else "batch unknown"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
     return f"{text} (made up)" if made_up else text
+
+
+def steps_are_watched(facts: Facts) -> bool:
+    """Whether the steps are the user's own, whose batch nobody makes up."""
+    return recorded(facts, "target.kind") and facts.target.kind in ("script", "live")
 
 
 def lacks_batch(workload: Workload) -> bool:

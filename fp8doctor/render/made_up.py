@@ -1,10 +1,11 @@
-"""What was made up of a job because nobody gave it, in one line."""
+"""What was made up of a job because nobody gave it, and why no batch was."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from fp8doctor.facts import Facts, Workload, recorded
+from fp8doctor.render.header import lacks_batch, steps_are_watched
 
 NO_TRAINED_WEIGHTS = "the weights are"
 """How the reason begins for which layers were not compared on weights that nobody trained.
@@ -12,12 +13,20 @@ Source: ``fp8doctor/trial/layers/made_up.py``."""
 
 
 def made_up(facts: Facts) -> str:
-    """Tell what was made up; empty where all was the user's, or no step was asked about."""
+    """Tell what was made up, and why no batch was; empty where all was the user's, or no step was asked
+    about."""
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
     without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
-    return f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}." if parts else ""
+    told = [f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
+    return " ".join([*told, *_no_batch(facts)])
+
+
+def _no_batch(facts: Facts) -> Iterator[str]:
+    if lacks_batch(facts.workload) and not steps_are_watched(facts):
+        why = (facts.workload.note or "").rstrip(".")
+        yield f"{why[:1].upper()}{why[1:]}."
 
 
 def _of_the_step(workload: Workload) -> Iterator[str]:

@@ -10,7 +10,7 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
 from fp8doctor.registry import gap_of, why_missing
-from fp8doctor.render.header import lacks_batch
+from fp8doctor.render.header import lacks_batch, steps_are_watched
 from fp8doctor.render.marks import Line, Mark
 
 MARK_OF_OUTCOME: dict[str, Mark] = {
@@ -90,8 +90,8 @@ def not_looked_at(report: Document) -> str:
 
 
 def _batch(facts: Facts) -> Iterator[str]:
-    """Name the batch where the step has none, with why."""
-    if recorded(facts, "workload") and lacks_batch(facts.workload):
+    """Name the batch of a watched step that has none, with why; `made_up` tells of any other."""
+    if recorded(facts, "workload") and lacks_batch(facts.workload) and steps_are_watched(facts):
         yield f"the batch ({(facts.workload.note or '').rstrip('.')})"
 
 

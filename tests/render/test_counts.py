@@ -30,6 +30,7 @@ from fp8doctor.gpus import modelled_gpu_name
 from fp8doctor.render import html
 from fp8doctor.render.counts import counts
 from fp8doctor.render.header import fp8_share, machine, model, quantity, short_version
+from fp8doctor.render.made_up import made_up
 from fp8doctor.render.outcomes import not_looked_at
 from fp8doctor.render.screen import saving_in_words
 from fp8doctor.render.support import for_support
@@ -293,9 +294,10 @@ def test_why_there_is_no_batch_is_not_told_in_the_heading(
     )
     report = diagnose(facts)
     assert model(facts) == f"m.py: 4.2 k parameters, {words}"
-    assert f"the batch ({why})" in not_looked_at(report)
+    assert (f"the batch ({why})" in not_looked_at(report)) == (kind != "file")
+    assert made_up(facts) == (f"{why[0].upper()}{why[1:]}." if kind == "file" else "")
     assert why not in " · ".join(for_support(facts))
-    assert why in html.render(report).replace("&#39;", "'")
+    assert why[1:] in html.render(report).replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(
