@@ -35,7 +35,7 @@ from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.treatment_table import QUIET_HOST
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, Breakdown, Facts, HostLoad, Trial
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -54,8 +54,7 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The host was disturbed while {'it set the pace' if waiting else 'steps were timed'}: {what}",
         explanation=f"{late_launches(moved) if moved else waits(waiting)}, and was timed for "
-        f"{load.window_s:.0f} s on one that was not its own. Steps with more launches, as those in FP8, lose "
-        "the most: this verdict may be another on a quiet host.",
+        f"{load.window_s:.0f} s on one that was not its own. {verdict_may_turn(moved or waiting)}",
         evidence={
             "others_pct": load.others_pct,
             "steal_pct": load.steal_pct,
@@ -78,6 +77,14 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
 def waits(step: Arm | None) -> str:
     """Say which step waits for the host."""
     return f"{'The step' if step and step.name == ArmName.AS_IS else 'The BF16 step'} waits for the host"
+
+
+def verdict_may_turn(step: Arm | None) -> str:
+    """Say what the wait of a step makes of the verdict."""
+    if step and step.name in BF16_BASELINES:
+        return "This verdict may be another on a quiet host."
+    fp8_loses = "Steps with more launches, as those in FP8, lose the most"
+    return f"{fp8_loses}: this verdict may be another on a quiet host."
 
 
 def late_launches(step: Arm) -> str:

@@ -139,6 +139,22 @@ def test_a_sign_that_the_idle_time_turns_is_doubted_on_a_disturbed_host() -> Non
     assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
 
 
+NEVER_WAITS = profiled("as_is", 66.0, gemm_fp8=20.0, cast=16.0, attention=7.0, pointwise=21.5)
+LATE_BF16 = rounds(
+    profiled("bf16_compiled", 69.5, host_wait_pct=95.1, gemm_16bit=40.0, attention=7.0, pointwise=17.5),
+    *(69.7, 69.5, 69.4, 69.6, 69.5),
+)
+"""Slower than it by as long as the GPU waits; even with it by the kernels alone."""
+
+
+def test_where_bf16_waits_it_is_not_said_that_fp8_loses_the_most() -> None:
+    report = diagnose(beside_it(rounds(NEVER_WAITS, *STEADY.rounds_ms), LATE_BF16))
+    assert report.verdict.status == "fp8_faster"
+    (finding,) = (each for each in report.findings if each.code == "STP009")
+    assert finding.explanation.startswith("What is faster hangs on how long the GPU waits in BF16 compiled")
+    assert finding.explanation.endswith("not its own. This verdict may be another on a quiet host.")
+
+
 BUSY_GPU = rounds(
     profiled("as_is", 67.4, host_wait_pct=96.5, gemm_fp8=19.7, cast=25.9, attention=7.0, pointwise=13.1),
     *FLUX_LIKE.rounds_ms,
