@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import visits
+from tests.waiting import LONGEST_S
 
 SCRIPT = Path(visits.__file__)
 
@@ -45,6 +46,7 @@ def test_a_tiny_run_prints_its_table() -> None:
         text=True,
         check=True,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        timeout=LONGEST_S,
     )
     *_, bf16, as_is = done.stdout.splitlines()
     assert (bf16.split("|")[1].strip(), as_is.split("|")[1].strip()) == ("bf16", "as_is")

@@ -59,7 +59,8 @@ ON_CPU = 5
 """So many times as long with ``--tiny``."""
 
 AT_ONCE = 6
-"""Plain scripts that import what they need before the trial begins; so many variants a job has."""
+"""Plain scripts that import what they need side by side, before it is known how many there are; so many
+variants a job has. Not beside the trial, whose host it is."""
 
 ROOM, CONTEXT_GIB = 0.9, 1.5
 """Share of the GPU's memory that plain scripts may fill together; what a process takes beside its tensors:
@@ -208,10 +209,9 @@ class JobRun:
             self.note("skipped", f"{', '.join(self.missing)} is not installed")
             return
         try:
-            idle = [self.plain() for _ in range(AT_ONCE)]
             for kind in ("cold", "warm") if self.bench.arguments.warm else ("cold",):
                 self.examine(kind)
-            self.time_plainly(idle)
+            self.time_plainly([self.plain() for _ in range(AT_ONCE)])
         finally:  # what is left waits with its memory on the GPU of the next job
             for each in self.bench.runs:
                 if each.log.parent == self.folder:
@@ -267,7 +267,7 @@ class JobRun:
     def gpu_gib(self) -> float:
         """Return the memory of the GPU that the report names; 0 where it names none."""
         gpus = (self.report() or {"facts": {"gpus": []}})["facts"]["gpus"]
-        return next((gpu["memory_gib"] for gpu in gpus if gpu.get("visible")), 0.0)
+        return next((gpu.get("memory_gib") or 0.0 for gpu in gpus if gpu.get("visible")), 0.0)
 
     def note_plain(self, times: Mapping[str, Any]) -> None:
         """Keep the plain scripts by their arms, with those that are still to run, and write the table
