@@ -133,6 +133,13 @@ def worth_waiting_after_s(plan: ArmPlan, attempts: Sequence[Attempt]) -> float:
     return AHEAD_SHARE * cost.build_s if cost else 0.0
 
 
+def worth_waiting_s(plan: ArmPlan, attempts: Sequence[Attempt]) -> float:
+    """Return the seconds that what others leave in the caches can save the trial: to wait any longer never
+    pays."""
+    cost = _expected_alone(plan, costs_of(attempts))
+    return (1.0 - AHEAD_SHARE) * cost.build_s if cost else 0.0
+
+
 def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
     """Collect what the arms that were built have cost: what others compiled as much as it took them, which is
     what tells of an arm that nobody compiled yet."""

@@ -36,13 +36,14 @@ from fp8doctor.trial.admission import (
     no_time_for,
     wait_for_one,
     worth_waiting_after_s,
+    worth_waiting_s,
 )
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan, named_in
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.ahead import Ahead
+from fp8doctor.trial.measure.ahead import PATIENCE, Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
@@ -289,20 +290,33 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
         attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
+    costs = costs_of(attempts)
+    essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
+    until = run.budget.build_until(costs, essential=essential, needed=needed)
+    if not bench.as_one:  # else its cuts are begun one after the other
+        _wait_if_sooner(attempt.plan, attempts, until, run)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
-    costs = costs_of(attempts)
-    essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
-    if not bench.as_one:  # else its cuts are begun one after the other
-        run.ahead.pass_by(attempt.plan.name, worth_waiting_after_s(attempt.plan, attempts))
-    until = run.budget.build_until(costs, essential=essential, needed=needed)
     bench.build(attempt, until)
     if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
         attempt.no_number = None
         bench.build(attempt, until)
     if beyond := _beyond_gpu(attempt, attempts, bench, run):
         bench.drop(attempt, beyond)
+
+
+def _wait_if_sooner(plan: ArmPlan, attempts: Sequence[Attempt], until: float, run: TrialRun) -> None:
+    """Wait for others that compile the arm, as long as that may be sooner than to compile it too.
+
+    What is waited for here is no part of what the arm cost to build, by which others are estimated.
+    """
+    run.ahead.pass_by(plan.name, worth_waiting_after_s(plan, attempts))
+    if plan.name in run.ahead.begun():
+        now = time.monotonic()
+        most_s = min(worth_waiting_s(plan, attempts), PATIENCE * (until - now))
+        wait_for_one([plan.name], now + most_s, run)
+        run.ahead.pass_by(plan.name, math.inf)
 
 
 def _is_compiled_ahead(attempt: Attempt, job: Job, *, as_one: bool) -> bool:

@@ -212,6 +212,20 @@ def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
     assert ahead.ended == ended
 
 
+def test_what_cannot_be_cut_is_not_too_large_for_those_who_compile_ahead(memory: Memory) -> None:
+    """A model without a list of blocks has one plan, the whole."""
+    memory.blocks, ahead = 5, Holding(memory, 20)
+    of = Job(
+        model=Decoder(8),
+        target=Target(),
+        workload=Workload(accumulate=1),
+        batch=torch.randint(0, 96, (1, 8)),
+        loss=memory.loss,
+    )
+    laid_out = bench.Bench(of, [], torch.device("cpu"), ahead=ahead)
+    assert (len(laid_out.bases), len(laid_out.optimizers), ahead.ended) == (1, 1, 1)
+
+
 def test_who_compiles_ahead_stays_beside_cuts_that_the_whole_gpu_is_too_small_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -191,7 +191,7 @@ class Others(Nobody):
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
         assert patience_s is not None
-        if work[0] in self.begun() - self._passed:
+        if work[0] in self.begun():
             self._clock.now_s += min(patience_s, self._until(self._arms_s[work[0]]) - self._clock())
         return self.took_s(work[0])
 
@@ -203,10 +203,15 @@ class Others(Nobody):
         return frozenset(arm for arm in self.under_way() if self._arms_s[arm] < NOT_BEGUN_S)
 
     def under_way(self) -> frozenset[str]:
-        return frozenset(arm for arm, seconds in self._arms_s.items() if self._until(seconds) > self._clock())
+        return frozenset(self._arms_s) - self._passed - self._done()
 
     def took_s(self, arm: str) -> float | None:
-        return None if arm in self.under_way() else self._arms_s.get(arm)
+        return self._arms_s[arm] if arm in self._done() else None
+
+    def _done(self) -> frozenset[str]:
+        return frozenset(
+            arm for arm, seconds in self._arms_s.items() if self._until(seconds) <= self._clock()
+        )
 
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
         first = min(self._until(self._arms_s.get(arm, 0.0)) for arm in arms)
@@ -393,6 +398,21 @@ def test_who_takes_too_long_is_not_waited_for_once_more(
     )
     assert beside[1] == alone[1]
     assert sum(beside[0].values()) <= budget.ASKED_WITHIN * 85.0
+
+
+@pytest.mark.parametrize("budget_s", [80.0, 130.0])
+def test_who_takes_too_long_for_what_is_needed_costs_no_other_variant(
+    budget_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is waited for in vain is no more than what it could have saved, and is no part of what the variant
+    cost, by which the recipes are estimated."""
+    alone, beside = (
+        took("mixtral", clock, monkeypatch, budget_s, ahead_s=ahead_s)
+        for ahead_s in ({}, {"prescribed": 300.0})
+    )
+    assert beside[1] == alone[1]
+    expected_s = budget.DEARER_FP8 * 6.6
+    assert beside[0]["arms"] - alone[0]["arms"] == pytest.approx((1 - budget.AHEAD_SHARE) * expected_s)
 
 
 def test_what_others_compiled_is_expected_to_take_the_trial_no_longer_than_its_own_caches() -> None:

@@ -778,6 +778,16 @@ def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reas
     assert reason in (arms["failing"].reason or "")
 
 
+def test_where_nothing_could_be_built_every_variant_keeps_its_reason() -> None:
+    too_large = failing(torch.OutOfMemoryError("CUDA out of memory"))
+    found = trial(job(blocks=3), *(replace(too_large, name=name) for name in ("as_is", "bf16")))
+    assert [(arm.name, arm.why) for arm in found.arms] == [
+        ("as_is", Reason.OUT_OF_MEMORY),
+        ("bf16", Reason.OUT_OF_MEMORY),
+    ]
+    assert found.why is None
+
+
 def test_what_an_arm_raises_is_told_to_a_maintainer_only(
     logged: Records, capfd: pytest.CaptureFixture[str]
 ) -> None:

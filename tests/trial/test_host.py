@@ -160,8 +160,29 @@ MEMINFO = "MemTotal:  131072 kB\nMemFree:  1024 kB\nMemAvailable:  102400 kB\n"
             },
             2 * 2**20 + 4096,
         ),
+        (
+            {
+                "meminfo": MEMINFO,
+                "self/cgroup": "4:cpu,cpuacct:/other\n3:memory:/slurm/job\n0::/",
+                "cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "cgroup/memory/memory.usage_in_bytes": str(30 * 2**20),
+                "cgroup/memory/memory.stat": "total_inactive_file 4096\n",
+                "cgroup/memory/slurm/job/memory.limit_in_bytes": str(16 * 2**20),
+                "cgroup/memory/slurm/job/memory.usage_in_bytes": str(6 * 2**20),
+                "cgroup/memory/slurm/job/memory.stat": "total_inactive_file 0\n",
+            },
+            10 * 2**20,
+        ),
     ],
-    ids=["nothing tells", "the machine", "an old kernel", "its cgroup", "the cgroup above", "version 1"],
+    ids=[
+        "nothing tells",
+        "the machine",
+        "an old kernel",
+        "its cgroup",
+        "the cgroup above",
+        "version 1",
+        "a job of version 1",
+    ],
 )
 def test_free_memory_is_what_the_machine_and_every_cgroup_leave(
     files: dict[str, str], free: int | None, tmp_path: Path, linux: Callable[..., None]

@@ -230,6 +230,7 @@ NOISY = [8, 11, 10, 12, 9]
         ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: NOISY}, False),
         ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, True),
         ({COMPILED: [10] * 5, PRESCRIBED: NOISY}, True),
+        ({AS_IS: [10, 10.4, 9.9, 10, 9.9], COMPILED: [10] * 5}, True),
     ],
     ids=[
         "as it is",
@@ -245,6 +246,7 @@ NOISY = [8, 11, 10, 12, 9]
         "a conversion",
         "only a change",
         "a pair",
+        "even in the verdict",
     ],
 )
 def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[ArmPlan, list[float]], told: bool) -> None:

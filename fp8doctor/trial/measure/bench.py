@@ -102,7 +102,7 @@ class Bench:
         if only is not None:
             self._lay_out(depth.Plan((), (only,)))
         elif not any(map(self._fits, larger)):
-            self._lay_out(last)
+            self._lay_out_last(last)
         if self.as_one:
             self._helped = self._ahead.begin(*self._at_every_cut(for_others))
         self._laid_out_gib = taken_gib(device)
@@ -125,13 +125,31 @@ class Bench:
         try:
             self._lay_out(plan)
         except torch.OutOfMemoryError:
-            self.bases.clear()
-            self.optimizers.clear()
-            self.rates.clear()
+            self._forget()
         else:
             return True
         free(self.device)
         return False
+
+    def _lay_out_last(self, plan: depth.Plan) -> None:
+        """Lay the smallest plan out, at last without those who compile ahead. Raises
+        `torch.OutOfMemoryError` where it does not fit then."""
+        try:
+            self._lay_out(plan)
+        except torch.OutOfMemoryError:
+            if not self._ahead.end():
+                raise
+            self._forget()
+        else:
+            return
+        free(self.device)
+        self._lay_out(plan)
+
+    def _forget(self) -> None:
+        """Let go of what was laid out."""
+        self.bases.clear()
+        self.optimizers.clear()
+        self.rates.clear()
 
     def _lay_out(self, plan: depth.Plan) -> None:
         """Make the base of every cut, with an optimizer that took one step."""

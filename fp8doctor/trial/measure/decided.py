@@ -20,17 +20,19 @@ PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COM
 def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     """Whether the rounds tell FP8 from BF16, and whether what seems to gain does."""
     gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + outcome.EVEN]
-    return all(gain.low > 1 for gain in gained) and sign_is_told(samples, plan, arms)
+    return all(gain.low > 1 for gain in gained) and all(
+        map(outcome.is_decided, _speedups(samples, plan, arms))
+    )
 
 
 def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
-    """Whether the rounds tell FP8 from the best BF16, or that the two are even; true of a window without
-    both, which does not ask it.
+    """Whether the verdict will tell FP8 from the best BF16, or call the two even; true of a window without
+    both, which does not ask it. `is_decided` asks for more, within the time that there is.
 
     FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription where
     that seems to be faster.
     """
-    return all(map(outcome.is_decided, _speedups(samples, plan, arms)))
+    return not any(map(outcome.swallows_effect, _speedups(samples, plan, arms)))
 
 
 def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator[Interval]:

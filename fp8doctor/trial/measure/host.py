@@ -152,11 +152,12 @@ def _quota() -> tuple[int, int] | None:
     return None
 
 
-def _own_cgroup() -> str:
-    """Name the cgroup of version 2 that this process is in; the root where nothing tells."""
+def _own_cgroup(controller: str = "") -> str:
+    """Name the cgroup of version 2 that this process is in, or the one of version 1 for a controller; the
+    root where nothing tells."""
     with suppress(OSError):
         groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
-        return next((path.strip("/") for number, _, path in groups if number == "0"), "")
+        return next((path.strip("/") for _, names, path in groups if controller in names.split(",")), "")
     return ""
 
 
@@ -178,15 +179,17 @@ def _free_of_machine() -> int | None:
 
 def _free_of_cgroups() -> Iterator[int]:
     """Tell what every limit around this process leaves: that of its own group, or of one above it."""
-    own = CGROUPS / _own_cgroup()
-    groups = [own, *(each for each in own.parents if each.is_relative_to(CGROUPS))]
-    for folder in groups:
+    for folder in _and_above(CGROUPS / _own_cgroup()):
         with suppress(OSError, ValueError, KeyError):
             yield _left(folder, "memory.max", "memory.current", "inactive_file")
-    with suppress(OSError, ValueError, KeyError):
-        yield _left(
-            CGROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        )
+    for folder in _and_above(CGROUPS / "memory" / _own_cgroup("memory")):
+        with suppress(OSError, ValueError, KeyError):
+            yield _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _and_above(own: Path) -> list[Path]:
+    """List the folder of a cgroup and those around it. In a container some may not be there."""
+    return [own, *(each for each in own.parents if each.is_relative_to(CGROUPS))]
 
 
 def _left(folder: Path, limit: str, used: str, cache: str) -> int:

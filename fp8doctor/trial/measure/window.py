@@ -17,6 +17,7 @@ def time_in_turn(
     ``tracer.run`` is another afterwards."""
     budget, began = tracer.run.budget, time.monotonic()
     samples = tracer.bench.time(attempts, until, latest, budget.window_soon(), budget.open_sign_s)
-    rounds = len(next(iter(samples.values())))
-    tracer.run = replace(tracer.run, budget=budget.after_window(until(samples), began, rounds))
+    if samples:  # of what could not be built there are none
+        rounds = len(next(iter(samples.values())))
+        tracer.run = replace(tracer.run, budget=budget.after_window(until(samples), began, rounds))
     return samples
