@@ -18,7 +18,6 @@ from fp8doctor import registry
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Unrecorded, Workload
 from fp8doctor.facts.paths import path_of
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers import made_up as made_up_weights
 from fp8doctor.trial.layers import numerics
 from fp8doctor.trial.layers.made_up import UNEVEN, made_up, unevenness
 from fp8doctor.trial.layers.numerics import layer_numerics, with_numerics
@@ -349,24 +348,6 @@ def test_weights_without_data() -> None:
     with torch.device("meta"):
         model = fp8(nn.Sequential(Block()))
     assert "meta device" in (made_up(job(model), fp8(stack(Block)), ["0.up"]) or "")
-
-
-@pytest.mark.parametrize(("trained", "reason"), [(False, "as an initialiser draws them"), (True, None)])
-def test_of_many_layers_a_sample_is_looked_at(
-    trained: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sample of every kind of layer: those with one name in each block may be trained alone."""
-    model = nn.Sequential(*(Block() for _ in range(2 * made_up_weights.MOST_LAYERS)))
-    looked_at: list[torch.Tensor] = []
-    of = made_up_weights.unevenness
-    monkeypatch.setattr(made_up_weights, "unevenness", lambda weight: looked_at.append(weight) or of(weight))
-    model = fp8(as_trained(model) if trained else model)
-    names = [f"{number}.{layer}" for number in range(len(model)) for layer in ("up", "down")]
-    said = made_up(job(model), model, names)
-    assert (said is None) if reason is None else (reason in (said or ""))
-    assert len(looked_at) == made_up_weights.MOST_LAYERS
-    shapes = [tuple(each.shape) for each in looked_at]
-    assert len(shapes) / 4 < shapes.count(shapes[0]) < len(shapes)
 
 
 INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {
