@@ -131,6 +131,9 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         )
     except Exception as error:
         _log.debug("the step raises", exc_info=True)
+        if run.ahead.end():  # what it had no memory for, whatever cuBLAS and the driver call that
+            free(run.device)
+            return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 

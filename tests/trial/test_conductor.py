@@ -33,6 +33,7 @@ from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
+from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_SHARE, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
@@ -835,6 +836,31 @@ def test_a_step_that_raises_is_the_trials_reason() -> None:
     result = trial(job(loss=lambda output, batch: output.nonsense), AS_IS)
     assert (result.arms, result.why) == ((), Reason.STEP_RAISES)
     assert "the training step raises AttributeError" in (result.reason or "")
+
+
+class OneHelper(Nobody):
+    """There until it is ended."""
+
+    ended = 0
+
+    def end(self) -> bool:
+        self.ended += 1
+        return self.ended == 1
+
+
+def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
+    """cuBLAS and the driver have other words for a full GPU than torch's own exception."""
+
+    class WithoutRoom(Decoder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not helper.ended:
+                raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)")
+            return super().forward(x)
+
+    helper = OneHelper()
+    run = TrialRun(CPU, Budget(600.0), ahead=helper)
+    found = conduct(job(model=WithoutRoom(3)), ["blocks"], [ArmPlan("as_is", as_it_is)], run)
+    assert [(arm.name, arm.tried) for arm in found.arms] == [("as_is", True)]
 
 
 def test_a_frozen_model_is_no_fault_of_its_step() -> None:
