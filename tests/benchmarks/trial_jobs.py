@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import importlib.util
 import json
 import math
 import os
 import queue
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import held_to_plain
+from job_process import ROOT, Run, end
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 JOBS = HERE / "jobs"
 SHARED = "plain"
 """What the jobs import, and no job."""
@@ -52,9 +49,6 @@ LONGEST_DEFAULT_S = 120.0
 LONGEST_S = 4 * 3600.0
 """Seconds after which all is ended."""
 
-ENDING_S = 10.0
-"""Seconds that an interrupted process has to end by itself."""
-
 ON_CPU = 5
 """So many times as long with ``--tiny``."""
 
@@ -65,12 +59,6 @@ variants a job has. Not beside the trial, whose host it is."""
 ROOM, CONTEXT_GIB = 0.9, 1.5
 """Share of the GPU's memory that plain scripts may fill together; what a process takes beside its tensors:
 CUDA's context, cuBLAS's workspaces, and what the allocator cannot use."""
-
-LOOKS_S = 0.05
-"""Seconds between two looks at what a process has printed."""
-
-LAST = 300
-"""Characters of what a failed process said that are kept."""
 
 
 class Interrupted(Exception):
@@ -114,71 +102,6 @@ def settings_of(path: Path) -> dict[str, Any]:
             except ValueError:
                 continue
     return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those of its group. fp8doctor ends its own worker when it is interrupted."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(ENDING_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-@dataclass
-class Run:
-    """A process, whose stderr goes to ``log`` and whose stdout beside it."""
-
-    process: subprocess.Popen[bytes]
-    log: Path
-
-    @classmethod
-    def started(cls, command: Sequence[str], environment: Mapping[str, str], log: Path) -> Run:
-        with log.open("w") as errors, log.with_suffix(".out").open("w") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=os.environ | environment,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=errors,
-                start_new_session=True,
-            )
-        return cls(process, log)
-
-    def ended(self, limit_s: float) -> str | None:
-        """Wait for its end, and return why it failed, or None."""
-        try:
-            self.process.communicate(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            end(self.process)
-            return f"ended after {limit_s:.0f} s"
-        code, said = self.process.returncode, self.log.read_text(errors="replace").strip()
-        return None if code == 0 else f"exit {code}: {said[-LAST:]}"
-
-    def tell(self, line: str) -> None:
-        """Write a line to its stdin; one that has ended hears nothing."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
-
-    def has_said(self, lines: int, limit_s: float) -> str | None:
-        """Wait until it has printed so many lines, and return why it has not, or None."""
-        until = time.monotonic() + limit_s
-        while len(self.lines()) < lines:
-            if self.process.poll() is not None:
-                return self.ended(limit_s) or "it ended early"
-            if time.monotonic() > until:
-                end(self.process)
-                return f"ended after {limit_s:.0f} s"
-            time.sleep(LOOKS_S)
-        return None
-
-    def lines(self) -> list[str]:
-        """Return the whole lines that it has printed."""
-        return self.log.with_suffix(".out").read_text().rpartition("\n")[0].splitlines()
 
 
 class JobRun:
