@@ -73,11 +73,11 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     if as_is is None or faster is None or best is None or not (as_is.step_ms and faster.step_ms):
         return None
     quicker = min(as_is, faster, key=lambda each: each.step_ms)
-    off = OFF_IN_BALANCE if any(map(is_in_balance, (quicker, best))) else OFF
+    off = OFF_IN_BALANCE if any(map(_is_in_balance, (quicker, best))) else OFF
     return ModelledSpeedup(best.step_ms / as_is.step_ms, best.step_ms / faster.step_ms, as_is.gpu, off)
 
 
-def is_in_balance(step: ModelledStep) -> bool:
+def _is_in_balance(step: ModelledStep) -> bool:
     """Whether host and GPU take about as long for the step."""
     return BALANCE * step.busy_ms <= step.host_ms <= step.busy_ms / BALANCE
 
