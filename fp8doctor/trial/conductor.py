@@ -80,7 +80,9 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
         return _without_times(run, NoNumber(Reason.NO_BATCH, reason))
     run.begin(Stage.BUILDING)
     run.progress("noting the state of the model", None)
+    began = time.monotonic()
     before = digest(job)
+    run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
     with undisturbed(job) as put_back:
         trial = _timed(job, lists, arms, run)
         run.progress("looking at what was changed", None)

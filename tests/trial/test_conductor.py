@@ -35,7 +35,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import CLOSING_SHARE, WINDOW_SHARE, WITHIN, Budget, Cost
+from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import BREAKDOWN, Tracer
@@ -506,8 +506,9 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
     ((until, latest, soon),) = ends
     assert WINDOW_SHARE * 600 - 10 <= soon <= WINDOW_SHARE * 600
-    assert 600 * (1 - CLOSING_SHARE) - 10 - (time.monotonic() - began) <= until < 600 * (1 - CLOSING_SHARE)
-    assert WITHIN * 600 - CLOSING_SHARE * 600 - 10 - (time.monotonic() - began) <= latest <= WITHIN * 600
+    took_s = time.monotonic() - began
+    assert 600 - CLOSING_S - 10 - took_s <= until < 600 - CLOSING_S
+    assert WITHIN * 600 - CLOSING_S - 10 - took_s <= latest <= WITHIN * 600
 
 
 def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> None:

@@ -16,7 +16,7 @@ from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.decided import is_decided, sign_is_told
-from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, STEPS_PER_VISIT, interleave, visit_ms
+from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, Visit, interleave, visit_ms, visits
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -43,17 +43,18 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     assert {key: len(times) for key, times in samples.items()} == dict.fromkeys(
         [("A", 0), ("B", 0), ("C", 0)], rounds_taken
     )
-    rounds = [
-        "".join(order[at : at + 3 * STEPS_PER_VISIT : STEPS_PER_VISIT])
-        for at in range(0, len(order), 3 * STEPS_PER_VISIT)
-    ]
+    seen, number = "", 0
+    while number < len(order):  # the first round knows no times, and a step that takes none settles longest
+        seen += order[number]
+        number += visits([0.0 if len(seen) <= 3 else 1e-6])[0].steps
+    rounds = [seen[at : at + 3] for at in range(0, len(seen), 3)]
     assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * rounds_taken
     assert len({each.index("B") for each in rounds}) == 3
 
 
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: noise.uniform(1, 2))
     samples = interleave({("A", 0): lambda: None}, CPU, until=an_hour)
     assert len(samples["A", 0]) == MOST_ROUNDS
 
@@ -73,7 +74,7 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
 ) -> None:
     """After ``soon`` it is asked once, and then only after many rounds more."""
     noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: noise.uniform(1, 2))
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: noise.uniform(1, 2))
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
@@ -124,7 +125,7 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
     rounds more."""
     now, noise, looks = [0.0], random.Random(1), []
 
-    def visit(step: object, device: torch.device, steps: int, look: object) -> float:
+    def visit(step: object, device: torch.device, visit: Visit, look: object) -> float:
         now[0] += 2.0
         return noise.uniform(1, 2)
 
@@ -141,13 +142,13 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
 
 
 def test_what_else_is_open_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: random.uniform(1, 2))
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: random.uniform(1, 2))
     samples = interleave({("A", 0): lambda: None}, CPU, now, more_s=3600.0, decided=lambda known: False)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: 10.0)
     samples = interleave({("A", 0): lambda: None}, CPU, until=now, decided=lambda known: False)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
@@ -256,24 +257,50 @@ def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[ArmPlan, list[float]],
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, steps, look: 10.0)
+    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: 10.0)
     samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=an_hour)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
-def test_a_long_step_is_visited_for_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, list[int]] = {"short": [], "long": []}
+@pytest.mark.parametrize(
+    ("steps_ms", "expected"),
+    [
+        ([0.0], [Visit(1, 2)]),
+        ([600.0], [Visit(1, 1)]),
+        ([201.0], [Visit(1, 1)]),
+        ([200.0], [Visit(1, 2)]),
+        ([150.0], [Visit(1, 2)]),
+        ([92.0], [Visit(2, 2)]),
+        ([30.0], [Visit(5, 2)]),
+        ([2.0], [Visit(8, 2)]),
+        ([22.0, 62.0], [Visit(1, 2), Visit(3, 2)]),
+        ([90.0, 210.0, 149.0], [Visit(1, 2), Visit(1, 1), Visit(2, 2)]),
+    ],
+    ids=str,
+)
+def test_the_first_visit_of_an_arm_waits_until_the_gpu_has_settled(
+    steps_ms: list[float], expected: list[Visit]
+) -> None:
+    assert visits(steps_ms) == expected
 
-    def visit(step: str, device: torch.device, steps: int, look: object) -> float:
-        asked[step].append(steps)
-        return {"short": 200.0, "long": 201.0}[step]
 
-    monkeypatch.setattr(timer, "visit_ms", visit)
-    interleave({(name, 0): name for name in asked}, CPU, until=now)  # type: ignore[misc]
-    assert asked == {"short": [3] * LEAST_ROUNDS, "long": [3, *[2] * (LEAST_ROUNDS - 1)]}
-    asked["long"].clear()
-    interleave({("long", 0): "long"}, CPU, until=now, expected_ms={("long", 0): 240.0})  # type: ignore[dict-item]
-    assert asked["long"] == [2] * LEAST_ROUNDS
+def test_the_cuts_of_an_arm_follow_each_other_the_last_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[tuple[str, Visit]] = []
+    times_ms = {"a shallow": 25.0, "a deep": 50.0, "b": 240.0}
+
+    def visit_of(step: str, device: torch.device, visit: Visit, look: object) -> float:
+        order.append((step, visit))
+        return times_ms[step]
+
+    monkeypatch.setattr(timer, "visit_ms", visit_of)
+    steps = {("a", 0): "a shallow", ("b", 0): "b", ("a", 1): "a deep"}
+    interleave(steps, CPU, until=now, expected_ms={("b", 0): 240.0})  # type: ignore[arg-type]
+    together = [("a deep", Visit(3, 2)), ("a shallow", Visit(1, 2))]
+    rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
+    assert len(rounds) == LEAST_ROUNDS
+    assert sorted(rounds[0]) == sorted([("a deep", Visit(1, 2)), together[1], ("b", Visit(1, 1))])
+    for each in rounds[1:]:
+        assert each in ([*together, ("b", Visit(1, 1))], [("b", Visit(1, 1)), *together])
 
 
 def test_the_least_rounds_are_what_the_interval_needs() -> None:
@@ -284,7 +311,7 @@ def test_the_least_rounds_are_what_the_interval_needs() -> None:
 def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     now, noise = [0.0], random.Random(1)
 
-    def visit(step: object, device: torch.device, steps: int, look: object) -> float:
+    def visit(step: object, device: torch.device, visit: Visit, look: object) -> float:
         now[0] += 2.0
         return noise.uniform(1, 2)
 
@@ -313,11 +340,12 @@ def test_the_gpu_is_looked_at_once_a_visit() -> None:
     assert len(looks) == 2 * LEAST_ROUNDS
 
 
-def test_the_first_step_of_a_visit_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waits = [0.0], iter([0.2, 0.001, 0.001])
+def test_the_first_steps_of_a_visit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waits = [0.0], iter([0.2, 0.1, 0.001, 0.001])
 
     def step() -> None:
         now[0] += next(waits)
 
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert visit_ms(step, CPU) == pytest.approx(1.0)
+    assert visit_ms(step, CPU, Visit(2, 2)) == pytest.approx(1.0)
+    assert next(waits, None) is None

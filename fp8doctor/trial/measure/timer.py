@@ -1,8 +1,8 @@
 """Timing of several arms in turn, B C A C A B ..., so that clocks, heat and neighbours are shared by all.
 
-One visit runs a few steps of one arm and drops the first, which pays for what the arm before left in the
-caches. The figure of a visit is the median of the rest. CUDA events time the GPU, the clock of the host a
-CPU.
+One visit runs some steps of one arm and drops the first ones, which pay for what the arm before left in the
+caches and run at the clocks that it left. The figure of a visit is the median of the rest. CUDA events time
+the GPU, the clock of the host a CPU.
 """
 
 from __future__ import annotations
@@ -12,19 +12,22 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.trial.measure.attempt import Samples
 
-STEPS_PER_VISIT, FEWEST_STEPS = 3, 2
-"""Of which the first is dropped. The fewer are for long steps."""
+SETTLING_MS, MOST_DROPPED = 150.0, 8
+"""Time of the steps that the first visit of an arm drops, one at least. A visit begins with an idle GPU, and
+at the power limit that buys clocks for what follows: BF16 of Transformer Engine's layers took 91.1 ms on an
+H100 in visits of three steps, 93.2 ms in visits of five, of which three are dropped, and 93.3 ms alone. Where
+so many steps are shorter than that, the host or the memory sets the pace rather than the power."""
 
-LONG_STEP_MS = 200.0
-"""Step time from which one step a visit is enough: it outlasts what the arm before left behind (clocks settle
-within 0.2 s, seen on an H200 at its power limit)."""
+KEPT, KEPT_LONG, LONG_STEP_MS = 2, 1, 200.0
+"""Steps of a visit that count; of steps that take longer than the last, one, which outlasts what varies."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
@@ -40,23 +43,37 @@ SHARP = 0.005
 """No further round is taken when half the interval of every arm is within this share of its median."""
 
 
-def steps_of_a_visit(step_ms: float) -> int:
-    """Choose the steps in a row of an arm by the time of one."""
-    return FEWEST_STEPS if step_ms > LONG_STEP_MS else STEPS_PER_VISIT
+@dataclass(frozen=True)
+class Visit:
+    """The steps in a row of one arm at one cut."""
+
+    dropped: int
+    kept: int
+
+    @property
+    def steps(self) -> int:
+        return self.dropped + self.kept
+
+
+def visits(steps_ms: Sequence[float]) -> list[Visit]:
+    """Choose the steps of an arm at each of its cuts by the time of one; 0 where it is not known yet.
+
+    The last cut is visited first. The others follow at once, on a GPU that has settled.
+    """
+    *others, first = (KEPT_LONG if ms > LONG_STEP_MS else KEPT for ms in steps_ms)
+    least = max(steps_ms[-1], SETTLING_MS / MOST_DROPPED) if steps_ms[-1] else SETTLING_MS
+    return [*(Visit(1, kept) for kept in others), Visit(max(1, math.ceil(SETTLING_MS / least)), first)]
 
 
 def visit_ms(
-    step: Callable[[], object],
-    device: torch.device,
-    steps: int = STEPS_PER_VISIT,
-    look: Callable[[], None] = lambda: None,
+    step: Callable[[], object], device: torch.device, visit: Visit, look: Callable[[], None] = lambda: None
 ) -> float:
-    """Time ``steps`` in a row and return the median of all but the first, in ms.
+    """Time the steps of a visit in a row and return the median of those that are kept, in ms.
 
     ``look`` is called while the GPU runs the last.
     """
     if device.type == "cuda":
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(visit.steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:
             mark.record()
             step()
@@ -67,11 +84,11 @@ def visit_ms(
     else:
         look()
         times = []
-        for _ in range(steps):
+        for _ in range(visit.steps):
             began = time.perf_counter()
             step()
             times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times[1:])
+    return statistics.median(times[visit.dropped :])
 
 
 def interleave(
@@ -97,16 +114,16 @@ def interleave(
     ``told`` says whether they answer the chief question of those, for which they go on ``more_s`` seconds
     after ``until``. When the time is up the last answer stands; it is asked then only where it never was.
 
-    A key is an arm and the number of a cut. Each round has an order of its own: a step that follows one that
-    heats the GPU finds lower clocks, and that must not always be the same one. Longer visits, a deeper cut
-    and visiting the cuts of an arm together were tried on an 8B Llama on an H200 and differ by no more than
-    they vary (tests/benchmarks/results).
+    A key is an arm and the number of a cut. Each round has an order of its own: an arm that follows one that
+    heats the GPU finds lower clocks, and that must not always be the same one. The cuts of an arm are visited
+    together, the last first, so that the GPU settles once (`visits`).
 
     Returns the samples of each, in ms, one per round and all of one length.
     """
     samples: Samples = {key: [] for key in steps}
     shuffle = random.Random(0).shuffle
-    known_ms = dict(expected_ms or {})
+    known_ms = dict.fromkeys(steps, 0.0) | dict(expected_ms or {})
+    arms = {arm: sorted(number for of, number in steps if of == arm) for arm, _ in steps}
     round_s, is_open = 0.0, None
     for number in range(MOST_WHILE_UNDECIDED * MOST_ROUNDS):
         began = time.monotonic()
@@ -124,11 +141,14 @@ def interleave(
                     break
             elif late_s > 0 and not is_open:
                 break
-        order = list(steps)
+        order = list(arms)
         shuffle(order)
-        for key in order:
-            known_ms[key] = visit_ms(steps[key], device, steps_of_a_visit(known_ms.get(key, 0.0)), look)
-            samples[key].append(known_ms[key])
+        for arm in order:
+            keys = [(arm, number) for number in arms[arm]]
+            of_each = visits([known_ms[key] for key in keys])
+            for key, visit in zip(reversed(keys), reversed(of_each), strict=True):
+                known_ms[key] = visit_ms(steps[key], device, visit, look)
+                samples[key].append(known_ms[key])
         round_s = time.monotonic() - began
     return samples
 
