@@ -32,8 +32,13 @@ NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
 NEEDS = {"vit_h14": "timm", "te_decoder": "transformer_engine"}
 VERDICTS = {
     "h100-bert_large_accelerate": "layers_do_not_learn",
+    "h100-flux_like": "fp8_even",
+    "h100-gemma2_2b_eager_attention": "fp8_slower",
     "h100-gpt_124m_whole": "fp8_slower",
+    "h100-llama_3b_bf16": "no_fp8",
     "h100-llama_8b_compiled": "fp8_slower",
+    "h100-llama_8b_eager": "fp8_slower",
+    "h100-moe": "fp8_slower",
     "h100-qwen2_3b_lora_checkpointing": "fp8_slower",
     "h100-te_decoder": "fp8_faster",
     "h100-vit_h14": "fp8_slower",
