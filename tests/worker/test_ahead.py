@@ -277,6 +277,30 @@ def test_helpers_are_as_many_as_there_is_room_for(
     assert ahead.how_many(SMALL, torch.device("cuda", 0), shallow=False) == count
 
 
+class Noting(torch.nn.Linear):
+    """A model that notes where it is moved, as far as it can be moved."""
+
+    def __init__(self, *, movable: bool) -> None:
+        super().__init__(2, 2)
+        self.movable, self.moved = movable, list[str]()
+
+    def to(self, *where: Any, **how: Any) -> Any:
+        self.moved += where
+        if not self.movable:
+            raise TypeError("these weights cannot be moved")
+        return super().to(*where, **how)
+
+
+@pytest.mark.parametrize("movable", [True, False])
+@pytest.mark.parametrize(("device", "moved"), [("cuda", ["cpu"]), ("cpu", [])])
+def test_a_helper_keeps_no_whole_model_on_the_gpu(device: str, moved: list[str], movable: bool) -> None:
+    """The smallest cuts of a Llama 3B and a Gemma 2B need 10 and 12 GiB, and their models 6 and 5: together
+    more than a helper has of 80 (H100)."""
+    model = Noting(movable=movable)
+    ahead.off_the_gpu(replace(SMALL, model=model), torch.device(device))
+    assert model.moved == moved
+
+
 @pytest.mark.parametrize(
     ("blocks", "compiled", "layers"), [(26, False, ahead.LAYERS), (26, True, 6), (12, True, None)]
 )
