@@ -848,6 +848,9 @@ class OneHelper(Nobody):
         self.ended += 1
         return self.ended == 1
 
+    def outcomes(self) -> dict[str, float | None]:
+        return {"bf16_compiled": 8.0, "prescribed": None}
+
 
 def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
     """cuBLAS and the driver have other words for a full GPU than torch's own exception."""
@@ -862,6 +865,7 @@ def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
     run = TrialRun(CPU, Budget(600.0), ahead=helper)
     found = conduct(job(model=WithoutRoom(3)), ["blocks"], [ArmPlan("as_is", as_it_is)], run)
     assert [(arm.name, arm.tried) for arm in found.arms] == [("as_is", True)]
+    assert found.compiled_ahead == helper.outcomes()
 
 
 def test_a_frozen_model_is_no_fault_of_its_step() -> None:

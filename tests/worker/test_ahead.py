@@ -86,6 +86,7 @@ def test_whoever_is_free_takes_the_next_work_and_tells_the_seconds(monkeypatch: 
     assert of.begin(WORK, CUTS)
     wait_for("both arms to be compiled", lambda: not of.under_way())
     assert [of.took_s(arm) for arm in ("a", "b", "c")] == [4.0, 3.0, None]
+    assert of.outcomes() == {"a": 4.0, "b": 3.0}
     assert [of.take(each, None) for each in WORK] == [3.0, 1.0, 3.0]
     assert of.end()
     assert not of.end()
@@ -173,7 +174,7 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert of.take(("a", 1), None) is None
         assert of.end()
         assert of.wait_for_one(["a", "b"], 300.0) == {"a", "b"}, "nobody is left to compile them"
-        assert of.took_s("a") is None
+        assert of.outcomes() == {"a": None, "b": None}
 
 
 def test_one_that_tells_nonsense_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
