@@ -286,7 +286,7 @@ def took(
         for arm, cost in costs.items()
         for number, ms in enumerate(1e3 * step for step in cost.steps_s)
     }
-    bench.time = lambda timed, until, last, soon, more_s: timer.interleave(
+    interleave_arms = lambda bench, timed, until, last, soon, more_s: timer.interleave(  # noqa: E731
         steps,
         CPU,
         until,
@@ -296,6 +296,7 @@ def took(
         expected_ms=steps,
         told=lambda samples: len(next(iter(samples.values()))) >= told_at,
     )
+    monkeypatch.setattr(window, "interleave_arms", interleave_arms)
     tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
     samples = time_in_turn(
         tracer,
@@ -498,7 +499,7 @@ def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
 
         return make
 
-    monkeypatch.setattr(bench, "sign_is_told", lambda *known: False)
+    monkeypatch.setattr(window, "sign_is_told", lambda *known: False)
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=clock))
     of, raises_at = Budget(60.0, clock(), stretches=True), 1100.0
     laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)
