@@ -32,7 +32,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
-from fp8doctor.trial.measure import bench, profile_step, timer
+from fp8doctor.trial.measure import bench, profile_step, timer, window
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
@@ -493,15 +493,15 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, timed = [], bench.Bench.time
+    ends, timed = [], window.interleave_arms
 
-    def noted(self: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
-        result = timed(self, attempts, until, latest, soon, more_s)
+    def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+        result = timed(of, attempts, until, latest, soon, more_s)
         assert more_s == (WITHIN - 1) * 600
         ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
         return result
 
-    monkeypatch.setattr(bench.Bench, "time", noted)
+    monkeypatch.setattr(window, "interleave_arms", noted)
     began = time.monotonic()
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
     ((until, latest, soon),) = ends

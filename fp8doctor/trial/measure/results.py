@@ -28,7 +28,7 @@ def report(
     tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
     """Turn the attempts and their samples into facts."""
-    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
+    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
     ratio = _self_check(attempts, samples)
     apart = (
         f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
