@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.host import free_memory
+from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -52,9 +54,9 @@ took to load, up to which helpers load it too where nothing cuts it while it is 
 trains when it is imported would train again."""
 
 LOADING, HOST_SHARE = 3.0, 0.5
-"""Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted,
-and the share of what is free that all helpers may take for it. A choice: a host without memory ends the
-trial."""
+"""Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted
+and later come from a GPU, and the share of what is free that all helpers may take for it. A choice: a host
+without memory ends the trial."""
 
 
 def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: bool) -> int:
@@ -71,7 +73,7 @@ def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: 
 
 
 def _that_load_it(model: nn.Module, gpu: int) -> int:
-    """Return the number of helpers that have memory for the whole model: the host's while they load it, and
+    """Return the number of helpers that have memory for the whole model: the host's, and while they load it
     on a GPU, where the file puts it there, no more together than one of them may take."""
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
     if weights <= SMALL_GIB * 2**30:
@@ -90,6 +92,15 @@ def confine(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
+
+
+def off_the_gpu(job: Job, device: torch.device) -> None:
+    """Move the whole model of a helper to the host, as far as it can be moved: of the GPU's memory a helper
+    has as much as a cut needs (`MEMORY_SHARE`)."""
+    if device.type == "cuda":
+        with suppress(Exception):  # whatever a module of others raises: a helper may do without
+            job.model.to("cpu")
+        free(device)
 
 
 def compile_arms(

@@ -166,8 +166,9 @@ def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
 def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
     """Time the arms in turn. One that raises costs itself, and the others begin anew; the step as it is costs
     them all."""
-    bench, run = tracer.bench, tracer.run
+    bench = tracer.bench
     while True:
+        run = tracer.run  # another after a window that an arm ended
         timed = [attempt for attempt in attempts if attempt.no_number is None]
         run.progress(f"timing {len(timed)} variants of the step", None)
         costs, plans = costs_of(timed), [each.plan for each in timed]

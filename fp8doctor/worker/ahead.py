@@ -46,7 +46,7 @@ class Helpers:
         self._facts: dict[str, Any] = {}
         self._changed = threading.Condition()
         self._waiting: list[Work] = []
-        self._asked: frozenset[Work] = frozenset()
+        self._asked: tuple[Work, ...] = ()
         self._at_work: dict[Work, float] = {}
         """What is compiled now, and since when (``time.monotonic``)."""
         self._employed = 0
@@ -67,7 +67,7 @@ class Helpers:
 
         ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
         """
-        self._waiting, self._asked, self._employed = list(work), frozenset(work), len(self._processes)
+        self._waiting, self._asked, self._employed = list(work), tuple(work), len(self._processes)
         for process in self._processes:
             threading.Thread(target=self._employ, args=(process, cuts), daemon=True).start()
         return bool(self._processes)
@@ -107,6 +107,10 @@ class Helpers:
             took = [self._took_s.get(work) for work in self._asked if work[0] == arm]
         known = [seconds for seconds in took if seconds is not None]
         return sum(known) if known and len(known) == len(took) else None
+
+    def outcomes(self) -> dict[str, float | None]:
+        """Tell `took_s` of every arm that was asked for."""
+        return {arm: self.took_s(arm) for arm, _ in self._asked}
 
     def under_way(self) -> frozenset[str]:
         """Name the arms that are compiled now, or will be."""

@@ -191,7 +191,7 @@ def _help(asked: dict[str, Any]) -> None:
     can be done, then the seconds of each."""
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    from fp8doctor.trial.ahead import compile_arms, confine
+    from fp8doctor.trial.ahead import compile_arms, confine, off_the_gpu
     from fp8doctor.trial.measure.device import choose_device
 
     device = choose_device(asked[HELPING])
@@ -199,6 +199,7 @@ def _help(asked: dict[str, Any]) -> None:
         return
     confine(device)
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    off_the_gpu(job, device)
     facts, request = Facts.from_dict(json.loads(sys.stdin.readline())), TrialRequest(**asked["trial"])
     os.write(told, READY)
     work = map(json.loads, sys.stdin)

@@ -21,7 +21,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, cuts, timer
+from fp8doctor.trial.measure import bench, cuts, layout, timer
 from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
@@ -232,8 +232,8 @@ def test_who_compiles_ahead_stays_beside_cuts_that_the_whole_gpu_is_too_small_fo
     of = bench.Bench.__new__(bench.Bench)
     of.job = Job(model=Decoder(26), target=Target(), workload=Workload())
     of.device, of._ahead = torch.device("cpu"), (beside := Holding(Memory(0), 1))
-    monkeypatch.setattr(bench, "room_gib", lambda device: 0.0)
-    monkeypatch.setattr(bench, "whole_gib", lambda device: 1e-6)
+    monkeypatch.setattr(layout, "room_gib", lambda device: 0.0)
+    monkeypatch.setattr(layout, "whole_gib", lambda device: 1e-6)
     assert not of._fits(depth.plans(of.job.model, ["blocks"])[0])
     assert not beside.ended
 
@@ -328,7 +328,7 @@ def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPa
         weights.extend(map(weakref.ref, kept))
         return optimizer_for(job, kept, memo)
 
-    monkeypatch.setattr(bench, "optimizer_for", recorded)
+    monkeypatch.setattr(layout, "optimizer_for", recorded)
     assert trial(AS_IS, BF16, model=Decoder(3)).arms[0].tried
     assert weights
     assert [weight() for weight in weights if weight() is not None] == []

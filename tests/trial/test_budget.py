@@ -3,6 +3,8 @@ a clock of their own."""
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -19,15 +21,15 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial import admission, budget_for, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import ahead, budget, timer, window
+from fp8doctor.trial.measure import ahead, bench, budget, timer, window
 from fp8doctor.trial.measure.ahead import Nobody, Work, patience_s
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import Budget, Cost, expected
+from fp8doctor.trial.measure.budget import STRETCHED, Budget, Cost, expected
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
-from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
-from tests.trial.test_conductor import job
+from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is, explores
+from tests.trial.test_conductor import Decoder, job
 
 CPU = torch.device("cpu")
 
@@ -284,7 +286,7 @@ def took(
         for arm, cost in costs.items()
         for number, ms in enumerate(1e3 * step for step in cost.steps_s)
     }
-    bench.time = lambda timed, until, last, soon, more_s: timer.interleave(
+    interleave_arms = lambda bench, timed, until, last, soon, more_s: timer.interleave(  # noqa: E731
         steps,
         CPU,
         until,
@@ -294,6 +296,7 @@ def took(
         expected_ms=steps,
         told=lambda samples: len(next(iter(samples.values()))) >= told_at,
     )
+    monkeypatch.setattr(window, "interleave_arms", interleave_arms)
     tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
     samples = time_in_turn(
         tracer,
@@ -473,6 +476,49 @@ def test_what_follows_a_prolonged_window_has_its_time(clock: Clock) -> None:
     assert of.after_window(until=1000.0, began=1079.0, rounds=3) == of
     assert late.final_fits({}, [], 68.7)
     assert not late.final_fits({}, [], 68.9)
+
+
+def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others begin anew, and the window before theirs went on for the same sign."""
+    noise = random.Random(0)
+
+    def ticking(raises_at: float) -> Callable[[Variant], Variant]:
+        def make(variant: Variant) -> Variant:
+            forward = variant.model.forward
+
+            def slow(tokens: torch.Tensor) -> torch.Tensor:
+                clock.now_s += noise.uniform(0.1, 0.3)
+                if clock() > raises_at:
+                    raise RuntimeError("planted")
+                return forward(tokens)
+
+            variant.model.forward = slow  # type: ignore[method-assign]
+            return variant
+
+        return make
+
+    monkeypatch.setattr(window, "sign_is_told", lambda *known: False)
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=clock))
+    of, raises_at = Budget(60.0, clock(), stretches=True), 1100.0
+    laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)
+    attempts = [
+        Attempt(ArmPlan("as_is", ticking(math.inf), fp8=True)),
+        Attempt(ArmPlan("bf16", ticking(math.inf), fp8=False)),
+        Attempt(ArmPlan("raises", ticking(raises_at), ("x",), base="as_is")),
+    ]
+    for attempt in attempts:
+        laid_out.build(attempt)
+    clock.now_s = 1050.0
+    until = of.window_until(admission.costs_of(attempts), [])
+    tracer = Tracer(laid_out, TrialRun(CPU, of))
+    samples = conductor._samples(attempts, tracer)
+    laid_out.close()
+    assert {arm for arm, _ in samples} == {"as_is", "bf16"}
+    assert raises_at < clock() <= of.began + STRETCHED * of.seconds
+    least_s = 2 * timer.LEAST_ROUNDS * 3 * 3 * 0.3  # of both windows, which they have in any case
+    assert tracer.run.budget.prolonged_s >= clock() - until - least_s
 
 
 def test_an_open_sign_overruns_no_bound(clock: Clock) -> None:

@@ -32,7 +32,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.layers.numerics import NUMERICS
-from fp8doctor.trial.measure import bench, profile_step, timer
+from fp8doctor.trial.measure import bench, profile_step, timer, window
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
@@ -493,15 +493,15 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, timed = [], bench.Bench.time
+    ends, timed = [], window.interleave_arms
 
-    def noted(self: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
-        result = timed(self, attempts, until, latest, soon, more_s)
+    def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+        result = timed(of, attempts, until, latest, soon, more_s)
         assert more_s == (WITHIN - 1) * 600
         ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
         return result
 
-    monkeypatch.setattr(bench.Bench, "time", noted)
+    monkeypatch.setattr(window, "interleave_arms", noted)
     began = time.monotonic()
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
     ((until, latest, soon),) = ends
@@ -848,6 +848,9 @@ class OneHelper(Nobody):
         self.ended += 1
         return self.ended == 1
 
+    def outcomes(self) -> dict[str, float | None]:
+        return {"bf16_compiled": 8.0, "prescribed": None}
+
 
 def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
     """cuBLAS and the driver have other words for a full GPU than torch's own exception."""
@@ -862,6 +865,7 @@ def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
     run = TrialRun(CPU, Budget(600.0), ahead=helper)
     found = conduct(job(model=WithoutRoom(3)), ["blocks"], [ArmPlan("as_is", as_it_is)], run)
     assert [(arm.name, arm.tried) for arm in found.arms] == [("as_is", True)]
+    assert found.compiled_ahead == helper.outcomes()
 
 
 def test_a_frozen_model_is_no_fault_of_its_step() -> None:

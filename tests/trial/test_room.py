@@ -16,7 +16,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.measure import bench, pairs
+from fp8doctor.trial.measure import layout, pairs
 from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
@@ -276,7 +276,7 @@ def test_cuts_that_cannot_fit_are_not_laid_out(
     of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
     of._ahead = Nobody()
     asked: list[Plan] = []
-    monkeypatch.setattr(bench, "room_gib", lambda device: room())
+    monkeypatch.setattr(layout, "room_gib", lambda device: room())
     monkeypatch.setattr(of, "_lay_out", asked.append)
     assert of._fits(PLAN) is laid_out
     assert asked == ([PLAN] if laid_out else [])

@@ -86,6 +86,7 @@ def test_whoever_is_free_takes_the_next_work_and_tells_the_seconds(monkeypatch: 
     assert of.begin(WORK, CUTS)
     wait_for("both arms to be compiled", lambda: not of.under_way())
     assert [of.took_s(arm) for arm in ("a", "b", "c")] == [4.0, 3.0, None]
+    assert of.outcomes() == {"a": 4.0, "b": 3.0}
     assert [of.take(each, None) for each in WORK] == [3.0, 1.0, 3.0]
     assert of.end()
     assert not of.end()
@@ -173,7 +174,7 @@ def test_one_that_dies_or_hangs_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
         assert of.take(("a", 1), None) is None
         assert of.end()
         assert of.wait_for_one(["a", "b"], 300.0) == {"a", "b"}, "nobody is left to compile them"
-        assert of.took_s("a") is None
+        assert of.outcomes() == {"a": None, "b": None}
 
 
 def test_one_that_tells_nonsense_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +276,30 @@ def test_helpers_are_as_many_as_there_is_room_for(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80))
     monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(cores)))
     assert ahead.how_many(SMALL, torch.device("cuda", 0), shallow=False) == count
+
+
+class Noting(torch.nn.Linear):
+    """A model that notes where it is moved, as far as it can be moved."""
+
+    def __init__(self, *, movable: bool) -> None:
+        super().__init__(2, 2)
+        self.movable, self.moved = movable, list[str]()
+
+    def to(self, *where: Any, **how: Any) -> Any:
+        self.moved += where
+        if not self.movable:
+            raise TypeError("these weights cannot be moved")
+        return super().to(*where, **how)
+
+
+@pytest.mark.parametrize("movable", [True, False])
+@pytest.mark.parametrize(("device", "moved"), [("cuda", ["cpu"]), ("cpu", [])])
+def test_a_helper_keeps_no_whole_model_on_the_gpu(device: str, moved: list[str], movable: bool) -> None:
+    """The smallest cuts of a Llama 3B and a Gemma 2B need 10 and 12 GiB, and their models 6 and 5: together
+    more than a helper has of 80 (H100)."""
+    model = Noting(movable=movable)
+    ahead.off_the_gpu(replace(SMALL, model=model), torch.device(device))
+    assert model.moved == moved
 
 
 @pytest.mark.parametrize(

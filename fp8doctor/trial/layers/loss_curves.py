@@ -132,7 +132,7 @@ def _followed(
                 if until is not None and time.monotonic() > until:
                     break
                 _seed(number)
-                with nullcontext() if number else bench.guarded():
+                with nullcontext() if number else bench.guard.armed():
                     losses.append(float(step()))
     finally:
         del step, variant, model

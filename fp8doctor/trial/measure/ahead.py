@@ -42,6 +42,9 @@ class Ahead(Protocol):
         """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
         is not compiled at all of them."""
 
+    def outcomes(self) -> dict[str, float | None]:
+        """Tell `took_s` of every arm that was asked for."""
+
     def under_way(self) -> frozenset[str]:
         """Name the arms that are compiled now, or will be."""
 
@@ -73,6 +76,9 @@ class Nobody:
 
     def took_s(self, arm: str) -> float | None:
         return None
+
+    def outcomes(self) -> dict[str, float | None]:
+        return {}
 
     def under_way(self) -> frozenset[str]:
         return frozenset()

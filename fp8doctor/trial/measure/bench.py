@@ -1,4 +1,4 @@
-"""The bench: replicas of every cut with one set of weights, on which an arm is built, warmed up and timed."""
+"""The bench: an arm is built at every cut of a layout, in replicas that share its weights, and warmed up."""
 
 from __future__ import annotations
 
@@ -6,41 +6,35 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
 from fp8doctor.examine.compile_marks import step_mark
-from fp8doctor.facts import Health
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.tensors import has_data
-from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
-from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate, unwrapped
-from fp8doctor.trial.copies.step import like, move, optimizer_for, own_loss, own_rates, tensors, training_step
+from fp8doctor.trial.copies.depth import Cut
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
+from fp8doctor.trial.copies.step import like, training_step
 from fp8doctor.trial.measure.ahead import Ahead, Nobody, Work, patience_s
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
+from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
-from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of, one_graph
-from fp8doctor.trial.measure.decided import is_decided, sign_is_told
+from fp8doctor.trial.measure.cuts import one_graph
 from fp8doctor.trial.measure.device import still_there
-from fp8doctor.trial.measure.evidence import compilations, compiled_so_far, executed
+from fp8doctor.trial.measure.evidence import compilations, compiled_so_far
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.health import Observer
 from fp8doctor.trial.measure.host import HostObserver
+from fp8doctor.trial.measure.layout import Layout
 from fp8doctor.trial.measure.memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
-from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, taken_gib, whole_gib
-from fp8doctor.trial.measure.timer import interleave
-from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.measure.room import taken_gib
 from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import NotTried, without_compile_marks
+from fp8doctor.trial.treatments import NotTried
 from fp8doctor.trial.variant import ArmPlan, Variant
 
 _log = logging.getLogger("fp8doctor")
@@ -52,8 +46,8 @@ Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
 
 
-class Bench:
-    """The replicas of all cuts, with one set of weights and one optimizer state per cut."""
+class Bench(Layout):
+    """The cuts, and the arms that are built on them."""
 
     def __init__(
         self,
@@ -62,124 +56,28 @@ class Bench:
         device: torch.device,
         *,
         interrupts: bool = False,
-        only: depth.Cut | None = None,
+        only: Cut | None = None,
         ahead: Ahead | None = None,
         for_others: Sequence[ArmPlan] = (),
     ) -> None:
-        """The usual cuts, or the next smaller ones that fit. Raises `torch.OutOfMemoryError` when none do.
+        """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
 
         ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
         is wanted, and ``ahead`` compiles ``for_others`` beside the trial: blocks at once, one graph of
         several as soon as the cuts are known.
         """
-        self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
-        self.interrupts, self._ahead, self._helped = interrupts, ahead or Nobody(), False
-        self._guard, self._rounding = Guard(job), rounding(job.model, device)
-        if job.rebuild is None and not all(map(has_data, job.model.parameters())):
-            raise NotReplicable("the model has no weights (meta device or fake tensors)")
-        if not all(map(has_data, tensors(job.batch))):
-            raise NotReplicable(
-                "the batch has no data (meta device or fake tensors); "
-                "give one, as example_batch() in a model file"
-            )
-        self.batch = move(job.batch, device)
-        self.bases: list[nn.Module] = []
-        self.optimizers: list[torch.optim.Optimizer] = []
-        self.rates: list[list[float]] = []
-        """Of each cut: the learning rates of the job's own optimizer, one a group."""
+        super().__init__(job, lists, device, only, ahead or Nobody())
+        self.interrupts, self._rounding, self._helped = interrupts, rounding(job.model, device), False
         self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
-        self.recomputed: tuple[str, ...] = ()
-        """The outermost modules that ran again in the backward of the first step."""
-        root = unwrapped(job.model)
-        within = depth.named_in(root, lists)
-        self.as_one = compiled_as_one(job, within)
-        """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        *larger, last = depth.plans(root, within, as_one=self.as_one)
         if not self.as_one:
             self._helped = self._ahead.begin([(plan.name, 0) for plan in for_others], [None])
-        if only is not None:
-            self._lay_out(depth.Plan((), (only,)))
-        elif not any(map(self._fits, larger)):
-            self._lay_out_last(last)
+        self.lay_out()
         if self.as_one:
             self._helped = self._ahead.begin(*self._at_every_cut(for_others))
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
-
-    def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where it may fit, at last without those who compile ahead, whose memory it may
-        have been. They stay where the whole GPU is too small."""
-        least = laid_out_gib(unwrapped(self.job.model), plan)
-        if self._fits_now(plan, least):
-            return True
-        return (
-            not exceeds(least, whole_gib(self.device)) and self._ahead.end() and self._fits_now(plan, least)
-        )
-
-    def _fits_now(self, plan: depth.Plan, least_gib: float) -> bool:
-        """Lay the plan out; on a memory that is too small give back what was taken."""
-        if exceeds(least_gib, room_gib(self.device)):
-            return False
-        try:
-            self._lay_out(plan)
-        except torch.OutOfMemoryError:
-            self._forget()
-        else:
-            return True
-        free(self.device)
-        return False
-
-    def _lay_out_last(self, plan: depth.Plan) -> None:
-        """Lay the smallest plan out, at last without those who compile ahead. Raises
-        `torch.OutOfMemoryError` where it does not fit then."""
-        try:
-            self._lay_out(plan)
-        except torch.OutOfMemoryError:
-            if not self._ahead.end():
-                raise
-            self._forget()
-        else:
-            return
-        free(self.device)
-        self._lay_out(plan)
-
-    def _forget(self) -> None:
-        """Let go of what was laid out."""
-        self.bases.clear()
-        self.optimizers.clear()
-        self.rates.clear()
-
-    def _lay_out(self, plan: depth.Plan) -> None:
-        """Make the base of every cut, with an optimizer that took one step."""
-        self.plan = plan
-        for cut in plan.cuts:
-            job, base, memo = cut_of(self.job, cut, self.device)
-            self.bases.append(base.train())
-            self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-            self.rates.append(own_rates(job, base.parameters(), memo))
-            self._first_step(cut)
-
-    def _first_step(self, cut: depth.Cut) -> None:
-        """One eager step under the guard, which also sees what is executed and what is recomputed, and makes
-        the optimizer's state."""
-        probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
-        give_own_code(probe.model)
-        with self._guard.armed(), executed(probe.model) as ran:
-            WatchedSteps(
-                training_step(self.job, probe, self.optimizers[-1], self.device), self.optimizers[-1]
-            )()
-        lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
-        blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
-        missed = sum(not ran.within(cleaned(block)) for block in blocks)
-        if missed:
-            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
-        self.recomputed = ran.recomputed()
-
-    def variant(self, model: nn.Module) -> Variant:
-        """Put the step as it is around a replica."""
-        return Variant(model, self.batch, self.job.autocast, self.job.around)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
@@ -318,7 +216,7 @@ class Bench:
                     allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
                     turns.noting = True
                 stepped = time.monotonic()
-                with self._guard.armed() if count == 0 else nullcontext():
+                with self.guard.armed() if count == 0 else nullcontext():
                     watched()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
@@ -350,59 +248,6 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def time(
-        self,
-        attempts: Sequence[Attempt],
-        until: Callable[[Samples], float],
-        latest: float,
-        soon: float,
-        more_s: float = 0.0,
-    ) -> Samples:
-        """Time the arms in turn: samples in ms by arm and cut. The clocks are those of `interleave`."""
-        ready = {
-            (attempt.plan.name, number): each
-            for attempt in attempts
-            for number, each in enumerate(attempt.ready)
-        }
-        plans = [attempt.plan for attempt in attempts if attempt.ready]
-        with self.host.window():
-            return interleave(
-                {key: self._watched(key[0], each) for key, each in ready.items()},
-                self.device,
-                until,
-                self._look,
-                soon=soon,
-                latest=latest,
-                more_s=more_s,
-                expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
-                told=lambda samples: sign_is_told(samples, self.plan, plans),
-                decided=lambda samples: is_decided(samples, self.plan, plans),
-            )
-
-    def _look(self) -> None:
-        """Look at the GPU and at the host, once a visit."""
-        self.observer.look()
-        self.host.look()
-
-    def _watched(self, arm: str, ready: Ready) -> Callable[[], object]:
-        """Take the step, noting whose it is and whether something was compiled in it."""
-
-        def step() -> object:
-            self.at_work, before = arm, compiled_so_far().frames
-            result = ready.step()
-            ready.frames_in_window += compiled_so_far().frames - before
-            return result
-
-        return step
-
-    def guarded(self) -> AbstractContextManager[object]:
-        """Refuse what would write to the original inside."""
-        return self._guard.armed()
-
-    def health(self) -> Health | None:
-        """Tell how the GPU was while it was timed; None on a CPU."""
-        return self.observer.health()
-
     def frees_gib(self) -> float:
         """Count what the arms hold beside the cuts; 0 on a CPU."""
         return taken_gib(self.device) - self._laid_out_gib
@@ -410,8 +255,7 @@ class Bench:
     def close(self) -> None:
         """Let go of every replica and give the memory back, whoever still holds an attempt."""
         self.observer.close()
-        self.bases.clear()
-        self.optimizers.clear()
+        self.forget()
         self.batch = None
         self.let_go()
 

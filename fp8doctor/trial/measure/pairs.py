@@ -14,6 +14,7 @@ from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.budget import WITHIN
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
+from fp8doctor.trial.measure.window import interleave_arms
 
 _log = logging.getLogger("fp8doctor")
 
@@ -70,7 +71,7 @@ def _pair(
         return again, {}
     try:
         budget = tracer.run.budget
-        pair = bench.time((beside, again), lambda _: budget.end, latest, budget.window_soon())
+        pair = interleave_arms(bench, (beside, again), lambda _: budget.end, latest, budget.window_soon())
     except Exception as error:
         _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
         bench.drop(again, raised(error))

@@ -28,7 +28,7 @@ def report(
     tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
 ) -> Trial:
     """Turn the attempts and their samples into facts."""
-    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.health()
+    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
     ratio = _self_check(attempts, samples)
     apart = (
         f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
@@ -49,6 +49,7 @@ def report(
         host=tracer.bench.host.load(),
         gaps=tracer.gaps | _unknown_peaks(plan, [*attempts, *(final.attempts if final else ())]),
         why=None,
+        compiled_ahead=tracer.run.ahead.outcomes(),
         budget_s=tracer.run.budget.seconds,
         elapsed_s=tracer.run.budget.spent_s,
     )

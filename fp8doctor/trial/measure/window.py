@@ -1,4 +1,4 @@
-"""One window of a trial, which goes on beyond its time while it does not tell FP8 from BF16."""
+"""One window of a trial: the arms are timed in turn, beyond its time while it does not tell FP8 from BF16."""
 
 from __future__ import annotations
 
@@ -6,18 +6,76 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.decided import is_decided, sign_is_told
+from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.timer import interleave
 
 
 def time_in_turn(
     tracer: Tracer, attempts: Sequence[Attempt], until: Callable[[Samples], float], latest: float
 ) -> Samples:
-    """Time the arms in turn. What follows has its time however long the sign took, so that the budget of
-    ``tracer.run`` is another afterwards."""
+    """Time the arms in turn. What follows has its time however long the sign took, also after an arm that
+    raises, so that the budget of ``tracer.run`` is another afterwards."""
     budget, began = tracer.run.budget, time.monotonic()
-    samples = tracer.bench.time(attempts, until, latest, budget.window_soon(), budget.open_sign_s)
-    if samples:  # of what could not be built there are none
-        rounds = len(next(iter(samples.values())))
-        tracer.run = replace(tracer.run, budget=budget.after_window(until(samples), began, rounds))
-    return samples
+    rounds, ends = 0, began
+
+    def asked(samples: Samples) -> float:
+        nonlocal rounds, ends
+        rounds, ends = min(map(len, samples.values()), default=0), until(samples)
+        return ends
+
+    try:
+        return interleave_arms(
+            tracer.bench, attempts, asked, latest, budget.window_soon(), budget.open_sign_s
+        )
+    finally:
+        if rounds:  # else it did not go on beyond the least
+            tracer.run = replace(tracer.run, budget=budget.after_window(ends, began, rounds))
+
+
+def interleave_arms(
+    bench: Bench,
+    attempts: Sequence[Attempt],
+    until: Callable[[Samples], float],
+    latest: float,
+    soon: float,
+    more_s: float = 0.0,
+) -> Samples:
+    """Time the arms at every cut by `interleave`, whose clocks these are, and watch the GPU and the host."""
+    ready = {
+        (attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)
+    }
+    plans = [attempt.plan for attempt in attempts if attempt.ready]
+
+    def look() -> None:
+        bench.observer.look()
+        bench.host.look()
+
+    with bench.host.window():
+        return interleave(
+            {key: _watched(bench, key[0], each) for key, each in ready.items()},
+            bench.device,
+            until,
+            look,
+            soon=soon,
+            latest=latest,
+            more_s=more_s,
+            expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
+            told=lambda samples: sign_is_told(samples, bench.plan, plans),
+            decided=lambda samples: is_decided(samples, bench.plan, plans),
+        )
+
+
+def _watched(bench: Bench, arm: str, ready: Ready) -> Callable[[], object]:
+    """Take the step, noting whose it is and whether something was compiled in it."""
+
+    def step() -> object:
+        bench.at_work, before = arm, compiled_so_far().frames
+        result = ready.step()
+        ready.frames_in_window += compiled_so_far().frames - before
+        return result
+
+    return step

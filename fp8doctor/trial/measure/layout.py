@@ -1,0 +1,131 @@
+"""The cuts of a job's model on the device, as deep as fit, with an optimizer each that took one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fp8doctor.loading.job import Job
+from fp8doctor.stacks.tensors import has_data
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
+from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, tensors, training_step
+from fp8doctor.trial.measure.ahead import Ahead
+from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of
+from fp8doctor.trial.measure.evidence import executed
+from fp8doctor.trial.measure.finite import WatchedSteps
+from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, whole_gib
+from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.treatments import without_compile_marks
+from fp8doctor.trial.variant import Variant
+
+
+class Layout:
+    """The cuts on the device, with one set of weights and one optimizer state each."""
+
+    plan: depth.Plan
+    """Which of the plans was laid out."""
+
+    def __init__(
+        self, job: Job, lists: Sequence[str], device: torch.device, only: depth.Cut | None, ahead: Ahead
+    ) -> None:
+        """Plan the cuts, or ``only`` the one that is wanted; `lay_out` makes them.
+
+        ``ahead`` is who compiles beside it, and is ended where the memory is short.
+        """
+        self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
+        self.guard, self._ahead = Guard(job), ahead
+        if job.rebuild is None and not all(map(has_data, job.model.parameters())):
+            raise NotReplicable("the model has no weights (meta device or fake tensors)")
+        if not all(map(has_data, tensors(job.batch))):
+            raise NotReplicable(
+                "the batch has no data (meta device or fake tensors); "
+                "give one, as example_batch() in a model file"
+            )
+        self.batch = move(job.batch, device)
+        self.bases: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.rates: list[list[float]] = []
+        """Of each cut: the learning rates of the job's own optimizer, one a group."""
+        self.recomputed: tuple[str, ...] = ()
+        """The outermost modules that ran again in the backward of the first step."""
+        root = unwrapped(job.model)
+        within = depth.named_in(root, lists)
+        self.as_one = compiled_as_one(job, within)
+        """Whether one graph holds several blocks, so that each depth is compiled anew."""
+        self._plans = (
+            depth.plans(root, within, as_one=self.as_one) if only is None else [depth.Plan((), (only,))]
+        )
+
+    def lay_out(self) -> None:
+        """Make the largest cuts that fit, at last without those who compile ahead. Raises
+        `torch.OutOfMemoryError` when none do."""
+        *larger, last = self._plans
+        if any(map(self._fits, larger)) or self._laid_out(last):
+            return
+        if not self._ahead.end():
+            raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+        self._lay_out(last)
+
+    def _fits(self, plan: depth.Plan) -> bool:
+        """Lay the plan out where it may fit, at last without those who compile ahead, whose memory it may
+        have been. They stay where the whole GPU is too small."""
+        least = laid_out_gib(unwrapped(self.job.model), plan)
+        if not exceeds(least, room_gib(self.device)) and self._laid_out(plan):
+            return True
+        if exceeds(least, whole_gib(self.device)) or not self._ahead.end():
+            return False
+        return not exceeds(least, room_gib(self.device)) and self._laid_out(plan)
+
+    def _laid_out(self, plan: depth.Plan) -> bool:
+        """Lay the plan out; on a memory that is too small give back what was taken."""
+        try:
+            self._lay_out(plan)
+        except torch.OutOfMemoryError:
+            self.forget()
+        else:
+            return True
+        free(self.device)  # the error, which is gone by now, held what the step made
+        return False
+
+    def forget(self) -> None:
+        """Let go of what was laid out."""
+        self.bases.clear()
+        self.optimizers.clear()
+        self.rates.clear()
+
+    def _lay_out(self, plan: depth.Plan) -> None:
+        """Make the base of every cut, with an optimizer that took one step."""
+        self.plan = plan
+        for cut in plan.cuts:
+            job, base, memo = cut_of(self.job, cut, self.device)
+            self.bases.append(base.train())
+            self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+            self.rates.append(own_rates(job, base.parameters(), memo))
+            self._first_step(cut)
+
+    def _first_step(self, cut: depth.Cut) -> None:
+        """One eager step under the guard, which also sees what is executed and what is recomputed, and makes
+        the optimizer's state."""
+        probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
+        give_own_code(probe.model)
+        with self.guard.armed(), executed(probe.model) as ran:
+            WatchedSteps(
+                training_step(self.job, probe, self.optimizers[-1], self.device), self.optimizers[-1]
+            )()
+        lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
+        blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
+        missed = sum(not ran.within(cleaned(block)) for block in blocks)
+        if missed:
+            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
+        self.recomputed = ran.recomputed()
+
+    def variant(self, model: nn.Module) -> Variant:
+        """Put the step as it is around a replica."""
+        return Variant(model, self.batch, self.job.autocast, self.job.around)
