@@ -1,7 +1,7 @@
 """Measure how long a visit of an arm has to be: ``visits.py JOB [VARIANT ...] [--steps N] [--rounds N]
 [--tiny]``
 
-The trial lets its arms take turns, each visit some steps of which the first ones are dropped
+The trial lets its arms take turns, each visit a few steps of which the first ones are dropped
 (`fp8doctor.trial.measure.timer`). A job of `jobs/` is built once for every variant (as it is, and BF16
 compiled by block, without a choice) in one process. Each runs alone for some seconds, as a training runs;
 then they take turns. For every place in a visit the table says how far the median step is from that of the
