@@ -21,11 +21,11 @@ from fp8doctor.analysis.median_interval import interval
 from fp8doctor.trial.measure.attempt import Samples
 
 SETTLING_MS, MOST_DROPPED = 150.0, 8
-"""Time of the steps that the first visit of an arm drops, one at least. A visit begins with an idle GPU, and
-at the power limit that buys clocks for what follows: BF16 of Transformer Engine's layers took 91.1 ms on an
-H100 in visits of three steps, 93.2 in visits of five, and 93.3 alone; in visits of four 94.9, and 94.9 alone,
-on another day (tests/benchmarks/results/visits_h100.md). Where so many steps are shorter than that, the host
-or the memory sets the pace rather than the power."""
+"""Time of the steps that the first visit of an arm drops, one at least. A visit begins with an idle GPU,
+which may buy clocks for what follows at the power limit: in visits of three steps six arms of two jobs came
+out 1.6 % too fast in the median on an H100, 24 arms of seven jobs 0.5 % off either way since
+(tests/benchmarks/results/trial_jobs_h100.md, visits_h100.md). Where so many steps are shorter than that, the
+host or the memory sets the pace rather than the power."""
 
 KEPT, KEPT_LONG, LONG_STEP_MS = 2, 1, 200.0
 """Steps of a visit that count; of steps that take longer than the last, one, which outlasts what varies."""
