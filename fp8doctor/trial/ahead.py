@@ -75,11 +75,16 @@ def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: 
 def _that_load_it(model: nn.Module, gpu: int) -> int:
     """Return the number of helpers that have memory for the whole model: the host's, and while they load it
     on a GPU, where the file puts it there, no more together than one of them may take."""
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    weights = _weights(model)
     if weights <= SMALL_GIB * 2**30:
         return MOST_HELPERS
     by_host = HOST_SHARE * (free_memory() or 0) / (LOADING * weights)
     return int(min(by_host, MEMORY_SHARE * gpu / weights if _on_a_gpu(model) else by_host))
+
+
+def _weights(model: nn.Module) -> int:
+    """Sum up the parameters of a model, in bytes."""
+    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 def _on_a_gpu(model: nn.Module) -> bool:
@@ -95,9 +100,9 @@ def confine(device: torch.device) -> None:
 
 
 def off_the_gpu(job: Job, device: torch.device) -> None:
-    """Move the whole model of a helper to the host, as far as it can be moved: of the GPU's memory a helper
-    has as much as a cut needs (`MEMORY_SHARE`)."""
-    if device.type == "cuda":
+    """Move a large model of a helper to the host, as far as it can be moved: beside a cut there is no memory
+    for it (`MEMORY_SHARE`)."""
+    if device.type == "cuda" and _weights(job.model) > SMALL_GIB * 2**30:
         with suppress(Exception):  # whatever a module of others raises: a helper may do without
             job.model.to("cpu")
         free(device)

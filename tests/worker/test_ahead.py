@@ -293,10 +293,15 @@ class Noting(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("movable", [True, False])
-@pytest.mark.parametrize(("device", "moved"), [("cuda", ["cpu"]), ("cpu", [])])
-def test_a_helper_keeps_no_whole_model_on_the_gpu(device: str, moved: list[str], movable: bool) -> None:
+@pytest.mark.parametrize(
+    ("device", "small_gib", "moved"), [("cuda", 0, ["cpu"]), ("cuda", 4, []), ("cpu", 0, [])]
+)
+def test_a_helper_keeps_no_large_model_on_the_gpu(
+    device: str, small_gib: int, moved: list[str], movable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The smallest cuts of a Llama 3B and a Gemma 2B need 10 and 12 GiB, and their models 6 and 5: together
     more than a helper has of 80 (H100)."""
+    monkeypatch.setattr(ahead, "SMALL_GIB", small_gib)
     model = Noting(movable=movable)
     ahead.off_the_gpu(replace(SMALL, model=model), torch.device(device))
     assert model.moved == moved
