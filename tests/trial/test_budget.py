@@ -695,9 +695,11 @@ arm_costs = st.builds(
     st.lists(st.tuples(arm_costs, st.booleans()), min_size=3, max_size=9),
     st.floats(10, 600),
     st.floats(0, 30),
+    st.booleans(),
+    st.floats(0, 5),
 )
 def test_a_trial_that_knew_its_costs_would_keep_the_budget(
-    arms: list[tuple[Cost, bool]], budget_s: float, before_s: float
+    arms: list[tuple[Cost, bool]], budget_s: float, before_s: float, numerics: bool, noted_s: float
 ) -> None:
     """Whatever is begun because it fits ends within 1.25 budgets, and all fit in the budget that is named."""
 
@@ -714,18 +716,18 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
                 left[f"arm{number}"] = cost
         return costs, left, spent_s
 
-    of = Budget(budget_s, 0.0)
+    of = Budget(budget_s, 0.0, numerics, noted_s)
     costs, left, spent_s = built(of)
     if len(costs) > 2:
         assert spent_s + of.after_builds_s(costs) <= budget.WITHIN * budget_s + 1e-6
     if left:
         enough_s = of.enough_s(costs, left, [*costs, *left], spent_s)
         assert enough_s > budget_s
-        again, still_left, took_s = built(Budget(enough_s, 0.0))
+        enough = replace(of, seconds=enough_s)
+        again, still_left, took_s = built(enough)
         assert not still_left
-        assert Budget(enough_s, 0.0).final_fits(
-            again, list(again), took_s + Budget(enough_s, 0.0).after_builds_s(again) - 0.05 * enough_s
-        )
+        before_final_s = took_s + enough.after_builds_s(again) - enough.closing_s()
+        assert enough.final_fits(again, list(again), before_final_s - 1e-6)
 
 
 @pytest.mark.parametrize(
