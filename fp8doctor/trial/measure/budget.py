@@ -155,7 +155,12 @@ class Budget:
 
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
-        return self.seconds * self.numerics_share + CLOSING_S + self.noted_s
+        return self.seconds * self.numerics_share + self._ending_s
+
+    @property
+    def _ending_s(self) -> float:
+        """The seconds kept for the end, after the numerics."""
+        return CLOSING_S + self.noted_s
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the window."""
@@ -235,9 +240,9 @@ class Budget:
         )
 
     def numerics_until(self) -> float:
-        """Return the clock after which no layer is compared any more."""
-        late = min(self.over(WITHIN), time.monotonic() + NUMERICS_SHARE * self.seconds)
-        return max(self.end, late)
+        """Return the clock after which no layer is compared any more, so that the end is in time too."""
+        until = max(self.end, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        return min(until, self.over(WITHIN) - self._ending_s)
 
 
 def round_s(costs: Iterable[Cost]) -> float:
