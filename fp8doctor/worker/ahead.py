@@ -67,7 +67,9 @@ class Helpers:
 
         ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
         """
-        self._waiting, self._asked, self._employed = list(work), tuple(work), len(self._processes)
+        self._waiting, self._employed = list(work), len(self._processes)
+        if self._processes:  # else none was asked for it, or those that were are ended
+            self._asked = tuple(work)
         for process in self._processes:
             threading.Thread(target=self._employ, args=(process, cuts), daemon=True).start()
         return bool(self._processes)

@@ -90,6 +90,14 @@ def test_whoever_is_free_takes_the_next_work_and_tells_the_seconds(monkeypatch: 
     assert [of.take(each, None) for each in WORK] == [3.0, 1.0, 3.0]
     assert of.end()
     assert not of.end()
+    assert not of.begin(WORK, CUTS), "a trial that begins anew without them"
+    assert of.outcomes() == {"a": 4.0, "b": 3.0}
+
+
+def test_without_helpers_no_arm_was_to_be_compiled_beside_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY, count=0)
+    assert not of.begin(WORK, CUTS)
+    assert of.outcomes() == {}
 
 
 def test_an_arm_that_was_compiled_at_one_cut_only_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:

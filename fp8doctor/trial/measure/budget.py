@@ -43,10 +43,13 @@ its trial took 16 s longer (H200, torch 2.11)."""
 LATE_WINDOW_SHARE = 0.12
 """Share of the budget that a window has which begins when nothing is left."""
 
-NUMERICS_SHARE, LEAST_NUMERICS_SHARE, CLOSING_S = 0.08, 0.03, 1.2
+NUMERICS_SHARE, LEAST_NUMERICS_SHARE = 0.08, 0.03
 """Shares of the budget for the numerics, where they can say something: what they may take, and what is kept
-for them, which was enough for the numerics and the loss of 11 jobs (0.6 to 2.6 s of 60 or 120 s). Seconds
-kept for letting go of everything, beside looking at what was changed."""
+for them, which was enough for the numerics and the loss of 11 jobs (0.6 to 2.6 s of 60 or 120 s)."""
+
+CLOSING_S, CLOSING_SHARE = 1.2, 0.05
+"""Seconds kept for letting go of everything, beside looking at what was changed, and the share of a small
+budget that they are at the most."""
 
 DEARER_RECIPE = 1.5
 """Time to build the first other recipe / time to build the arm that it changes. Rowwise compiled 1.2 to 1.6
@@ -155,7 +158,12 @@ class Budget:
 
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
-        return self.seconds * self.numerics_share + CLOSING_S + self.noted_s
+        return self.seconds * self.numerics_share + self._ending_s
+
+    @property
+    def _ending_s(self) -> float:
+        """The seconds kept for the end, after the numerics."""
+        return min(CLOSING_S, CLOSING_SHARE * self.seconds) + self.noted_s
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the window."""
@@ -211,7 +219,7 @@ class Budget:
         every = {**costs, **left}
         builds_s = sum(cost.build_s for cost in left.values())
         whole_s = spent_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
-        parts = whole_s - self.numerics_share * self.seconds
+        parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s
         return 10.0 * math.ceil(parts / (1.0 - self.numerics_share) / 10.0)
 
     def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
@@ -235,9 +243,9 @@ class Budget:
         )
 
     def numerics_until(self) -> float:
-        """Return the clock after which no layer is compared any more."""
-        late = min(self.over(WITHIN), time.monotonic() + NUMERICS_SHARE * self.seconds)
-        return max(self.end, late)
+        """Return the clock after which no layer is compared any more, so that the end is in time too."""
+        until = max(self.end, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        return min(until, self.over(WITHIN) - self._ending_s)
 
 
 def round_s(costs: Iterable[Cost]) -> float:
