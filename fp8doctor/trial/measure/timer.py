@@ -20,10 +20,10 @@ import torch
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.trial.measure.attempt import Samples
 
-SETTLING_MS, MOST_DROPPED = 150.0, 8
-"""Time of the steps that the first visit of an arm drops, one at least. A visit begins with an idle GPU,
-which may buy clocks for what follows at the power limit: in visits of three steps six arms of two jobs came
-out 1.6 % too fast in the median on an H100, 24 arms of seven jobs 0.5 % off either way since
+SETTLING_MS, MOST_STEPS = 150.0, 8
+"""Time of the steps that the first visit of an arm drops, one at least, and the most of them. A visit begins
+with an idle GPU, which may buy clocks for what follows at the power limit: in visits of three steps six arms
+of two jobs came out 1.6 % too fast in the median on an H100, 24 arms of seven jobs 0.5 % off either way since
 (tests/benchmarks/results/trial_jobs_h100.md, visits_h100.md). Where so many steps are shorter than that, the
 host or the memory sets the pace rather than the power."""
 
@@ -31,8 +31,12 @@ CHANGING_MS = 15.0
 """The same for the other cuts of the arm, which follow at once. Of steps of 1 ms the second came out 1 to 4 %
 longer there than the ninth of a visit alone (a CPU)."""
 
-KEPT, KEPT_LONG, LONG_STEP_MS = 2, 1, 200.0
-"""Steps of a visit that count; of steps that take longer than the last, one, which outlasts what varies."""
+KEPT_MS, KEPT = 30.0, 2
+"""Time of the steps of a visit that count, up to `MOST_STEPS`, and the least number of them. The median of two
+short steps varies, and more of them cost little: a choice."""
+
+LONG_STEP_MS = 200.0
+"""Of steps that take longer one counts: it outlasts what varies."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
@@ -67,14 +71,14 @@ def visits(steps_ms: Sequence[float]) -> list[Visit]:
     """
     waits_ms = [CHANGING_MS] * (len(steps_ms) - 1) + [SETTLING_MS]
     return [
-        Visit(_dropped(wait_ms, ms), KEPT_LONG if ms > LONG_STEP_MS else KEPT)
+        Visit(_at_least(1, wait_ms, ms), 1 if ms > LONG_STEP_MS else _at_least(KEPT, KEPT_MS, ms))
         for wait_ms, ms in zip(waits_ms, steps_ms, strict=True)
     ]
 
 
-def _dropped(wait_ms: float, step_ms: float) -> int:
-    """Count the steps that take so long."""
-    return max(1, min(MOST_DROPPED, math.ceil(wait_ms / step_ms))) if step_ms else 1
+def _at_least(least: int, together_ms: float, step_ms: float) -> int:
+    """Count the steps that take so long together."""
+    return max(least, min(MOST_STEPS, math.ceil(together_ms / step_ms))) if step_ms else least
 
 
 def visit_ms(
