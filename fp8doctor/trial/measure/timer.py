@@ -32,8 +32,8 @@ CHANGING_MS = 15.0
 longer there than the ninth of a visit alone (a CPU)."""
 
 KEPT_MS, KEPT = 30.0, 2
-"""Time of the steps of a visit that count, up to `MOST_STEPS`, and the least number of them. The median of two
-short steps varies, and more of them cost little: a choice."""
+"""Time of the steps of a visit that count, up to `MOST_STEPS`, and the least number of them. The median of
+two short steps varies, and more of them cost little: a choice."""
 
 LONG_STEP_MS = 200.0
 """Of steps that take longer one counts: it outlasts what varies."""
