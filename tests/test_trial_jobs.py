@@ -195,6 +195,17 @@ def test_a_verdict_that_calls_its_times_too_noisy_has_no_sign_to_be_wrong(tmp_pa
     assert {"job cold: sign not told", "job cold: verdict too_noisy"} <= set(held.missed)
 
 
+def test_what_was_compiled_beside_the_trial_is_told(tmp_path: Path) -> None:
+    folder = folder_of_a_job(tmp_path, {})
+    report = json.loads((folder / "cold.json").read_text())
+    report["facts"]["trial"]["compiled_ahead"] = {"bf16_compiled": 8.2, "prescribed": None}
+    (folder / "cold.json").write_text(json.dumps(report))
+    assert (
+        "; compiled beside it: bf16_compiled 8 s, prescribed not |"
+        in (held_to_plain.hold(folder, {}).summary[0])
+    )
+
+
 def test_a_job_whose_trial_failed_is_missed_and_keeps_its_plain_times(tmp_path: Path) -> None:
     folder = folder_of_a_job(tmp_path, {})
     (folder / "cold.json").unlink()
