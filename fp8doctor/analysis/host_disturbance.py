@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, ratio, uses_fp8
+from collections.abc import Iterator
+from itertools import starmap
+
+from fp8doctor.analysis.arms import best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.analysis.outcome import EVEN, is_noise, measured_speed
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, Facts, HostLoad, Trial, recorded
-from fp8doctor.facts.arm_names import BASELINES
+from fp8doctor.facts.arm_names import BASELINES, ArmName
 
 OTHERS_PCT = 50.0
 """Use of the cores by others, in per cent, that counts: a core has two hardware threads, and beyond half of
@@ -70,17 +73,31 @@ def moved_by_it(facts: Facts) -> Arm | None:
 def _across(facts: Facts) -> Arm | None:
     """Find the step that is idle for longer, where the kernels alone say of FP8 that it is faster, even or
     slower, and the steps say another of the three and are further from them than what is even."""
+    return next(filter(None, starmap(_idle_for_longer, _compared(facts))), None)
+
+
+def _compared(facts: Facts) -> Iterator[tuple[Arm, Arm]]:
+    """Name the steps that an answer holds to each other: FP8 as it is, then the fastest FP8, each beside its
+    BF16."""
     measured = measured_speed(facts)
-    if measured is None:
+    if measured is not None:
+        yield measured.as_is, measured.bf16
+    fp8 = best_fp8(facts) if recorded(facts, "network") else None
+    bf16 = fair_bf16(facts, fp8) if fp8 else None
+    if fp8 is not None and bf16 is not None and fp8.name != ArmName.AS_IS:
+        yield fp8, bf16
+
+
+def _idle_for_longer(fp8: Arm, bf16: Arm) -> Arm | None:
+    """Choose the step that is idle for longer, where the idle time turns which of both is faster."""
+    parts = [breakdown_of(each) for each in (fp8, bf16) if recorded(each, "breakdown")]
+    in_fp8, in_bf16 = parts if len(parts) == 2 else (None, None)
+    if in_fp8 is None or in_bf16 is None or not in_fp8.busy_ms:
         return None
-    parts = [breakdown_of(each) for each in (measured.as_is, measured.bf16) if recorded(each, "breakdown")]
-    as_is, bf16 = parts if len(parts) == 2 else (None, None)
-    if as_is is None or bf16 is None or not as_is.busy_ms:
-        return None
-    timed, alone = measured.speedup.median, bf16.busy_ms / as_is.busy_ms
+    timed, alone = ratio(bf16, fp8).median, in_bf16.busy_ms / in_fp8.busy_ms
     if _side(timed) == _side(alone) or abs(timed - alone) < EVEN:
         return None
-    return measured.as_is if as_is.idle_ms > bf16.idle_ms else measured.bf16
+    return fp8 if in_fp8.idle_ms > in_bf16.idle_ms else bf16
 
 
 def _side(speedup: float) -> int:

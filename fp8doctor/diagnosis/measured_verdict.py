@@ -66,11 +66,11 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
         return _without_bf16(facts, as_is, is_what_it_seems(findings))
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
-    now = f"{_too_noisy(measured, rate) if noisy else _speed(measured, rate)}{_disturbed(facts)}"
+    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(facts)}{'' if noisy else _most(facts)}{_loss(facts.trial)}"
-        f"{_caveat(facts.trial)}",
+        summary=f"{now}{_promise(facts)}{_disturbed(facts)}{'' if noisy else _most(facts)}"
+        f"{_loss(facts.trial)}{_caveat(facts.trial)}",
         speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,
@@ -256,7 +256,7 @@ def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
         )
     return (
         f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
-        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)})."
+        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)}).{_disturbed(facts)}"
     )
 
 
