@@ -32,7 +32,6 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.host import free_memory
-from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -105,7 +104,7 @@ def off_the_gpu(job: Job, device: torch.device) -> None:
     if device.type == "cuda" and _weights(job.model) > SMALL_GIB * 2**30:
         with suppress(Exception):  # whatever a module of others raises: a helper may do without
             job.model.to("cpu")
-        free(device)
+        torch.cuda.empty_cache()
 
 
 def compile_arms(
