@@ -46,23 +46,25 @@ def mean(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return output.float().mean()
 
 
+def of_tokens(model: nn.Module, **settings: Any) -> Job:
+    """A job that trains the model on eight tokens."""
+    usual = {
+        "target": Target(),
+        "workload": Workload(accumulate=1),
+        "batch": torch.randint(0, 96, (1, 8)),
+        "loss": mean,
+    }
+    return Job(model, **{**usual, **settings})
+
+
 def trial(
     *arms: ArmPlan,
     model: nn.Module,
     progress: Callable[[str, str | None], None] = lambda text, arm: None,
     **settings: Any,
 ) -> Trial:
-    job = Job(
-        **{
-            "model": model,
-            "target": Target(),
-            "workload": Workload(accumulate=1),
-            "batch": torch.randint(0, 96, (1, 8)),
-            "loss": mean,
-            **settings,
-        }
-    )
-    return conduct(job, ["blocks"], arms or (AS_IS,), TrialRun(torch.device("cpu"), Budget(30), progress))
+    run = TrialRun(torch.device("cpu"), Budget(30), progress)
+    return conduct(of_tokens(model, **settings), ["blocks"], arms or (AS_IS,), run)
 
 
 def on_meta(blocks: int) -> Decoder:
@@ -199,14 +201,7 @@ def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
     memory: Memory, room: int, held: int, expected: tuple[int, int], ended: int
 ) -> None:
     memory.blocks, ahead = room, Holding(memory, held)
-    of = Job(
-        model=on_meta(80),
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=memory.loss,
-        rebuild=lambda layers: (Decoder(layers), None),
-    )
+    of = of_tokens(on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
     laid_out = bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=ahead)
     assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": count} for count in expected]
     assert ahead.ended == ended
@@ -215,13 +210,7 @@ def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
 def test_what_cannot_be_cut_is_not_too_large_for_those_who_compile_ahead(memory: Memory) -> None:
     """A model without a list of blocks has one plan, the whole."""
     memory.blocks, ahead = 5, Holding(memory, 20)
-    of = Job(
-        model=Decoder(8),
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=memory.loss,
-    )
+    of = of_tokens(Decoder(8), loss=memory.loss)
     laid_out = bench.Bench(of, [], torch.device("cpu"), ahead=ahead)
     assert (len(laid_out.bases), len(laid_out.optimizers), ahead.ended) == (1, 1, 1)
 
@@ -364,13 +353,7 @@ def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:
 
 def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int, list[Any]]:
     """Frames that were compiled to build an arm whose blocks are, and what is known of its cuts."""
-    job = Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=mean,
-    )
+    job = of_tokens(model)
     of = bench.Bench(job, ["blocks"], torch.device("cpu"))
     attempt = Attempt(
         ArmPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager", **settings))
@@ -416,13 +399,7 @@ def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole
     model = Decoder(26)
     if whole:
         model.compile(backend="eager")
-    job = Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=mean,
-    )
+    job = of_tokens(model)
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("a", as_it_is)]
     of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
     of.build(attempt := Attempt(plans[0]))
@@ -446,13 +423,7 @@ def test_blocks_are_compiled_beside_the_copying_of_the_cuts(whole: bool, steps: 
     model = Decoder(26)
     if whole:
         model.compile(backend="eager")
-    of = Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=noted,
-    )
+    of = of_tokens(model, loss=noted)
     beside = Beside(lambda: len(taken))
     bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=beside, for_others=[ArmPlan("a", as_it_is)])
     assert beside.begun_at == [steps]
@@ -462,13 +433,7 @@ def test_blocks_are_compiled_beside_the_copying_of_the_cuts(whole: bool, steps: 
 def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     model = Decoder(26)
     model.compile(backend="eager")
-    job = Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=torch.randint(0, 96, (1, 8)),
-        loss=mean,
-    )
+    job = of_tokens(model)
     blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
     plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("compile-blocks", blocks, by_block=True)]
     of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
