@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import starmap
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.analysis.outcome import EVEN, is_noise, measured_speed
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
@@ -63,33 +62,42 @@ def moved_by_it(facts: Facts) -> Arm | None:
     """
     if facts.trial.device == "cpu":
         return None
-    moved = max(_not_told(facts), key=_spread, default=None) or _across(facts)
-    found = breakdown_of(moved) if moved else None
-    if moved is None or found is None or not moved.step_ms or found.host_wait_pct is None:
-        return None
-    return moved if found.idle_ms > EVEN * moved.step_ms and found.host_wait_pct >= HOST_WAIT_PCT else None
+    moved = (_noisier_or_idle_for_longer(fp8, bf16, facts.trial) for fp8, bf16 in _compared(facts))
+    return next((each for each in moved if each and _waits_now_and_then(each)), None)
 
 
-def _across(facts: Facts) -> Arm | None:
-    """Find the step that is idle for longer, where the kernels alone say of FP8 that it is faster, even or
-    slower, and the steps say another of the three and are further from them than what is even."""
-    return next(filter(None, starmap(_idle_for_longer, _compared(facts))), None)
+def _noisier_or_idle_for_longer(fp8: Arm, bf16: Arm, trial: Trial) -> Arm | None:
+    if is_noise(ratio(bf16, fp8), trial):
+        return max(fp8, bf16, key=_spread)
+    return _idle_for_longer(fp8, bf16)
+
+
+def _waits_now_and_then(step: Arm) -> bool:
+    found = breakdown_of(step)
+    if found is None or not step.step_ms or found.host_wait_pct is None:
+        return False
+    return found.idle_ms > EVEN * step.step_ms and found.host_wait_pct >= HOST_WAIT_PCT
 
 
 def _compared(facts: Facts) -> Iterator[tuple[Arm, Arm]]:
-    """Name the steps that an answer holds to each other: FP8 as it is, then the fastest FP8, each beside its
-    BF16."""
+    """Name the steps that an answer holds to each other, each FP8 with its BF16: FP8 as it is, then the
+    fastest form of it, which is the fastest conversion of a model without FP8."""
+    if not recorded(facts, "network"):
+        return
     measured = measured_speed(facts)
     if measured is not None:
         yield measured.as_is, measured.bf16
-    fp8 = best_fp8(facts) if recorded(facts, "network") else None
+    elif uses_fp8(facts):
+        return
+    fp8 = best_fp8(facts)
     bf16 = fair_bf16(facts, fp8) if fp8 else None
     if fp8 is not None and bf16 is not None and fp8.name != ArmName.AS_IS:
         yield fp8, bf16
 
 
 def _idle_for_longer(fp8: Arm, bf16: Arm) -> Arm | None:
-    """Choose the step that is idle for longer, where the idle time turns which of both is faster."""
+    """Choose the step that is idle for longer, where the kernels alone say of FP8 that it is faster, even or
+    slower, and the steps say another of the three and are further from them than what is even."""
     parts = [breakdown_of(each) for each in (fp8, bf16) if recorded(each, "breakdown")]
     in_fp8, in_bf16 = parts if len(parts) == 2 else (None, None)
     if in_fp8 is None or in_bf16 is None or not in_fp8.busy_ms:
@@ -103,17 +111,6 @@ def _idle_for_longer(fp8: Arm, bf16: Arm) -> Arm | None:
 def _side(speedup: float) -> int:
     """Tell faster from even and slower."""
     return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
-
-
-def _not_told(facts: Facts) -> tuple[Arm, ...]:
-    """Name the step in FP8 and the best BF16 where the timing does not tell them apart; without FP8 the
-    fastest conversion and BF16."""
-    if not recorded(facts, "network") or uses_fp8(facts):
-        measured = measured_speed(facts)
-        noisy = measured is not None and measured.status == "too_noisy"
-        return (measured.as_is, measured.bf16) if measured and noisy else ()
-    fp8, bf16 = best_fp8(facts), best_bf16(facts)
-    return (fp8, bf16) if fp8 and bf16 and is_noise(ratio(bf16, fp8), facts.trial) else ()
 
 
 def _spread(timed: Arm) -> float:

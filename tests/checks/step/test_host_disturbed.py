@@ -176,6 +176,22 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     assert "STP009" not in {each.code for each in report.findings}
 
 
+def test_a_prescription_that_is_too_noisy_to_tell_names_the_host_too() -> None:
+    facts = beside_it(SLOWER, ITS_BF16)
+    noisy = msgspec.structs.replace(
+        FLUX_LIKE, name="prescribed", treatments=("compile-blocks",), base="as_is"
+    )
+    trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, noisy))
+    (finding,) = (
+        each
+        for each in diagnose(msgspec.structs.replace(facts, trial=trial)).findings
+        if each.code == "STP009"
+    )
+    assert "how long the GPU waits in FP8 with all fixes: it is idle for 7.7 of 67.4 ms" in (
+        finding.explanation
+    )
+
+
 def test_a_conversion_whose_gain_the_idle_time_turns_is_doubted() -> None:
     arms: dict[str, Any] = {"as_is": (65.8,) * 5, "float8_tensorwise": (70.0,) * 5}
     facts = Of(arms).facts(without_fp8())
