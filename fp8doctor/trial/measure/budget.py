@@ -214,7 +214,8 @@ class Budget:
         """Return the budget in which the arms that were left out are built and timed too, ``spent_s`` being
         the seconds until all others were built.
 
-        What is put together of those that gained is in it. In steps of ten seconds.
+        What is put together of those that gained is in it, and the end of a budget that is not small. In
+        steps of ten seconds.
         """
         every = {**costs, **left}
         builds_s = sum(cost.build_s for cost in left.values())
