@@ -446,8 +446,8 @@ def test_nothing_else_stretches_it(clock: Clock, monkeypatch: pytest.MonkeyPatch
     ("stretches", "told_at", "rounds", "most_s"),
     [
         (True, 5, 5, 70),
-        (True, 6, 15, 82),
-        (True, 999, 45, 120),
+        (True, 6, 9, 75),
+        (True, 999, 9, 75),
         (False, 999, 26, 75),
     ],
 )
@@ -463,17 +463,17 @@ def test_an_open_sign_prolongs_a_trial_whose_window_began_late(
 
 def test_what_follows_a_prolonged_window_has_its_time(clock: Clock) -> None:
     of = Budget(60.0, clock(), stretches=True)
-    assert of.open_sign_s == 60.0
-    clock.now_s += 80.0
-    late = of.after_window(until=1040.0, began=1065.0, rounds=15)
+    assert of.open_sign_s == 15.0
+    clock.now_s += 70.0
+    late = of.after_window(until=1040.0, began=1055.0, rounds=15)
     assert late.prolonged_s == pytest.approx(10.0), "five of fifteen rounds it had in any case"
-    assert late.open_sign_s == pytest.approx(50.0)
+    assert late.open_sign_s == pytest.approx(5.0)
     assert late.end == pytest.approx(1070.0)
-    assert late.build_until({}) == pytest.approx(1085.0 - of.closing_s())
-    assert late.numerics_until() == pytest.approx(1085.0 - budget.CLOSING_S)
-    assert of.after_window(until=1075.0, began=1020.0, rounds=15).prolonged_s == pytest.approx(5.0)
+    assert late.build_until({}) == pytest.approx(1075.0 - of.closing_s())
+    assert late.numerics_until() == pytest.approx(1075.0 - budget.CLOSING_S)
+    assert of.after_window(until=1065.0, began=1020.0, rounds=15).prolonged_s == pytest.approx(5.0)
     assert of.after_window(until=1090.0, began=1020.0, rounds=15) == of
-    assert of.after_window(until=1000.0, began=1079.0, rounds=3) == of
+    assert of.after_window(until=1000.0, began=1069.0, rounds=3) == of
     assert late.final_fits({}, [], 68.7)
     assert not late.final_fits({}, [], 68.9)
 
@@ -501,7 +501,7 @@ def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
 
     monkeypatch.setattr(window, "sign_is_told", lambda *known: False)
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=clock))
-    of, raises_at = Budget(60.0, clock(), stretches=True), 1100.0
+    of, raises_at = Budget(60.0, clock(), stretches=True), 1065.0
     laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)
     attempts = [
         Attempt(ArmPlan("as_is", ticking(math.inf), fp8=True)),
@@ -522,11 +522,11 @@ def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
 
 
 def test_an_open_sign_overruns_no_bound(clock: Clock) -> None:
-    for stretches, bound in ((False, 1075.0), (True, 1120.0)):
-        of = replace(Budget(60.0, clock(), stretches=stretches), prolonged_s=55.0)
-        assert of.build_until({}) == pytest.approx(bound - of.closing_s())
-        assert of.end == pytest.approx(min(1115.0, bound))
-        assert of.open_sign_s == pytest.approx(max(0.0, bound - 1115.0))
+    for prolonged_s in (12.0, 55.0):
+        of = replace(Budget(60.0, clock(), stretches=True), prolonged_s=prolonged_s)
+        assert of.build_until({}) == pytest.approx(1075.0 - of.closing_s())
+        assert of.end == pytest.approx(min(1060.0 + prolonged_s, 1075.0))
+        assert of.open_sign_s == pytest.approx(max(0.0, 15.0 - prolonged_s))
 
 
 def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:

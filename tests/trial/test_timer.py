@@ -16,7 +16,15 @@ from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.decided import is_decided, sign_is_told
-from fp8doctor.trial.measure.timer import LEAST_ROUNDS, MOST_ROUNDS, Visit, interleave, visit_ms, visits
+from fp8doctor.trial.measure.timer import (
+    ASKED_EACH,
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    Visit,
+    interleave,
+    visit_ms,
+    visits,
+)
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -63,16 +71,16 @@ def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPa
     ("soon", "decided_at", "rounds"),
     [
         (math.inf, LEAST_ROUNDS, MOST_ROUNDS),
-        (math.inf, MOST_ROUNDS + 1, 2 * MOST_ROUNDS),
+        (math.inf, MOST_ROUNDS + 1, MOST_ROUNDS + ASKED_EACH),
         (math.inf, 999, 60),
         (0.0, LEAST_ROUNDS, LEAST_ROUNDS),
-        (0.0, LEAST_ROUNDS + 1, MOST_ROUNDS),
+        (0.0, LEAST_ROUNDS + 1, LEAST_ROUNDS + ASKED_EACH),
     ],
 )
 def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     monkeypatch: pytest.MonkeyPatch, soon: float, decided_at: int, rounds: int
 ) -> None:
-    """After ``soon`` it is asked once, and then only after many rounds more."""
+    """After ``soon`` it is asked once, and then only after some rounds more."""
     noise = random.Random(1)
     monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: noise.uniform(1, 2))
     samples = interleave(
@@ -89,13 +97,13 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     ("until", "more_s", "told_at", "soon", "rounds", "asked"),
     [
         (0.0, 999.0, 5, math.inf, 5, [5]),
-        (0.0, 999.0, 6, math.inf, 15, [5, 15]),
-        (0.0, 999.0, 999, math.inf, 60, [5, 15, 30, 45]),
-        (0.0, 999.0, 6, 14.0, 15, [5, 15]),
-        (0.0, 41.0, 999, math.inf, 20, [5, 15]),
+        (0.0, 999.0, 6, math.inf, 10, [5, 10]),
+        (0.0, 999.0, 999, math.inf, 60, list(range(5, 60, 5))),
+        (0.0, 999.0, 6, 14.0, 10, [5, 10]),
+        (0.0, 41.0, 999, math.inf, 20, [5, 10, 15]),
         (17.0, 999.0, 5, math.inf, 8, [8]),
-        (17.0, 999.0, 9, 12.0, 15, [6, 15]),
-        (33.0, 999.0, 999, math.inf, 60, [15, 30, 45]),
+        (17.0, 999.0, 9, 12.0, 10, [6, 10]),
+        (33.0, 999.0, 999, math.inf, 60, list(range(15, 60, 5))),
         (33.0, 3.0, 999, math.inf, 18, [15]),
         (33.0, 0.0, 999, math.inf, 16, [15]),
     ],
@@ -121,7 +129,7 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
     rounds: int,
     asked: list[int],
 ) -> None:
-    """A round takes 2 s. It is asked once when the time is up, if it never was, and then only after many
+    """A round takes 2 s. It is asked once when the time is up, if it never was, and then only after some
     rounds more."""
     now, noise, looks = [0.0], random.Random(1), []
 

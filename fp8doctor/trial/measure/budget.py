@@ -118,15 +118,15 @@ class Budget:
         return STRETCHED if self.stretches else WITHIN
 
     def over(self, budgets: float) -> float:
-        """Return the clock at which so many budgets are over, up to `needed_within` not counting what an open
-        sign took."""
+        """Return the clock at which so many budgets are over, up to `WITHIN` not counting what an open sign
+        took."""
         whole_s = budgets * self.seconds
-        return self.began + max(whole_s, min(whole_s + self.prolonged_s, self.needed_within * self.seconds))
+        return self.began + max(whole_s, min(whole_s + self.prolonged_s, WITHIN * self.seconds))
 
     @property
     def open_sign_s(self) -> float:
         """The seconds by which a window may go on while it does not tell FP8 from BF16."""
-        return max(0.0, (self.needed_within - 1.0) * self.seconds - self.prolonged_s)
+        return max(0.0, (WITHIN - 1.0) * self.seconds - self.prolonged_s)
 
     def after_window(self, until: float, began: float, rounds: int) -> Budget:
         """Note by how much a window of so many rounds, which began and was to end at these clocks, went on
