@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.outcome import EVEN
+from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName

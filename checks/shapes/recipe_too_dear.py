@@ -36,8 +36,8 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms
+from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layer_gain import RECIPES
-from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, recipe_after, recipe_change

@@ -15,7 +15,9 @@ some rounds, which is enough to hide, or to turn, which of two close steps is fa
 host's load changes nothing, and this check is silent.
 
 What to do. Time again when the host is quiet, or on cores that nobody else uses. Where the host
-sets the pace the verdict of this trial is marked as unreliable.
+sets the pace the verdict of this trial is marked as unreliable. Where the steps at the best pace
+that was seen of the host, or where that is not known their kernels alone, tell another of faster,
+even and slower than the steps do, the verdict is that the timing does not tell.
 
     top -b -n 1 | head -n 20   # before: who uses the cores; `st` is what the hypervisor takes
     fp8doctor model.py         # after: timed again
@@ -30,7 +32,8 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 
 from __future__ import annotations
 
-from fp8doctor.analysis.host_disturbance import disturbance, moved_by_it, waiting_for_it
+from fp8doctor.analysis.hangs_on_host import moved_by_it
+from fp8doctor.analysis.host_disturbance import disturbance, waiting_for_it
 from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.treatment_table import QUIET_HOST
 from fp8doctor.analysis.variant_words import variant_in_a_sentence

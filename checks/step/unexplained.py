@@ -24,7 +24,8 @@ https://docs.pytorch.org/docs/stable/profiler.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, uses_fp8
-from fp8doctor.analysis.outcome import EVEN, waits_for_time
+from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.step_difference import (
     IDLE,
     Waterfall,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
-from fp8doctor.analysis.arms import best_fp8, fair_bf16, ratio, uses_fp8
-from fp8doctor.analysis.median_interval import interval
-from fp8doctor.analysis.outcome import EVEN, is_noise, measured_speed
+from fp8doctor.analysis.arms import ratio
+from fp8doctor.analysis.even import EVEN, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
-from fp8doctor.facts import Arm, Facts, HostLoad, Trial, recorded
-from fp8doctor.facts.arm_names import BASELINES, ArmName
+from fp8doctor.facts import Arm, HostLoad, Trial, recorded
+from fp8doctor.facts.arm_names import BASELINES
 
 OTHERS_PCT = 50.0
 """Use of the cores by others, in per cent, that counts: a core has two hardware threads, and beyond half of
@@ -36,8 +35,7 @@ def disturbance(load: HostLoad) -> str | None:
     if load.waited_pct is not None and load.waited_pct >= TAKEN_PCT:
         said.append(f"a thread of the step waited for a core {load.waited_pct:.0f} % of the time")
     if load.pace_median_ms >= SLOWED * load.pace_low_ms:
-        slowed = load.pace_median_ms / load.pace_low_ms
-        said.append(f"Python ran {slowed:.1f} times as long as at its best")
+        said.append(f"Python ran {_slowed(load):.1f} times as long as at its best")
     return ", ".join(said) or None
 
 
@@ -54,73 +52,47 @@ def doubt(trial: Trial) -> str | None:
     return f"the step waits for the host, and {what}" if what else None
 
 
-def moved_by_it(facts: Facts) -> Arm | None:
-    """Find the step that the host can have moved to the other side of BF16, or so much that the timing does
-    not tell: the GPU is idle for longer than what is called even, in gaps that end with a late launch.
+def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
+    """Whether FP8 is on another side of BF16 than it would be on a quiet host: faster, even or slower."""
+    return late_on_the_other_side(bf16, fp8, trial) is not None
 
-    It need not set the pace of the whole step, which `waiting_for_it` asks.
-    """
-    if facts.trial.device == "cpu":
+
+def late_on_the_other_side(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:
+    """Find the step whose wait for a disturbed host has the pair on another side than a quiet one would; None
+    where that is no further than what is called even."""
+    if trial.device == "cpu" or not recorded(trial, "host") or disturbance(trial.host) is None:
         return None
-    moved = (_noisier_or_idle_for_longer(fp8, bf16, facts.trial) for fp8, bf16 in _compared(facts))
-    return next((each for each in moved if each and _waits_now_and_then(each)), None)
+    quiet_bf16, quiet_fp8 = _quiet_ms(bf16, trial.host), _quiet_ms(fp8, trial.host)
+    if not quiet_bf16 or not quiet_fp8:
+        return None
+    timed, quiet = ratio(bf16, fp8).median, quiet_bf16 / quiet_fp8
+    if side(timed) == side(quiet) or abs(timed - quiet) < EVEN:
+        return None
+    late = max((fp8, quiet_fp8), (bf16, quiet_bf16), key=lambda each: (each[0].step_ms or 0.0) - each[1])[0]
+    return late if waits_now_and_then(late) else None
 
 
-def _noisier_or_idle_for_longer(fp8: Arm, bf16: Arm, trial: Trial) -> Arm | None:
-    if is_noise(ratio(bf16, fp8), trial):
-        return max(fp8, bf16, key=_spread)
-    return _idle_for_longer(fp8, bf16)
+def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
+    """Estimate the least that the step takes on a quiet host, in ms: its kernels, and where it is known how
+    much slower Python ran, no less than the step at that pace. None where it was not profiled."""
+    found = breakdown_of(step) if recorded(step, "breakdown") else None
+    if found is None or not step.step_ms:
+        return None
+    slowed = _slowed(load)
+    return max(found.busy_ms, step.step_ms / (slowed if slowed >= SLOWED else math.inf))
 
 
-def _waits_now_and_then(step: Arm) -> bool:
-    found = breakdown_of(step)
+def _slowed(load: HostLoad) -> float:
+    """Divide the median of the fixed piece of Python by its best."""
+    return load.pace_median_ms / load.pace_low_ms
+
+
+def waits_now_and_then(step: Arm) -> bool:
+    """Whether the GPU is idle for longer than what is called even, in gaps that end with a late launch.
+
+    The host need not set the pace of the whole step, which `waiting_for_it` asks.
+    """
+    found = breakdown_of(step) if recorded(step, "breakdown") else None
     if found is None or not step.step_ms or found.host_wait_pct is None:
         return False
     return found.idle_ms > EVEN * step.step_ms and found.host_wait_pct >= HOST_WAIT_PCT
-
-
-def _compared(facts: Facts) -> Iterator[tuple[Arm, Arm]]:
-    """Name the steps that an answer holds to each other, each FP8 with its BF16: FP8 as it is, then the
-    fastest form of it, which is the fastest conversion of a model without FP8."""
-    if not recorded(facts, "network"):
-        return
-    measured = measured_speed(facts)
-    if measured is not None:
-        yield measured.as_is, measured.bf16
-    elif uses_fp8(facts):
-        return
-    fp8 = best_fp8(facts)
-    bf16 = fair_bf16(facts, fp8) if fp8 else None
-    if fp8 is not None and bf16 is not None and fp8.name != ArmName.AS_IS:
-        yield fp8, bf16
-
-
-def _idle_for_longer(fp8: Arm, bf16: Arm) -> Arm | None:
-    """Choose the step that is idle for longer, where the kernels alone say of FP8 that it is faster, even or
-    slower, and the steps say another of the three and are further from them than what is even."""
-    parts = [breakdown_of(each) for each in (fp8, bf16) if recorded(each, "breakdown")]
-    in_fp8, in_bf16 = parts if len(parts) == 2 else (None, None)
-    if in_fp8 is None or in_bf16 is None or not in_fp8.busy_ms:
-        return None
-    timed, alone = ratio(bf16, fp8).median, in_bf16.busy_ms / in_fp8.busy_ms
-    if _side(timed) == _side(alone) or abs(timed - alone) < EVEN:
-        return None
-    return fp8 if in_fp8.idle_ms > in_bf16.idle_ms else bf16
-
-
-def _side(speedup: float) -> int:
-    """Tell faster from even and slower."""
-    return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
-
-
-def _spread(timed: Arm) -> float:
-    known = interval(timed.rounds_ms)
-    return (known.high - known.low) / known.median
-
-
-def hangs_on(facts: Facts) -> str | None:
-    """Tell what of the host the answer hangs on (`moved_by_it`); None where nothing disturbed it, and where
-    the times are doubtful for it anyway."""
-    if not recorded(facts, "trial.host") or doubt(facts.trial) or moved_by_it(facts) is None:
-        return None
-    return disturbance(facts.trial.host)

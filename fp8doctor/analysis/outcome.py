@@ -19,15 +19,13 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
+from fp8doctor.analysis.even import EVEN, swallows_effect
+from fp8doctor.analysis.host_disturbance import turned_by_host
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, Reason
 from fp8doctor.facts.no_number import why_of
-
-EVEN = 0.03
-"""A speedup within this of 1 is called even. A convention of this tool."""
-
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
@@ -59,38 +57,26 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     speedup = ratio(bf16, as_is)
     if left_out_bf16(facts) is not None and speedup.high >= 1:
         return None
-    if is_noise(speedup, facts.trial):
+    if is_noise(bf16, as_is, facts.trial):
         return MeasuredSpeed("too_noisy", speedup, as_is, bf16)
     even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
     status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     return MeasuredSpeed(status, speedup, as_is, bf16)
 
 
-def is_noise(speedup: Interval, trial: Trial) -> bool:
-    """Whether the timing is too noisy to tell which of two steps is faster, or that they are even.
+def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
+    """Whether the timing does not tell which of two steps is faster, or that they are even.
 
-    Either the interval swallows the effect, or the step and its own copy, which are even, came out as far
-    apart as the two.
+    The interval of their ratio swallows the effect, or the step and its own copy, which are even, came out as
+    far apart as the two, or a disturbed host put them where they are.
     """
-    if swallows_effect(speedup):
+    speedup = ratio(bf16, fp8)
+    if swallows_effect(speedup) or turned_by_host(bf16, fp8, trial):
         return True
     alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
     if not alike or abs(alike - 1) <= SELF_CHECK_TOLERANCE:
         return False
     return abs(log(alike)) >= abs(log(speedup.median))
-
-
-def swallows_effect(speedup: Interval) -> bool:
-    """Whether the interval holds 1 although its median, or both its ends, lie beyond what is called even."""
-    apart = abs(speedup.median - 1) >= EVEN
-    return speedup.low <= 1 <= speedup.high and (
-        apart or (speedup.low < 1 - EVEN and speedup.high > 1 + EVEN)
-    )
-
-
-def is_decided(speedup: Interval) -> bool:
-    """Whether the interval leaves 1, or is within what is called even, so that more rounds tell no more."""
-    return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)
 
 
 def fp8_never_ran(trial: Trial) -> bool:
@@ -129,11 +115,15 @@ def outside_autocast(facts: Facts) -> bool:
 
 
 def fp8_pays(facts: Facts) -> bool:
-    """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like."""
+    """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like, as
+    far as the timing tells."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return False
-    ratios = [ratio(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
-    return any(each.high >= 1 or each.median > 1 - EVEN for each in ratios)
+    pairs = [(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
+    return any(
+        is_noise(*pair, facts.trial) or (times := ratio(*pair)).high >= 1 or times.median > 1 - EVEN
+        for pair in pairs
+    )
 
 
 def waits_for_time(trial: Trial) -> bool:
@@ -174,7 +164,7 @@ def bf16_saves(facts: Facts) -> Interval | None:
     ):
         return None
     fp8, bf16 = best_fp8(facts), best_bf16(facts)
-    if fp8 is None or bf16 is None or ratio(bf16, fp8).high >= 1:
+    if fp8 is None or bf16 is None or is_noise(bf16, fp8, facts.trial) or ratio(bf16, fp8).high >= 1:
         return None
     return saved_ms(fp8, bf16_as_prescribed(facts) or bf16)
 

@@ -44,4 +44,4 @@ def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     if bf16 is None:
         return None
     speedup = ratio(bf16, timed)
-    return RelativeSpeed(bf16, speedup, in_bf16, is_noise(speedup, facts.trial))
+    return RelativeSpeed(bf16, speedup, in_bf16, is_noise(bf16, timed, facts.trial))

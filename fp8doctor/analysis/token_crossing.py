@@ -16,7 +16,7 @@ MANY_TOKENS = 65_536
 
 
 PAYS_FROM = 1.03
-"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.outcome.EVEN`."""
+"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.even.EVEN`."""
 
 
 MOST_GROWTH = 16

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, saved_ms, timed_on, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.names_in_python import names_in_python
-from fp8doctor.analysis.outcome import EVEN, is_noise
+from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
@@ -27,7 +28,7 @@ def conversion(facts: Facts) -> list[Step]:
         return []
     speedup, saved = ratio(bf16, fp8), saved_ms(now, fp8)
     made_of = fp8.treatments if recorded(fp8, "treatments") else ()
-    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or is_noise(speedup, facts.trial):
+    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or is_noise(bf16, fp8, facts.trial):
         return []
     title = f"With all of it a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
     saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))

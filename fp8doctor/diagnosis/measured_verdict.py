@@ -16,7 +16,9 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.host_disturbance import hangs_on
+from fp8doctor.analysis.even import swallows_effect
+from fp8doctor.analysis.hangs_on_host import hangs_on
+from fp8doctor.analysis.host_disturbance import turned_by_host
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
 from fp8doctor.analysis.outcome import (
@@ -27,7 +29,6 @@ from fp8doctor.analysis.outcome import (
     is_noise,
     measured_speed,
     stays_in_bf16,
-    swallows_effect,
 )
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.cost import micro_batches, step_tokens
@@ -66,7 +67,7 @@ def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict 
         return _without_bf16(facts, as_is, is_what_it_seems(findings))
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
-    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
+    now = _too_noisy(measured, facts.trial, rate) if noisy else _speed(measured, rate)
     return Verdict(
         status=measured.status,
         summary=f"{now}{_promise(facts)}{_disturbed(facts)}{'' if noisy else _most(facts)}"
@@ -87,12 +88,14 @@ def _speed(measured: MeasuredSpeed, rate: str) -> str:
     return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
 
 
-def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
+def _too_noisy(measured: MeasuredSpeed, trial: Trial, rate: str) -> str:
     """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
     speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
     why = (
         f"BF16's time divided by FP8's lies between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
         if swallows_effect(speedup)
+        else "a disturbed host kept the GPU waiting, which is enough to turn the answer"
+        if turned_by_host(measured.bf16, measured.as_is, trial)
         else "they are no further apart than a step and its own copy"
     )
     return (
@@ -157,9 +160,9 @@ def _achievable(facts: Facts) -> float | None:
     """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
     fp8 = best_fp8(facts)
     measure = fair_bf16(facts, fp8) if fp8 else None
-    if measure is None or fp8 is None or is_noise(speedup := ratio(measure, fp8), facts.trial):
+    if measure is None or fp8 is None or is_noise(measure, fp8, facts.trial):
         return None
-    return speedup.median
+    return ratio(measure, fp8).median
 
 
 def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
@@ -212,10 +215,9 @@ def _promise(facts: Facts) -> str:
         if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
         else ""
     )
-    speedup = ratio(measure, prescribed)
     against = (
         f"which this timing cannot tell from BF16{alike}"
-        if is_noise(speedup, facts.trial)
+        if is_noise(measure, prescribed, facts.trial)
         else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )
     return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
@@ -247,9 +249,9 @@ def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
             if reasons
             else "What FP8 would give was not measured."
         )
-    recipe, gain = recipe_of(fp8.name), ratio(bf16, fp8)
+    recipe = recipe_of(fp8.name)
     how = "under your own torch.compile" if keeps_users_compilation(fp8.name) else "compiled"
-    if is_noise(gain, trial):
+    if is_noise(bf16, fp8, trial):
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
             f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(facts)}"

@@ -97,7 +97,7 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
     if measure is None:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
-    if is_noise(speedup, facts.trial):
+    if is_noise(measure, total, facts.trial):
         return f"{now}, which this timing cannot tell from BF16 ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:
         return leave_off

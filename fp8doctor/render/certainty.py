@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
-from fp8doctor.analysis.host_disturbance import hangs_on
+from fp8doctor.analysis.hangs_on_host import hangs_on
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.losing_layers import losing, losing_body, to_keep
-from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.facts import Facts, Network
 from tests.analysis.gains import LLAMA_8B, NARROW, SIDES_OF_1B, as_timed, facts, linear, shape, timed

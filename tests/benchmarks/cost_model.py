@@ -31,8 +31,8 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
-from fp8doctor.analysis.outcome import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose

@@ -13,8 +13,8 @@ from torch import nn
 
 from fp8doctor import inspect_model, load_report
 from fp8doctor.analysis.arms import best_bf16, ratio
-from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.analysis.outcome import is_decided, is_noise, swallows_effect
+from fp8doctor.analysis.even import is_decided, swallows_effect
+from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
@@ -238,19 +238,22 @@ def test_what_fp8_would_give_is_not_told_from_noise() -> None:
     assert "too noisy to tell whether FP8 (tensorwise, compiled) would be faster" in verdict.summary
 
 
-@given(
-    st.floats(0.5, 2.0), st.floats(0.0, 0.4), st.floats(0.0, 0.4), st.one_of(st.none(), st.floats(0.8, 1.25))
-)
+TIMES = st.lists(st.floats(50.0, 150.0), min_size=5, max_size=15)
+
+
+@given(TIMES, TIMES, st.one_of(st.none(), st.floats(0.8, 1.25)))
 def test_what_is_told_is_told_by_the_interval(
-    middle: float, below: float, above: float, alike: float | None
+    in_bf16: list[float], in_fp8: list[float], alike: float | None
 ) -> None:
-    speedup = Interval(middle, middle - below, middle + above)
-    trial = Trial(self_check_ratio=alike)
-    if is_noise(speedup, trial) and alike in (None, 1.0):
+    bf16, fp8 = (
+        Arm(name=name, tried=True, rounds_ms=tuple(ms)) for name, ms in (("bf16", in_bf16), ("as_is", in_fp8))
+    )
+    trial, speedup = Trial(device="cuda", self_check_ratio=alike), ratio(bf16, fp8)
+    if is_noise(bf16, fp8, trial) and alike in (None, 1.0):
         assert speedup.low <= 1 <= speedup.high
         assert not is_decided(speedup)
     if swallows_effect(speedup):
-        assert is_noise(speedup, trial)
+        assert is_noise(bf16, fp8, trial)
 
 
 def test_fp8_that_never_ran_is_an_error() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis import outcome
+from fp8doctor.analysis import even
 from fp8doctor.analysis.median_interval import Interval, interval
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
@@ -19,10 +19,8 @@ PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COM
 
 def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     """Whether the rounds tell FP8 from BF16, and whether what seems to gain does."""
-    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + outcome.EVEN]
-    return all(gain.low > 1 for gain in gained) and all(
-        map(outcome.is_decided, _speedups(samples, plan, arms))
-    )
+    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + even.EVEN]
+    return all(gain.low > 1 for gain in gained) and all(map(even.is_decided, _speedups(samples, plan, arms)))
 
 
 def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
@@ -32,7 +30,7 @@ def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription where
     that seems to be faster.
     """
-    return not any(map(outcome.swallows_effect, _speedups(samples, plan, arms)))
+    return not any(map(even.swallows_effect, _speedups(samples, plan, arms)))
 
 
 def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator[Interval]:
