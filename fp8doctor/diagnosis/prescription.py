@@ -158,19 +158,20 @@ def _changes_fp8(step: Step) -> bool:
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
     """Return the proposed treatments; which layers to keep in BF16 for their shapes is what timing these
     shapes says, where they were timed."""
-    about_shapes = {check.code for check in registry.discover() if check.about_shapes}
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
-        if (
-            step.treatment.name == KEEP_IN_BF16
-            and about_shapes.issuperset(step.mends)
-            and timed_shapes(facts)
-        ):
+        if hangs_on_shapes(step) and timed_shapes(facts):
             treatment = if_recorded(describe, KEEP_IN_BF16, facts)
         if treatment is not None:
             treatments.append(treatment)
     return treatments
+
+
+def hangs_on_shapes(step: Step) -> bool:
+    """Whether timing the shapes says which layers this step keeps in BF16."""
+    about_shapes = {check.code for check in registry.discover() if check.about_shapes}
+    return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
 
 
 def _was_timed(facts: Facts) -> bool:

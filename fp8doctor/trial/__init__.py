@@ -13,6 +13,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
+from fp8doctor.trial import early
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import named_in
@@ -93,12 +94,19 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )
     facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
+    without_shapes = early.begin(job, facts, prescription, run)
     timed, gap = shapes.probe_beside(
-        job, facts, device, until=until, progress=run.progress, reason_against=run.skip.get(shapes.ARM)
+        job,
+        facts,
+        device,
+        until=until,
+        progress=run.progress,
+        reason_against=run.skip.get(shapes.ARM),
+        ahead=run.ahead,
     )
     facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
-    run.ahead.know(facts)
     planned = arms(facts, prescription, job)
+    run.ahead.know(facts, early.changed(without_shapes, planned))
 
     def whole(trial: Trial) -> Trial:
         gaps = {

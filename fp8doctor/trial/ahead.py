@@ -5,18 +5,20 @@ Blocks that are compiled one by one have the same graphs at every depth, also in
 (`fxgraph_cache_hit`), so that the smallest cut will do. One graph of several blocks is another at every
 depth, and is built at the very cuts of the trial.
 
-Helpers load the target from the beginning of a trial, and build nothing before its shapes are timed. A build
-takes steps on the GPU, which would be in the times of GEMMs of a tenth of a millisecond: processes take turns
-on a GPU, and no reading of the host (STP009) tells of it. And the shapes tell what is worth building: which
-layers are kept in BF16, and what is tried first.
+Helpers load the target from the beginning of a trial. Blocks are built from when the rows are counted, as far
+as no shape tells how (`fp8doctor.trial.early`), and beside the compilation of the casts; while GEMMs and
+casts are timed, helpers are stopped (`fp8doctor.worker.ahead`). A build takes steps on the GPU, which would
+be in the times of GEMMs of a tenth of a millisecond: processes take turns on a GPU, and no reading of the
+host (STP009) tells of it.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -109,20 +111,26 @@ def off_the_gpu(job: Job, device: torch.device) -> None:
 
 def compile_arms(
     job: Job,
-    facts: Facts,
-    prescription: Sequence[Step],
-    work: Iterable[tuple[str, Mapping[str, int] | None]],
+    work: Iterable[tuple[str, Mapping[str, int] | None, dict[str, Any]]],
+    proposed: Callable[[Facts], Sequence[Step]],
     device: torch.device,
 ) -> Iterator[float | None]:
-    """Build each arm at its cut, and tell the seconds that its warm-up took; None where it was not built.
+    """Build each arm at its cut, as it is planned with its facts, and tell the seconds that its warm-up took;
+    None where it was not built.
 
-    A cut is told by the blocks that each list keeps; None is the smallest of all.
+    A cut is told by the blocks that each list keeps; None is the smallest of all. ``proposed`` says what the
+    checks propose by the facts.
     """
-    planned = {plan.name: plan for plan in arms(facts, prescription, job)}
-    lists = [blocks.name for blocks in facts.network.blocks]
+    known: dict[str, Any] | None = None
+    planned: dict[str, ArmPlan] = {}
+    lists: list[str] = []
     benches: dict[tuple[tuple[str, int], ...], Bench] = {}
-    for name, kept in work:
+    for name, kept, told in work:
         try:
+            if told != known:
+                facts = Facts.from_dict(told)
+                planned = {plan.name: plan for plan in arms(facts, proposed(facts), job)}
+                lists, known = [blocks.name for blocks in facts.network.blocks], told
             cut = smallest(job, lists) if kept is None else Cut(kept)
             blocks = tuple(cut.kept.items())
             if blocks not in benches:

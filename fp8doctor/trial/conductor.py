@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import BASELINES, ArmName, Reason
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
@@ -41,13 +41,14 @@ from fp8doctor.trial.admission import (
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan, named_in
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
+from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import PATIENCE, Ahead
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
-from fp8doctor.trial.measure.cuts import compiled_as_one, compiles
+from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
@@ -121,7 +122,11 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
     """Make the bench, or say why there can be none."""
     try:
         as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
-        for_others = [each.plan for each in attempts if _is_compiled_ahead(each, job, as_one=as_one)]
+        for_others = [
+            each.plan
+            for each in attempts
+            if each.no_number is None and is_for_others(each.plan, job, as_one=as_one)
+        ]
         return Bench(
             job, lists, run.device, interrupts=run.own_process, ahead=run.ahead, for_others=for_others
         )
@@ -323,18 +328,6 @@ def _wait_if_sooner(plan: ArmPlan, attempts: Sequence[Attempt], until: float, ru
         most_s = min(worth_waiting_s(plan, attempts), PATIENCE * (until - now))
         wait_for_one([plan.name], now + most_s, run)
         run.ahead.pass_by(plan.name, math.inf)
-
-
-def _is_compiled_ahead(attempt: Attempt, job: Job, *, as_one: bool) -> bool:
-    """Whether the arm may be compiled by others meanwhile. Blocks of what is built first are not, nor those
-    of BF16 where the step before it compiles nothing: the trial comes to them before others can be ready."""
-    plan = attempt.plan
-    if attempt.no_number is not None:
-        return False
-    if as_one and plan.name == ArmName.AS_IS:
-        return True
-    early = plan.name == ArmName.AS_IS or (plan.name in BASELINES and not compiles(job))
-    return (plan.compiled or plan.fp8 is True) and (as_one or not early)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:

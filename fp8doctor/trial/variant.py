@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class ArmPlan:
     make: Change
     treatments: tuple[str, ...] = ()
     """What it carries out on top of its base; empty for a baseline or a mere measurement."""
+    layers: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
+    """Of each of those, the modules that it is for; empty where its name says it all."""
     fp8: bool | None = None
     base: str | None = None
     """The arm that it changes; None where it changes none."""

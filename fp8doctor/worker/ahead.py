@@ -1,7 +1,8 @@
 """Helpers of a trial: processes that load the same target and compile arms before the trial comes to them.
 
 What they compile is in the compiler's caches on disk then: 13.8 s for the first step of FP8 blocks become 2.4
-(torch 2.13, torchao 0.18, a CPU). Nothing else is left of them. A helper that dies costs nothing.
+(torch 2.13, torchao 0.18, a CPU). Nothing else is left of them. A helper that dies costs nothing. One that is
+stopped while the trial times something dies with the trial all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,10 +33,34 @@ TOLD = ("target", "layers", "batch", "seq", "trial")
 """What a helper is told of the request of the process that it helps."""
 
 READY = b"ready\n"
-"""What a helper tells when it has loaded the target. Then it tells the seconds of each work, or null."""
+"""What a helper tells when it has loaded the target. Then it is told one work after the other, each with all
+that it takes: the arm, the cut, and the facts that the arm is planned with; and tells the seconds, or
+null."""
+
+SETTLING_S = 0.1
+"""Time for the GPU to do what helpers had queued before they were stopped. A choice: a step of the smaller
+cut took 68 ms in the median of 75 recorded jobs, and theirs is the smallest. What is left after that
+disturbs the first of several rounds."""
+
+LONGEST_PAUSE_S = 5.0
+"""Seconds after which helpers go on, whatever is timed. A choice: the rounds of a shape take a quarter of
+one, and a lock of the compiler's caches, should one hold it, is waited for 600 s (torch 2.13)."""
 
 Work = tuple[str, int]
 """An arm, and the number of the cut at which it is compiled."""
+
+
+@dataclass(eq=False)
+class _Build:
+    """A work that a helper is at."""
+
+    work: Work
+    began: float
+    """``time.monotonic``."""
+    awaited: bool = True
+    """Whether the trial may wait for it."""
+    counts: bool = True
+    """Whether the arm is still planned as it is built."""
 
 
 class Helpers:
@@ -43,36 +69,80 @@ class Helpers:
 
     def __init__(self, asked: dict[str, Any], device: str, count: int) -> None:
         request = {key: asked[key] for key in TOLD} | {HELPING: device, "parent": os.getpid()}
-        self._facts: dict[str, Any] = {}
+        self._facts = msgspec.Raw(b"{}")
         self._changed = threading.Condition()
         self._waiting: list[Work] = []
         self._asked: tuple[Work, ...] = ()
-        self._at_work: dict[Work, float] = {}
-        """What is compiled now, and since when (``time.monotonic``)."""
-        self._employed = 0
-        """Helpers that take work, or will once they have loaded the target."""
-        self._took_s: dict[Work, float] = {}
+        self._cuts: Sequence[Mapping[str, int] | None] = ()
+        self._more = False
+        """Whether helpers wait for more when all is done."""
+        self._builds: list[_Build] = []
+        self._employed: int | None = None
+        """Helpers that take work, or will once they have loaded the target; None before there was any."""
+        self._took_s: dict[Work, float | None] = {}
+        """What is done; None where it could not be."""
         self._started = time.monotonic()
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
                 self._processes.append(_started(json.dumps(request)))
 
-    def know(self, facts: Facts) -> None:
-        """Take the facts that the arms are planned with."""
-        self._facts = facts.to_dict()
+    def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
+        """Take the facts that the arms are planned with from now on. What was done for the ``changed`` ones,
+        or is being done, counts no more."""
+        with self._changed:
+            self._facts = msgspec.Raw(msgspec.json.encode(facts.to_dict()))
+            self._waiting = [work for work in self._waiting if work[0] not in changed]
+            self._took_s = {work: took for work, took in self._took_s.items() if work[0] not in changed}
+            for build in self._builds:
+                if build.work[0] in changed:
+                    build.awaited = build.counts = False
 
-    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+    def begin(
+        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
+    ) -> bool:
         """Have this compiled, the first of it first, and tell whether anyone is there to do it.
 
-        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
+        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts. ``more``
+        says that it is called again: then all of the work is told anew in its order, what was begun before
+        included, and a number means the same cut.
         """
-        self._waiting, self._employed = list(work), len(self._processes)
-        if self._processes:  # else none was asked for it, or those that were are ended
-            self._asked = tuple(work)
-        for process in self._processes:
-            threading.Thread(target=self._employ, args=(process, cuts), daemon=True).start()
-        return bool(self._processes)
+        if not self._processes:  # none was asked for it, or those that were are ended
+            return False
+        with self._changed:
+            begun = {*self._took_s, *(build.work for build in self._builds if build.counts)}
+            self._waiting = [each for each in work if each not in begun]
+            self._asked, self._cuts, self._more = tuple(work), cuts, more
+            if self._employed is None:
+                self._employed = len(self._processes)
+                for process in self._processes:
+                    threading.Thread(target=self._employ, args=(process,), daemon=True).start()
+            self._changed.notify_all()
+        return True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the helpers, and let them go on at the end, or after `LONGEST_PAUSE_S`.
+
+        The workers of their compilers go on: these use no GPU. Nothing may be compiled meanwhile: a helper
+        that is stopped may hold a lock of the compiler's caches.
+        """
+        stopped = [process for process in self._processes if process.poll() is None]
+        if not stopped:
+            yield
+            return
+        bound = threading.Timer(LONGEST_PAUSE_S, _signal, (stopped, signal.SIGCONT))
+        bound.daemon = True
+        bound.start()
+        try:
+            _signal(stopped, signal.SIGSTOP)
+            if self._builds:  # who loads the target queues little
+                time.sleep(SETTLING_S)
+            yield
+        finally:
+            _signal(stopped, signal.SIGCONT)
+            bound.cancel()
+            bound.join()  # it wakes nobody whom the next pause stops
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
         """Learn that the trial itself comes to it now, and return the seconds that it took to compile ahead.
@@ -83,7 +153,7 @@ class Helpers:
             if work in self._waiting:
                 self._waiting.remove(work)
             began = time.monotonic()
-            self._changed.wait_for(lambda: work not in self._at_work, patience_s)
+            self._changed.wait_for(lambda: all(build.work != work for build in self._awaited()), patience_s)
             took_s = self._took_s.get(work)
         _log.debug(
             "the trial waited %.1f s for %s, which %s",
@@ -97,10 +167,10 @@ class Helpers:
         """Wait no more for an arm that was begun less than so many seconds ago."""
         with self._changed:
             young_from = time.monotonic() - least_s
-            for work in [each for each, began in self._at_work.items() if each[0] == arm]:
-                if self._at_work[work] > young_from:
-                    _log.debug("%s is begun only now: the trial compiles it itself", work)
-                    del self._at_work[work]
+            for build in self._awaited():
+                if build.work[0] == arm and build.began > young_from:
+                    _log.debug("%s is begun only now: the trial compiles it itself", build.work)
+                    build.awaited = False
 
     def took_s(self, arm: str) -> float | None:
         """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
@@ -118,12 +188,12 @@ class Helpers:
         """Name the arms that are compiled now, or will be."""
         with self._changed:
             waiting = self._waiting if self._employed else ()
-            return frozenset(arm for arm, _ in (*waiting, *self._at_work))
+            return self.begun().union(arm for arm, _ in waiting)
 
     def begun(self) -> frozenset[str]:
         """Name the arms that are compiled now."""
         with self._changed:
-            return frozenset(arm for arm, _ in self._at_work)
+            return frozenset(build.work[0] for build in self._awaited())
 
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
         """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
@@ -146,42 +216,57 @@ class Helpers:
         for process in self._processes:
             _end(process)
         self._processes = []
+        with self._changed:
+            self._waiting, self._more = [], False
+            self._changed.notify_all()
         return there
 
-    def _employ(self, process: subprocess.Popen[bytes], cuts: Sequence[Mapping[str, int] | None]) -> None:
+    def _awaited(self) -> list[_Build]:
+        return [build for build in self._builds if build.awaited]
+
+    def _employ(self, process: subprocess.Popen[bytes]) -> None:
         """Give a helper one work after the other, until none is left or it died."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with suppress(OSError, ValueError), process.stdout, process.stdin:  # it died, or tells nonsense
-                alive = _answer(process, self._facts) == READY
+            with suppress(OSError), process.stdout, process.stdin:  # it died
+                alive = process.stdout.readline() == READY
                 _log.debug("a helper %s", self._after("loaded the target" if alive else "died"))
-                while alive and (work := self._next()):
-                    alive = self._finish(work, _answer(process, (work[0], cuts[work[1]])))
+                while alive and (taken := self._next()):
+                    build, line = taken
+                    alive = self._finish(build, _answer(process, line))
         finally:
             with self._changed:
+                assert self._employed is not None
                 self._employed -= 1
                 self._changed.notify_all()
 
-    def _next(self) -> Work | None:
+    def _next(self) -> tuple[_Build, bytes] | None:
+        """Take the next work, with what a helper is told of it; None where there will be none."""
         with self._changed:
+            self._changed.wait_for(lambda: self._waiting or not self._more)
             if not self._waiting:
                 return None
-            work = self._waiting.pop(0)
-            self._at_work[work] = time.monotonic()
-            return work
+            build = _Build(self._waiting.pop(0), time.monotonic())
+            self._builds.append(build)
+            arm, number = build.work
+            return build, msgspec.json.encode((arm, self._cuts[number], self._facts))
 
-    def _finish(self, work: Work, told: bytes) -> bool:
+    def _finish(self, build: _Build, told: bytes) -> bool:
         """Note what became of a work, and tell whether its helper lives."""
-        alive = told.endswith(b"\n")
+        seconds, alive = None, told.endswith(b"\n")
+        try:
+            seconds = json.loads(told) if alive else None
+        except ValueError:  # nonsense
+            alive = False
         with self._changed:
-            self._at_work.pop(work, None)
-            if alive and (seconds := json.loads(told)) is not None:
-                self._took_s[work] = seconds
-            took_s = self._took_s.get(work)
+            self._builds.remove(build)
+            if build.counts:
+                self._took_s[build.work] = seconds
             self._changed.notify_all()
-        how = "did not compile" if took_s is None else f"compiled in {took_s:.1f} s"
-        _log.debug("a helper %s", self._after(f"{how} {work}"))
+        how = "did not compile" if seconds is None else f"compiled in {seconds:.1f} s"
+        otherwise = "" if build.counts else ", which is planned otherwise now"
+        _log.debug("a helper %s", self._after(f"{how} {build.work}{otherwise}"))
         return alive
 
     def _after(self, done: str) -> str:
@@ -197,6 +282,12 @@ def _started(request: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    """Send a signal to those that are there still."""
+    for process in processes:
+        process.send_signal(number)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -221,12 +312,12 @@ def _started_by(pid: int) -> Iterator[int]:
                 yield from _started_by(child)
 
 
-def _answer(process: subprocess.Popen[bytes], line: Any) -> bytes:
+def _answer(process: subprocess.Popen[bytes], line: bytes) -> bytes:
     """Send a line and hear the answer: nothing of a helper that died."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(OSError):
-        process.stdin.write(msgspec.json.encode(line) + b"\n")
+        process.stdin.write(line + b"\n")
         process.stdin.flush()
         return process.stdout.readline()
     return b""

@@ -187,8 +187,8 @@ def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
 
 
 def _help(asked: dict[str, Any]) -> None:
-    """Be a helper: load the target, and build what each line names. Told on stdout, a line each: that work
-    can be done, then the seconds of each."""
+    """Be a helper: load the target, and build what each line names, at its cut and by its facts. Told on
+    stdout, a line each: that work can be done, then the seconds of each."""
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from fp8doctor.trial.ahead import compile_arms, confine, off_the_gpu
@@ -200,10 +200,10 @@ def _help(asked: dict[str, Any]) -> None:
     confine(device)
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     off_the_gpu(job, device)
-    facts, request = Facts.from_dict(json.loads(sys.stdin.readline())), TrialRequest(**asked["trial"])
+    request = TrialRequest(**asked["trial"])
     os.write(told, READY)
     work = map(json.loads, sys.stdin)
-    for seconds in compile_arms(job, facts, _proposed(facts, request), work, device):
+    for seconds in compile_arms(job, work, lambda facts: _proposed(facts, request), device):
         os.write(told, json.dumps(seconds).encode() + b"\n")
 
 

@@ -31,6 +31,7 @@ from fp8doctor.trial.arms import chain, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.copies.replica import NotReplicable
+from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer, window
 from fp8doctor.trial.measure.ahead import Nobody
@@ -476,9 +477,8 @@ def test_bf16_is_compiled_beside_a_step_that_compiles_itself(
             block.compile(backend="eager")
     elif compiled == "step":
         of = replace(of, training_step=torch.compile(lambda model, batch: model(batch).mean()))
-    attempts = [Attempt(plan) for plan in (AS_IS, BF16, COMPILED_BF16, PRESCRIBED)]
-    found = [each.plan.name for each in attempts if conductor._is_compiled_ahead(each, of, as_one=as_one)]
-    assert found == ahead
+    plans = (AS_IS, BF16, COMPILED_BF16, PRESCRIBED)
+    assert [plan.name for plan in plans if is_for_others(plan, of, as_one=as_one)] == ahead
 
 
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

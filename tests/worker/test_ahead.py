@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -67,7 +69,7 @@ def helpers(monkeypatch: pytest.MonkeyPatch, code: str, count: int = 1) -> Helpe
     return Helpers(ASKED, "cpu", count)
 
 
-LOADED = "sys.stdin.readline(); print('ready', flush=True)"
+LOADED = "print('ready', flush=True)"
 
 EVERY = f"{LOADED}\nfor line in sys.stdin: print(json.loads(line)[1]['blocks'] / 2, flush=True)"
 """Compiles whatever it is told in half a second a block."""
@@ -139,6 +141,124 @@ def test_what_is_being_compiled_is_waited_for_and_what_is_not_is_left_to_the_tri
     assert of.take(("a", 1), 1e-3) is None, "it takes too long"
     threading.Timer(1e-2, of.end).start()
     assert of.take(("a", 1), None) is None, "it died"
+
+
+def named(name: str) -> Facts:
+    return Facts(target=Target(kind="file", name=name))
+
+
+BY_FACTS = f"{LOADED}\nfor line in sys.stdin: print(len(json.loads(line)[2]['target']['name']), flush=True)"
+"""Compiles whatever it is told in as many seconds as the target's name has letters."""
+
+
+def test_what_was_compiled_before_all_is_known_counts_where_it_is_planned_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = helpers(monkeypatch, BY_FACTS)
+    (process,) = of._processes
+    of.know(named("m"))
+    assert of.begin([("a", 0), ("b", 0), ("gone", 0)], [None], more=True)
+    wait_for("what is known", lambda: not of.under_way())
+    of.know(named("mm"), {"a", "gone"})
+    assert process.poll() is None, "it waits for more"
+    assert of.under_way() == frozenset()
+    assert of.begin([("c", 0), ("a", 0), ("b", 0)], [None])
+    assert of.under_way() <= {"a", "c"}
+    wait_for("its end", lambda: process.poll() is not None)
+    assert of.outcomes() == {"c": 2, "a": 2, "b": 1}
+
+
+def test_what_is_being_compiled_by_another_plan_is_not_waited_for_and_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(1e-2)"
+    of = helpers(monkeypatch, BY_FACTS.replace("print(len", f"exec({held!r}); print(len"))
+    of.know(named("m"))
+    of.begin([("a", 0), ("b", 0), ("c", 0)], [None], more=True)
+    wait_for("its first work", lambda: of.begun() == {"a"})
+    of.begin([("c", 0), ("b", 0), ("a", 0)], [None], more=True)
+    assert of._waiting == [("c", 0), ("b", 0)], "in the new order, without what is being compiled"
+    of.know(named("mm"), {"a", "b"})
+    assert (of.begun(), of.under_way()) == (frozenset(), {"c"})
+    assert of.take(("a", 0), None) is None
+    of.begin([("a", 0), ("c", 0)], [None])
+    assert of.under_way() == {"a", "c"}
+    (tmp_path / "go").touch()
+    wait_for("all of it", lambda: not of.under_way())
+    assert of.outcomes() == {"a": 2, "c": 2}
+
+
+def test_helpers_that_wait_for_more_end_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY, count=2)
+    of.begin([("a", 0)], CUTS, more=True)
+    wait_for("its work", lambda: not of.under_way())
+    assert of.end()
+    wait_for("nobody to be employed", lambda: of._employed == 0)
+    assert not of.begin(WORK, CUTS)
+    assert (of.under_way(), of.outcomes()) == (frozenset(), {"a": 1.0})
+
+
+FOREVER = "import time; time.sleep(1e6)"
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_helpers_stand_still_while_something_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fp8doctor.worker.ahead.LONGEST_PAUSE_S", 1e6)
+    of = helpers(monkeypatch, FOREVER, count=2)
+    pids = [process.pid for process in of._processes]
+    for interrupted in (False, True, False):
+        with suppress(KeyboardInterrupt), of.paused():
+            wait_for("them to stand still", lambda: [state(pid) for pid in pids] == ["T", "T"])
+            if interrupted:
+                raise KeyboardInterrupt
+        wait_for("them to go on", lambda: "T" not in map(state, pids))
+    with of.paused():
+        assert of.end()
+    assert not any(map(is_alive, pids))
+    with of.paused():
+        assert not of.end(), "nobody is there"
+
+
+def test_what_helpers_were_stopped_in_is_done_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY)
+    with of.paused():
+        of.begin(WORK, CUTS)
+        assert of.under_way() == {"a", "b"}
+    wait_for("both arms to be compiled", lambda: not of.under_way())
+    assert of.outcomes() == {"a": 4.0, "b": 3.0}
+
+
+def test_no_pause_holds_a_lock_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial may wait for a lock that a helper holds."""
+    monkeypatch.setattr("fp8doctor.worker.ahead.LONGEST_PAUSE_S", 0.2)
+    of = helpers(monkeypatch, FOREVER)
+    (process,) = of._processes
+    with of.paused():
+        wait_for("it to go on", lambda: state(process.pid) != "T")
+    assert of.end()
+
+
+def test_a_stopped_helper_dies_with_the_trial() -> None:
+    helper = (
+        "import json, sys, time; from fp8doctor.worker.child import _die_with\n"
+        "_die_with(json.loads(sys.argv[1])['parent']); print('there', flush=True); time.sleep(1e6)"
+    )
+    trial = (
+        "import sys, time; from fp8doctor.worker import ahead; ahead.LONGEST_PAUSE_S = 1e6\n"
+        f"sys.orig_argv = [sys.executable, '-c', {helper!r}, '']\n"
+        f"of = ahead.Helpers({ASKED!r}, 'cpu', 1); (process,) = of._processes; process.stdout.readline()\n"
+        f"with of.paused(): print(process.pid, flush=True); time.sleep(1e6)"
+    )
+    dying = subprocess.Popen([sys.executable, "-c", trial], stdout=subprocess.PIPE)
+    assert dying.stdout is not None
+    pid = int(dying.stdout.readline())
+    wait_for("it to stand still", lambda: state(pid) == "T")
+    dying.kill()
+    dying.communicate()
+    wait_for("its end", lambda: not is_alive(pid))
 
 
 def test_what_was_begun_only_now_is_left_to_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,9 +469,27 @@ def test_arms_are_built_at_their_cut_and_those_that_fail_are_told(monkeypatch: p
         ("a", {"block": 3}),
         ("c", None),
     ]
-    built = list(ahead.compile_arms(of, examine(of), [], work, torch.device("cpu")))
+    told = examine(of).to_dict()
+    whole = [(*each, told) for each in work]
+    built = list(ahead.compile_arms(of, whole, lambda facts: (), torch.device("cpu")))
     assert [seconds is not None for seconds in built] == [False, True, False, True, False, True]
     assert blocks == [1, 3]
+
+
+def test_arms_are_planned_anew_where_the_facts_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposed: list[str] = []
+
+    def by_name(facts: Facts, prescription: Any, of: Job) -> list[ArmPlan]:
+        return [ArmPlan(facts.target.name, as_it_is)]
+
+    monkeypatch.setattr(ahead, "arms", by_name)
+    of = job(blocks=3)
+    facts = [msgspec.structs.replace(examine(of), target=Target(name=name)).to_dict() for name in ("a", "b")]
+    work = [("a", None, facts[0]), ("a", None, facts[0]), ("a", None, facts[1]), ("b", None, facts[1])]
+    cpu = torch.device("cpu")
+    built = list(ahead.compile_arms(of, work, lambda told: proposed.append(told.target.name) or (), cpu))
+    assert [seconds is not None for seconds in built] == [True, True, False, True]
+    assert proposed == ["a", "b"]
 
 
 @pytest.mark.inductor

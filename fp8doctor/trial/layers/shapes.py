@@ -13,6 +13,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -33,11 +34,14 @@ from fp8doctor.trial.layers.gemms import (
     bf16_gemms,
     fp8_gemms,
 )
+from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")
+
+Result = TypeVar("Result")
 
 ARM = "shapes"
 """This part's name in ``skip``, which a new worker leaves out when the one before died of it."""
@@ -88,8 +92,10 @@ def probe_beside(
     until: float,
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
+    ahead: Ahead | None = None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
-    """Time the shapes in the user's process, and tell what is missing and why.
+    """Time the shapes in the user's process, and tell what is missing and why. ``ahead`` is who compiles
+    beside it.
 
     The process is left as it was, but for the compiler's workers. The shapes are not recorded where nothing
     could be timed. Raises `DeviceLost`.
@@ -101,7 +107,7 @@ def probe_beside(
     progress("timing the matmuls of its layers", ARM)
     try:
         with undisturbed(job, keep_workers=True):
-            return timed(facts, device, until=until)
+            return timed(facts, device, until=until, ahead=ahead)
     except DeviceLost:
         raise
     except Exception as error:
@@ -110,9 +116,11 @@ def probe_beside(
         return NOT_RECORDED, sentence(error)
 
 
-def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[LayerShape, ...], str | None]:
+def timed(
+    facts: Facts, device: torch.device, *, until: float, ahead: Ahead | None = None
+) -> tuple[tuple[LayerShape, ...], str | None]:
     """Time the shapes, and tell what was left out of them and why."""
-    wanted, bench = distinct(facts), Timer(device)
+    wanted, bench = distinct(facts), Timer(device, ahead)
     shapes, reasons = [], _beyond(wanted)
     slow = {linear.name for linear in of_interest(facts) if linear.features.get("use_fast_accum") is False}
     for shape, _ in wanted[:MOST_SHAPES]:
@@ -182,28 +190,40 @@ def shape_in_words(shape: LayerShape) -> str:
 
 
 class Timer:
-    """Times operations that take turns."""
+    """Times operations that take turns, while those who compile ``ahead`` are stopped."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, ahead: Ahead | None = None) -> None:
+        self.device, self._ahead = device, ahead or Nobody()
         self.on_gpu = device.type == "cuda"
         self._buffer: Tensor | None = None
         if self.on_gpu:
             # Twice the cache, so that nothing of an operand is left in it.
             size = 2 * getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 2**27
-            self._buffer = torch.empty(size, dtype=torch.int8, device=device)
+            self._buffer = self.alone_if_short(lambda: torch.empty(size, dtype=torch.int8, device=device))
+
+    def alone_if_short(self, run: Callable[[], Result]) -> Result:
+        """Run it, and once more without those who compile ahead where the memory is too small beside them."""
+        try:
+            return run()
+        except RuntimeError as error:
+            if not _of_memory(error) or not self._ahead.end():
+                raise
+        free(self.device)  # the error, which is gone by now, held what was made
+        return run()
 
     def turns(self, operations: Mapping[str, Operation], flushes: int = FLUSHES) -> dict[str, float]:
-        """Return the median time in ms of each, after one run to warm up."""
+        """Return the median time in ms of each, after one run to warm up, in which it is compiled if ever:
+        who is stopped for the others may hold a lock of the compiler's caches."""
         for operation in operations.values():
-            operation()
+            self.alone_if_short(operation)
         times: dict[str, list[float]] = {name: [] for name in operations}
-        until = time.monotonic() + SHAPE_S
-        for number in range(ROUNDS):
-            if number >= FEWEST_ROUNDS and time.monotonic() > until:
-                break
-            for name, ms in self._round(operations, flushes).items():
-                times[name].append(ms)
+        with self._ahead.paused():
+            until = time.monotonic() + SHAPE_S
+            for number in range(ROUNDS):
+                if number >= FEWEST_ROUNDS and time.monotonic() > until:
+                    break
+                for name, ms in self._round(operations, flushes).items():
+                    times[name].append(ms)
         return {name: statistics.median(each) for name, each in times.items()}
 
     def _round(self, operations: Mapping[str, Operation], flushes: int) -> dict[str, float]:
@@ -228,6 +248,14 @@ class Timer:
         free(self.device)
 
 
+def _of_memory(error: RuntimeError) -> bool:
+    """Whether the memory of the GPU was too small, in the words of torch or cuBLAS, or of a compiler that was
+    told by them."""
+    said = str(error).lower()
+    short = isinstance(error, torch.OutOfMemoryError)
+    return short or "out of memory" in said or "cublas_status_alloc_failed" in said
+
+
 def _host_ms(operation: Operation) -> float:
     began = time.perf_counter()
     operation()
@@ -238,12 +266,12 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
     """Time the GEMMs of the shape; ``fast`` says how the forward accumulates."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
         raise ValueError("too large to be timed on a CPU")
-    operands = Operands.of(shape, bench.device)
+    operands = bench.alone_if_short(lambda: Operands.of(shape, bench.device))
     bf16 = bf16_gemms(operands, shape.trained)
     try:
-        fp8 = fp8_gemms(operands, shape, fast)
+        fp8 = bench.alone_if_short(lambda: fp8_gemms(operands, shape, fast))
         for operation in fp8.values():
-            operation()
+            bench.alone_if_short(operation)
     except (RuntimeError, ValueError) as error:
         still_there(bench.device, ARM)
         times = bench.turns(bf16)
@@ -301,7 +329,7 @@ def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[L
     """Time the casts of shapes that have the same rows, as many as the time is enough for."""
     done: dict[LayerShape, LayerShape] = {}
     try:
-        compiled = casts.compiled(_examples(wanted, bench.device))
+        compiled = bench.alone_if_short(lambda: casts.compiled(_examples(wanted, bench.device)))
     except Exception as error:  # whatever the compiler raises
         _log.debug("compiling the casts raises", exc_info=True)
         return {shape: _failed(shape, error, bench) for shape in wanted}
@@ -312,9 +340,8 @@ def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[L
         if time.monotonic() > until and done:
             break
         try:
-            operation = functools.partial(
-                compiled, shape.recipe, shape.trained, *_cast_arguments(shape, bench.device)
-            )
+            arguments = bench.alone_if_short(functools.partial(_cast_arguments, shape, bench.device))
+            operation = functools.partial(compiled, shape.recipe, shape.trained, *arguments)
             done[shape] = msgspec.structs.replace(
                 shape, casts_ms=bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"]
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from fp8doctor.facts import Facts
@@ -20,14 +21,23 @@ A choice: what waits does not compile the same beside it, and a process that han
 class Ahead(Protocol):
     """Compiles arms beside the trial, before it comes to them."""
 
-    def know(self, facts: Facts) -> None:
-        """Take the facts that the arms are planned with."""
+    def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
+        """Take the facts that the arms are planned with from now on. What was done for the ``changed`` ones,
+        or is being done, counts no more."""
 
-    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+    def begin(
+        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
+    ) -> bool:
         """Have this compiled, the first of it first, and tell whether anyone is there to do it.
 
-        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts.
+        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts. ``more``
+        says that it is called again: then all of the work is told anew in its order, what was begun before
+        included, and a number means the same cut.
         """
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Keep the GPU free of what is done beside the trial, as far as that can be. Nothing may be compiled
+        meanwhile."""
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
         """Learn that the trial itself comes to it now, and return the seconds that it took to compile ahead.
@@ -62,11 +72,16 @@ class Ahead(Protocol):
 class Nobody:
     """Compiles nothing."""
 
-    def know(self, facts: Facts) -> None:
+    def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
         pass
 
-    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+    def begin(
+        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
+    ) -> bool:
         return False
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def take(self, work: Work, patience_s: float | None) -> float | None:
         return None
