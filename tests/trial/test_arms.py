@@ -22,9 +22,11 @@ from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
@@ -418,6 +420,23 @@ def sick() -> Job:
     model.gradient_checkpointing_enable()
     model = float8(model)
     return job(model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_adapters_under_checkpointing_have_gradients_in_the_copies_too(reentrant: bool) -> None:
+    """A hook asks the frozen embedding for one: without it reentrant checkpointing has no backward, and the
+    first block is another graph."""
+    model = float8(lora(llama().bfloat16()))
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    for layer in () if reentrant else model.base_model.model.model.layers:
+        layer.compile(backend="eager")
+    as_is = Attempt(ArmPlan("as_is", as_it_is, fp8=True))
+    Bench(job(model), [], torch.device("cpu")).build(as_is)
+    assert as_is.no_number is None
+    assert [(ready.compiled.recompilations, bool(ready.compiled.graphs)) for ready in as_is.ready] == [
+        (0, not reentrant)
+    ]
 
 
 SICK_ARMS = {

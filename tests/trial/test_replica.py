@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import MethodType
 from typing import Any
@@ -283,6 +284,45 @@ def test_the_users_hooks_are_left_out_and_torchs_own_stay() -> None:
     assert seen == []
     assert torch.equal(replica(X), model(X))
     assert seen == [1]
+
+
+def asks(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
+    if isinstance(output, torch.Tensor):
+        output.requires_grad_(True)
+
+
+SEEN: list[object] = []
+
+
+def asks_and_notes(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
+    SEEN.append(output.requires_grad_(True))
+
+
+def asks_and_has_a_list(
+    module: nn.Module, arguments: object, output: torch.Tensor, seen: list[object] = SEEN
+) -> None:
+    seen[:] = [output.requires_grad_(True)]
+
+
+@pytest.mark.parametrize("hook", [asks, lambda module, arguments, output: output.requires_grad_(True)])
+def test_a_hook_that_only_asks_for_a_gradient_stays(hook: Callable[..., object]) -> None:
+    model = Stack().requires_grad_(False)
+    model.blocks[0].register_forward_hook(hook)
+    assert replicate(model)[0](X).requires_grad
+
+
+def test_a_hook_that_reaches_anything_else_is_left_out() -> None:
+    closes_over: list[object] = []
+    for hook in (
+        asks_and_notes,
+        asks_and_has_a_list,
+        lambda module, arguments, output: closes_over.__iadd__([output.requires_grad_(True)]),
+        functools.partial(asks),
+    ):
+        model = Stack().requires_grad_(False)
+        model.blocks[0].register_forward_hook(hook)
+        assert not replicate(model)[0](X).requires_grad
+    assert closes_over == SEEN == []
 
 
 def test_a_tensor_of_the_graph_kept_as_an_attribute_is_copied() -> None:

@@ -473,7 +473,7 @@ def test_arms_are_built_at_their_cut_and_those_that_fail_are_told(monkeypatch: p
     whole = [(*each, told) for each in work]
     built = list(ahead.compile_arms(of, whole, lambda facts: (), torch.device("cpu")))
     assert [seconds is not None for seconds in built] == [False, True, False, True, False, True]
-    assert blocks == [1, 3]
+    assert blocks == [2, 3]
 
 
 def test_arms_are_planned_anew_where_the_facts_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,3 +521,23 @@ def test_a_helper_leaves_one_graph_of_several_blocks_in_the_caches_that_the_tria
     assert attempt.no_number is None
     caches = counters["inductor"]
     assert (caches["fxgraph_cache_hit"], caches["fxgraph_cache_miss"]) == (2, 0), "forward and backward"
+
+
+def test_blocks_have_every_graph_of_theirs_compiled_where_nothing_asks_the_first_for_a_gradient() -> None:
+    """Adapters on a frozen model: the first block is another graph, so that one block is not enough."""
+    of = job(blocks=26)
+    of.model.embedding.requires_grad_(False)
+    for block in of.model.blocks:  # type: ignore[union-attr]
+        block.compile(backend="eager")
+    graphs: dict[str, int] = {}
+    for kind, work in (("ahead", ["as_is"]), ("trial", [])):
+        torch._dynamo.reset()
+        counters.clear()
+        told = examine(of).to_dict()
+        whole = [(name, None, told) for name in work]
+        if kind == "ahead":
+            assert None not in list(ahead.compile_arms(of, whole, lambda facts: (), torch.device("cpu")))
+        else:
+            Bench(of, ["blocks"], torch.device("cpu")).build(Attempt(ArmPlan("as_is", as_it_is, fp8=True)))
+        graphs[kind] = counters["stats"]["unique_graphs"]
+    assert graphs == {"ahead": 2, "trial": 2}

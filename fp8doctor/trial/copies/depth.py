@@ -127,7 +127,7 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False) -> li
     The first plan is the whole model when no list is worth cutting, and its weights are there. ``as_one``
     says that a graph of several blocks is compiled.
     """
-    stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
+    stacks = _stacks(model, lists)
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
     worth = [stack for stack in stacks if stack.count >= least]
     whole = (
@@ -135,6 +135,17 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False) -> li
     )
     found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
+
+
+def shallowest(model: nn.Module, lists: Sequence[str], blocks: int) -> Cut:
+    """Cut each of the ``lists`` to so many blocks, in whole patterns, as far as it has more."""
+    stacks = _stacks(model, lists)
+    kept = {stack.name: len(stack.keep(blocks)) for stack in stacks}
+    return Cut({stack.name: kept[stack.name] for stack in stacks if kept[stack.name] < stack.count})
+
+
+def _stacks(model: nn.Module, lists: Sequence[str]) -> list[Stack]:
+    return [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:

@@ -4,7 +4,7 @@
 in-place compile mark vanishes, hooks write to the user's lists, and every parameter exists twice. So tensors
 are handed to it through the memo (cloned, or shared between arms), wrappers around ``forward`` are rebuilt
 around the copy, compile marks are applied again with the very settings they had, the user's hooks are left
-out, and a `Tripwire` guards the first step.
+out but for those that only ask for a gradient, and a `Tripwire` guards the first step.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine")
 """Classes whose copies are not the same work: the model is refused."""
+
+
+GRAD_ASKING = frozenset(
+    {"requires_grad_", "requires_grad", "is_leaf", "isinstance", "tuple", "torch", "Tensor"}
+)
+"""Names that a hook may use which does nothing but ask for a gradient."""
 
 
 class NotReplicable(Exception):
@@ -208,10 +214,13 @@ def _memoize_cut(blocks: nn.Module, keep: Sequence[int], memo: dict[int, Any]) -
 
 
 def _drop_foreign_hooks(module: nn.Module) -> None:
-    """Remove the hooks that the user registered; torch's own (weight norm, parametrisations) stay."""
+    """Remove the hooks that the user registered; torch's own (weight norm, parametrisations) stay, and what
+    the gradients of a step start with."""
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         hooks = getattr(module, kind)
-        for key in [key for key, hook in hooks.items() if not _is_torchs(hook)]:
+        for key in [
+            key for key, hook in hooks.items() if not (_is_torchs(hook) or _only_asks_for_grad(hook))
+        ]:
             del hooks[key]
             for flags in (
                 "_forward_hooks_with_kwargs",
@@ -224,6 +233,20 @@ def _drop_foreign_hooks(module: nn.Module) -> None:
 def _is_torchs(hook: Any) -> bool:
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return module.startswith("torch.")
+
+
+def _only_asks_for_grad(hook: Any) -> bool:
+    """Whether a hook does nothing but call ``requires_grad_``, by the names in its code and for want of
+    anything else that it could reach.
+
+    Adapters on a frozen model under checkpointing need it: transformers' ``enable_input_require_grads`` and
+    PEFT hang such a function on the embedding.
+    """
+    if not isinstance(hook, types.FunctionType):
+        return False
+    names = set(hook.__code__.co_names)
+    reaches = hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
+    return "requires_grad_" in names <= GRAD_ASKING and not reaches
 
 
 def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
