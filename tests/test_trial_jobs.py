@@ -34,7 +34,7 @@ VERDICTS = {
     "h100-bert_large_accelerate": "layers_do_not_learn",
     "h100-disturbed_host": "too_noisy",
     "h100-flux_like": "fp8_even",
-    "h100-gemma2_2b_eager_attention": "fp8_slower",
+    "h100-gemma2_2b_eager_attention": "too_noisy",
     "h100-gpt_124m_whole": "fp8_slower",
     "h100-llama_3b_bf16": "no_fp8",
     "h100-llama_8b_compiled": "fp8_slower",
@@ -111,9 +111,9 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
 
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:
-    report = load_report(REPORTS / "h100-qwen2_3b_lora_checkpointing.json")
-    told = "With the changes that were timed: 279.2 ms, which this timing cannot tell from BF16 (215.8 ms)."
-    assert answer(report).then.sentence == told
+    report = load_report(REPORTS / "h100-bert_large_accelerate.json")
+    told = "With the changes that were timed: 64.7 ms, which this timing cannot tell from BF16 (66.2 ms)."
+    assert answer(report).then.sentence == f"The layers then learn. {told}"
 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:

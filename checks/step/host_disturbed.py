@@ -16,8 +16,9 @@ host's load changes nothing, and this check is silent.
 
 What to do. Time again when the host is quiet, or on cores that nobody else uses. Where the host
 sets the pace the verdict of this trial is marked as unreliable. Where the steps at the best pace
-that was seen of the host, or where that is not known their kernels alone, tell another of faster,
-even and slower than the steps do, the verdict is that the timing does not tell.
+that was seen of the host, or where that is not known their kernels alone, would tell another of
+faster, even and slower, and a quarter of the rounds does, the verdict is that the timing does not
+tell.
 
     top -b -n 1 | head -n 20   # before: who uses the cores; `st` is what the hypervisor takes
     fp8doctor model.py         # after: timed again

@@ -37,10 +37,10 @@ def moved_by_it(facts: Facts) -> Arm | None:
 
 
 def _noisier_or_late(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:
-    if not is_noise(bf16, fp8, trial):
-        return None
-    late = None if swallows_effect(ratio(bf16, fp8)) else late_on_the_other_side(bf16, fp8, trial)
-    return late or max(fp8, bf16, key=_spread)
+    late = late_on_the_other_side(bf16, fp8, trial)
+    if is_noise(bf16, fp8, trial) and (late is None or swallows_effect(ratio(bf16, fp8))):
+        return max(fp8, bf16, key=_spread)
+    return late
 
 
 def _compared(facts: Facts) -> Iterator[tuple[Arm, Arm]]:
