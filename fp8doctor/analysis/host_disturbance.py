@@ -79,7 +79,8 @@ def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
     if found is None or not step.step_ms:
         return None
     slowed = _slowed(load)
-    return max(found.busy_ms, step.step_ms / (slowed if slowed >= SLOWED else math.inf))
+    least_ms = max(found.busy_ms, step.step_ms / (slowed if slowed >= SLOWED else math.inf))
+    return min(step.step_ms, least_ms)  # profiled kernels may take longer than the step
 
 
 def _slowed(load: HostLoad) -> float:
