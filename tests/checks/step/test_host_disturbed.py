@@ -144,6 +144,22 @@ def test_a_sign_that_the_idle_time_turns_is_not_told_on_a_disturbed_host() -> No
     assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
 
 
+UNEXPLAINED = rounds(
+    profiled("as_is", 68.5, host_wait_pct=96.5, gemm_fp8=19.7, cast=15.9, attention=9.0, pointwise=17.4),
+    *(68.5, 68.6, 68.4, 68.5, 68.5),
+)
+"""Slower than its BF16, and even with it by the kernels alone; its casts are paid for."""
+
+
+def test_nothing_else_calls_it_slower_where_a_disturbed_host_turns_the_answer() -> None:
+    slower = diagnose(beside_it(UNEXPLAINED, host=load()))
+    assert slower.verdict.status == "fp8_slower"
+    assert "STP006" in {each.code for each in slower.findings}
+    turned = diagnose(beside_it(UNEXPLAINED))
+    assert turned.verdict.status == "too_noisy"
+    assert "STP006" not in {each.code for each in turned.findings}
+
+
 def small(name: str, step_ms: float, busy_ms: float) -> Arm:
     """A step whose host sets the pace."""
     found = profiled(name, step_ms, host_wait_pct=95.0, pointwise=busy_ms)
@@ -165,6 +181,19 @@ def test_a_host_that_others_use_may_turn_it_down_to_the_kernels() -> None:
     fp8, bf16 = small("as_is", 20.0, 5.0), small("bf16_compiled", 10.0, 7.0)
     host = load(others_pct=94.0)
     assert diagnose(beside_it(fp8, bf16, host=host)).verdict.status == "too_noisy"
+
+
+def test_a_quiet_host_makes_no_step_longer() -> None:
+    """The profiled kernels of FP8 took 1.07 of its step, as profiling makes them."""
+    fp8 = rounds(
+        replaced(profiled("as_is", 60.0, gemm_fp8=60.0), busy_ms=64.2, scale=1.07),
+        *(60.0, 60.1, 59.9, 60.0, 60.0),
+    )
+    bf16 = rounds(
+        profiled("bf16_compiled", 65.8, host_wait_pct=95.1, gemm_16bit=62.5),
+        *(65.8, 65.9, 65.7, 65.8, 65.8),
+    )
+    assert diagnose(beside_it(fp8, bf16)).verdict.status == "fp8_faster"
 
 
 SLOWER = rounds(
