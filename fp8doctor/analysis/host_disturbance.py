@@ -7,7 +7,7 @@ import math
 from fp8doctor.analysis.arms import ratio
 from fp8doctor.analysis.even import EVEN, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
-from fp8doctor.facts import Arm, HostLoad, Trial, recorded
+from fp8doctor.facts import Arm, HostLoad, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
 
 OTHERS_PCT = 50.0
@@ -53,8 +53,9 @@ def doubt(trial: Trial) -> str | None:
 
 
 def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
-    """Whether FP8 is on another side of BF16 than it would be on a quiet host: faster, even or slower."""
-    return late_on_the_other_side(bf16, fp8, trial) is not None
+    """Whether FP8 is on another side of BF16 than it would be on a quiet host: faster, even or slower; not
+    where less of the host was looked at."""
+    return if_recorded(late_on_the_other_side, bf16, fp8, trial) is not None
 
 
 def late_on_the_other_side(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:

@@ -160,6 +160,12 @@ def test_nothing_else_calls_it_slower_where_a_disturbed_host_turns_the_answer() 
     assert "STP006" not in {each.code for each in turned.findings}
 
 
+def test_a_host_that_was_looked_at_less_costs_no_verdict() -> None:
+    """As in a report of an older version."""
+    host = HostLoad(window_s=12.0, cores=16, others_pct=94.0, steal_pct=0.0)
+    assert diagnose(beside_it(UNEXPLAINED, host=host)).verdict.status == "fp8_slower"
+
+
 def small(name: str, step_ms: float, busy_ms: float) -> Arm:
     """A step whose host sets the pace."""
     found = profiled(name, step_ms, host_wait_pct=95.0, pointwise=busy_ms)
