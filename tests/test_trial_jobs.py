@@ -92,6 +92,7 @@ def test_a_slow_host_is_told_and_turns_no_sign() -> None:
     assert "STP009" in {finding.code for finding in report.findings}
     assert "a disturbed host kept the GPU waiting" in report.verdict.summary
     assert "stay-in-bf16" not in {step.treatment.name for step in report.prescription}
+    assert not [finding.title for finding in report.findings if "0.96x" in finding.title]
 
 
 def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_step() -> None:

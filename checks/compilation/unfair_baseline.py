@@ -24,6 +24,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
@@ -63,7 +64,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         )
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    if eager is None or eager.name == best.name:
+    if eager is None or eager.name == best.name or is_noise(best, as_is, facts.trial):
         return None
     eager_fp8 = all(linear.compiled is None for linear in facts.network.linears if linear.use == "training")
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median

@@ -29,6 +29,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.cost import (
     Balance,
     calls_of,
@@ -70,7 +71,9 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     name = "with the prescription" if now and now.name == ArmName.PRESCRIBED else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
     measured = (
-        f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16." if speedup else ""
+        f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16."
+        if now and bf16 and speedup and not is_noise(bf16, now, facts.trial)
+        else ""
     )
     return Finding(
         title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: two of three GEMMs are left to gain from",

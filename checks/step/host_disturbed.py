@@ -3,9 +3,9 @@
 Looks at: the host while the variants were timed (what others used of its cores, what a
 hypervisor or a quota took, how long a thread of the step waited for a core, and how evenly a
 fixed piece of Python ran), and whether the step waits for the host at all (STP001). Where the
-timing is too noisy to tell FP8, as it is or with all fixes, from its BF16, or their kernels alone
-tell another of faster, even and slower than their steps, it is enough that one of the two leaves
-the GPU idle for more than 3 % of its step, in gaps that end with a launch that came late.
+timing is too noisy to tell FP8, as it is or with all fixes, from its BF16, or a quiet host could
+have them on another side of each other, it is enough that one of the two leaves the GPU idle for
+more than 3 % of its step, in gaps that end with a launch that came late.
 
 Why it costs time. A step that waits for its host is as long as its launches take. Other
 programs on the same host make them up to 1.8 times as long, in some rounds more than in others.

@@ -23,9 +23,8 @@ https://docs.pytorch.org/docs/stable/profiler.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, uses_fp8
-from fp8doctor.analysis.even import EVEN
-from fp8doctor.analysis.outcome import waits_for_time
+from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, uses_fp8
+from fp8doctor.analysis.outcome import measured_speed, waits_for_time
 from fp8doctor.analysis.step_difference import (
     IDLE,
     Waterfall,
@@ -59,8 +58,8 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         or not (now.step_ms and bf16.step_ms and best.step_ms)
     ):
         return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
-    speedup = ratio(bf16, now)
-    if speedup.high >= 1 or 1 - speedup.median < EVEN:
+    measured = measured_speed(facts)
+    if measured is None or measured.status != "fp8_slower":
         return None
     if waits_for_time(facts.trial):
         return NotApplicable(reason="no time was left for a change that may explain it")

@@ -7,7 +7,7 @@ import math
 from fp8doctor.analysis.arms import ratio
 from fp8doctor.analysis.even import EVEN, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
-from fp8doctor.facts import Arm, HostLoad, Trial, recorded
+from fp8doctor.facts import Arm, HostLoad, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
 
 OTHERS_PCT = 50.0
@@ -60,9 +60,11 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
     """Whether the rounds waver between what a disturbed host and what a quiet one would have them say: FP8 is
     faster, even or slower.
 
-    A host that keeps every round waiting alike is that of the job too.
+    A host that keeps every round waiting alike is that of the job too. Not where less of the host was looked
+    at.
     """
-    if late_on_the_other_side(bf16, fp8, trial) is None or len(bf16.rounds_ms) != len(fp8.rounds_ms):
+    late = if_recorded(late_on_the_other_side, bf16, fp8, trial)
+    if late is None or len(bf16.rounds_ms) != len(fp8.rounds_ms):
         return False
     timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
     assert quiet is not None
@@ -98,7 +100,8 @@ def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
     if found is None or not step.step_ms:
         return None
     slowed = _slowed(load)
-    return max(found.busy_ms, step.step_ms / (slowed if slowed >= SLOWED else math.inf))
+    least_ms = max(found.busy_ms, step.step_ms / (slowed if slowed >= SLOWED else math.inf))
+    return min(step.step_ms, least_ms)  # profiled kernels may take longer than the step
 
 
 def _slowed(load: HostLoad) -> float:

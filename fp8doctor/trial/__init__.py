@@ -17,7 +17,7 @@ from fp8doctor.trial import early
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import named_in
-from fp8doctor.trial.copies.replica import unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_rows import with_rows
 from fp8doctor.trial.measure.budget import Budget
@@ -43,7 +43,10 @@ def budget_for(job: Job, facts: Facts, asked_s: float | None) -> Budget:
     """Begin the budget that was asked for, or one by the size of the model and what the job compiles."""
     if asked_s is not None:
         return Budget(asked_s)
-    within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
+    try:
+        within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
+    except NotReplicable:  # which the trial tells
+        within = []
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
     long = large or compiled_as_one(job, within)
     return Budget(LONG_BUDGET_S) if long else Budget(BUDGET_S, stretches=True)

@@ -152,7 +152,7 @@ def smallest(job: Job, lists: Sequence[str]) -> Cut:
     """Plan the smallest cut of the job that has every graph: what enters the first block may need no
     gradient, as under adapters, and is another graph then."""
     root = unwrapped(job.model)
-    return depth.shallowest(root, depth.named_in(root, lists), LAYERS)
+    return depth.shallowest(root, depth.named_in(root, lists))
 
 
 def layers_to_load(job: Job, facts: Facts) -> int | None:

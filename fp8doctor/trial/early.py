@@ -17,7 +17,7 @@ from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.copies.depth import named_in
-from fp8doctor.trial.copies.replica import unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.measure.cuts import compiled_as_one, compiles
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
@@ -41,7 +41,10 @@ def begin(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -
     """
     planned = arms(facts, prescription, job)
     run.ahead.know(facts)
-    lists = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
+    try:
+        lists = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
+    except NotReplicable:  # which the conductor tells
+        return planned
     if not compiled_as_one(job, lists):
         hanging = {step.treatment.name for step in prescription if hangs_on_shapes(step)}
         known = itertools.takewhile(lambda plan: hanging.isdisjoint(plan.treatments), planned)

@@ -474,8 +474,8 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     assert gemms["checkpointing-off"] < recomputed
     assert gemms["bf16_without_checkpointing"] == 0
     assert all(gemms[name] == recomputed for name in (base, "fused-optimizer"))
-    assert gemms["without_adapters"] == recomputed + 3 * 2, (
-        "the gradient goes on to the embedding, through q, k and v of the first block"
+    assert gemms["without_adapters"] == recomputed, (
+        "the gradient goes on to the embedding, as the hook on it asks for under adapters too"
     )
 
 

@@ -47,15 +47,16 @@ class DeepSpeedEngine(nn.Module):
         return out
 
 
-def times(model: nn.Module) -> Any:
+def times(model: nn.Module, budget_s: float | None = 5) -> Any:
     trial = inspect_model(
-        model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=5
+        model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=budget_s
     ).facts.trial
     assert trial.arms == ()
     assert trial.why == Reason.NOT_REPLICABLE
     return trial.reason
 
 
+@pytest.mark.parametrize("budget_s", [5, None], ids=["asked for", "default budget"])
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -63,9 +64,11 @@ def times(model: nn.Module) -> Any:
         (DeepSpeedEngine, "it is sharded over processes (DeepSpeedEngine)"),
     ],
 )
-def test_what_is_sharded_is_not_copied(make: Callable[[], nn.Module], reason: str) -> None:
+def test_what_is_sharded_is_not_copied(
+    make: Callable[[], nn.Module], reason: str, budget_s: float | None
+) -> None:
     with processes(2):
-        assert times(make()) == reason
+        assert times(make(), budget_s) == reason
 
 
 def test_a_step_that_would_wait_for_the_others_is_not_begun() -> None:

@@ -298,13 +298,24 @@ def asks_and_notes(module: nn.Module, arguments: object, output: torch.Tensor) -
     SEEN.append(output.requires_grad_(True))
 
 
+def asks_and_notes_within(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
+    output.requires_grad_(True)
+    (lambda: SEEN.append(output))()
+
+
 def asks_and_has_a_list(
     module: nn.Module, arguments: object, output: torch.Tensor, seen: list[object] = SEEN
 ) -> None:
     seen[:] = [output.requires_grad_(True)]
 
 
-@pytest.mark.parametrize("hook", [asks, lambda module, arguments, output: output.requires_grad_(True)])
+def asks_each(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
+    tuple(each.requires_grad_(True) for each in (output,))
+
+
+@pytest.mark.parametrize(
+    "hook", [asks, asks_each, lambda module, arguments, output: output.requires_grad_(True)]
+)
 def test_a_hook_that_only_asks_for_a_gradient_stays(hook: Callable[..., object]) -> None:
     model = Stack().requires_grad_(False)
     model.blocks[0].register_forward_hook(hook)
@@ -315,6 +326,7 @@ def test_a_hook_that_reaches_anything_else_is_left_out() -> None:
     closes_over: list[object] = []
     for hook in (
         asks_and_notes,
+        asks_and_notes_within,
         asks_and_has_a_list,
         lambda module, arguments, output: closes_over.__iadd__([output.requires_grad_(True)]),
         functools.partial(asks),

@@ -244,9 +244,17 @@ def _only_asks_for_grad(hook: Any) -> bool:
     """
     if not isinstance(hook, types.FunctionType):
         return False
-    names = set(hook.__code__.co_names)
+    names = set(_names_in(hook.__code__))
     reaches = hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
     return "requires_grad_" in names <= GRAD_ASKING and not reaches
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """Yield the names in the code of a function, and in that of the functions that are written in it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names_in(each)
 
 
 def rebind(function: Any, memo: Mapping[int, Any]) -> Any:

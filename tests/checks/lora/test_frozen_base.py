@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -60,6 +61,17 @@ def test_a_frozen_base(look: Look) -> None:
     assert isinstance(casts, float)
     assert f"save {saved:.1f} ms a step" in finding.explanation
     assert f"again costs {casts:.1f} ms" in finding.explanation
+
+
+def test_a_speed_that_the_timing_does_not_tell_is_not_told(look: Look) -> None:
+    noise = msgspec.structs.replace(ARMS[0], rounds_ms=(125.0, 130.0, 135.0, 136.4, 160.0, 170.0))
+    told, noisy = (
+        frozen_base(timed(look(with_lora(), tokens=4096), as_is, ARMS[1])) for as_is in (ARMS[0], noise)
+    )
+    assert isinstance(told, Finding)
+    assert isinstance(noisy, Finding)
+    assert "FP8 as it is is at 1.06x of the best BF16" in told.explanation
+    assert "of the best BF16" not in noisy.explanation
 
 
 def test_more_tokens_share_one_cast(look: Look) -> None:

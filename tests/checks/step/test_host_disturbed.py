@@ -178,6 +178,29 @@ def test_a_sign_that_does_not_is_told(facts: Facts) -> None:
     assert diagnose(facts).verdict.status == "fp8_slower"
 
 
+UNEXPLAINED = rounds(
+    profiled("as_is", 68.5, host_wait_pct=96.5, gemm_fp8=19.7, cast=15.9, attention=9.0, pointwise=17.4),
+    *[68.5, 68.6, 68.4] * 4,
+    *[65.8] * 4,
+)
+"""Slower than its BF16 in most rounds, and even with it by the kernels alone; its casts are paid for."""
+
+
+def test_nothing_else_calls_it_slower_where_a_disturbed_host_turns_the_answer() -> None:
+    slower = diagnose(beside_it(UNEXPLAINED, LONG_BF16, load()))
+    assert slower.verdict.status == "fp8_slower"
+    assert "STP006" in {each.code for each in slower.findings}
+    turned = diagnose(beside_it(UNEXPLAINED, LONG_BF16))
+    assert turned.verdict.status == "too_noisy"
+    assert "STP006" not in {each.code for each in turned.findings}
+
+
+def test_a_host_that_was_looked_at_less_costs_no_verdict() -> None:
+    """As in a report of an older version."""
+    host = HostLoad(window_s=12.0, cores=16, others_pct=94.0, steal_pct=0.0)
+    assert diagnose(beside_it(UNEXPLAINED, LONG_BF16, host)).verdict.status == "fp8_slower"
+
+
 def small(as_is_ms: float, rounds_ms: float) -> Facts:
     """A model whose host sets the pace, at 1.8 times its best: FP8 has the faster kernels and more launches,
     BF16 takes 10 ms. Eight rounds of FP8 in thirty take another time."""
@@ -201,6 +224,17 @@ def test_a_host_that_others_use_may_turn_it_down_to_the_kernels() -> None:
     facts = small(20.0, 9.0)
     trial = msgspec.structs.replace(facts.trial, host=load(others_pct=94.0))
     assert diagnose(msgspec.structs.replace(facts, trial=trial)).verdict.status == "too_noisy"
+
+
+def test_a_quiet_host_makes_no_step_longer() -> None:
+    """The profiled kernels of FP8 took 1.07 of its step, as profiling makes them."""
+    fp8 = rounds(
+        replaced(profiled("as_is", 60.0, gemm_fp8=60.0), busy_ms=64.2, scale=1.07),
+        *[60.0, 60.1, 59.9] * 4,
+        *[66.5] * 4,
+    )
+    bf16 = rounds(profiled("bf16_compiled", 65.8, host_wait_pct=95.1, gemm_16bit=62.5), *[65.8] * 16)
+    assert diagnose(beside_it(fp8, bf16)).verdict.status == "fp8_faster"
 
 
 SLOWER = rounds(
