@@ -47,8 +47,8 @@ ARM = "shapes"
 """This part's name in ``skip``, which a new worker leaves out when the one before died of it."""
 
 SHARE = 0.1
-"""Of the trial's budget: six of 60 s. Eight shapes take about 2 s (`SHAPE_S`), and the one compilation some
-seconds."""
+"""Of the trial's budget: six of 60 s. Eight shapes take about 2 s (`SHAPE_S`), where helpers are stopped for
+them 1.6 more, and the one compilation some seconds."""
 
 COMPILING_S = {"cuda": 3.0, "cpu": 20.0}
 """Least time for compiling the casts, which cannot be stopped. One small graph takes 10 to 15 s with a CPU's
