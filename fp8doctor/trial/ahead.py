@@ -42,10 +42,6 @@ MOST_HELPERS, CORES_EACH = 3, 4
 """Helpers at most, and the cores that each of them and the trial need: a compilation keeps one core busy, and
 several while its kernels are built."""
 
-LAYERS = 2
-"""Layers that a helper has the model file build, where its function takes their number: the fewest that are a
-list of repeated blocks."""
-
 MEMORY_SHARE, FREE_SHARE = 0.2, 0.6
 """Shares of the GPU's memory: that one helper may take, and that has to be free when helpers are started."""
 
@@ -166,6 +162,6 @@ def layers_to_load(job: Job, facts: Facts) -> int | None:
     root = unwrapped(job.model)
     within = depth.named_in(root, [blocks.name for blocks in facts.network.blocks])
     if not compiled_as_one(job, within):
-        return LAYERS
+        return max(depth.shallowest(root, within).kept.values(), default=None)
     plan = depth.plans(root, within, as_one=True)[0]
     return None if plan.whole else max(max(cut.kept.values()) for cut in plan.cuts)

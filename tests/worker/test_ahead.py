@@ -32,7 +32,7 @@ from fp8doctor.worker.ahead import Helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.logged import Records
 from tests.trial.test_conductor import job
-from tests.waiting import wait_for
+from tests.waiting import LONGEST_S, wait_for
 
 WHOLE = """
 import torch
@@ -257,7 +257,7 @@ def test_a_stopped_helper_dies_with_the_trial() -> None:
     pid = int(dying.stdout.readline())
     wait_for("it to stand still", lambda: state(pid) == "T")
     dying.kill()
-    dying.communicate()
+    dying.communicate(timeout=LONGEST_S)
     wait_for("its end", lambda: not is_alive(pid))
 
 
@@ -436,7 +436,7 @@ def test_a_helper_keeps_no_large_model_on_the_gpu(
 
 
 @pytest.mark.parametrize(
-    ("blocks", "compiled", "layers"), [(26, False, ahead.LAYERS), (26, True, 6), (12, True, None)]
+    ("blocks", "compiled", "layers"), [(26, False, 2), (1, False, None), (26, True, 6), (12, True, None)]
 )
 def test_one_graph_is_compiled_at_the_cuts_of_the_trial(
     blocks: int, compiled: bool, layers: int | None
@@ -446,6 +446,13 @@ def test_one_graph_is_compiled_at_the_cuts_of_the_trial(
         of.model.compile(backend="eager")
     assert ahead.layers_to_load(of, examine(of)) == layers
     assert ahead.layers_to_load(replace(of, rebuild=None), examine(of)) is None, "nothing builds fewer"
+
+
+def test_a_helper_loads_each_kind_of_block_behind_another() -> None:
+    of = job(blocks=26, rebuild=lambda layers: (torch.nn.Linear(2, 2), None))
+    for block in of.model.blocks[1::2]:  # type: ignore[index,union-attr]
+        block.window = 4
+    assert ahead.layers_to_load(of, examine(of)) == 3
 
 
 def test_arms_are_built_at_their_cut_and_those_that_fail_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
