@@ -315,3 +315,23 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(
     )
     assert facts.training.accelerate is not None
     assert facts.training.accelerate.mixed_precision == "bf16"
+
+
+def test_what_a_trainer_turns_on_in_train_only_is_told(
+    tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`inspect_model` does not begin the training of others."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+    for asked, by_hand, told in ((True, False, True), (True, True, False), (False, False, False)):
+        model = transformers.LlamaForCausalLM(config)
+        if by_hand:
+            model.gradient_checkpointing_enable()
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), use_cpu=True, gradient_checkpointing=asked, report_to=[]
+        )
+        report = inspect_model(transformers.Trainer(model, arguments), trial=False)
+        assert ("Without the checkpointing that train() turns on." in " ".join(str(report).split())) == told

@@ -1,4 +1,4 @@
-"""What was made up of a job because nobody gave it, and why no batch was."""
+"""What was made up of a job because nobody gave it, why no batch was, and what only training turns on."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ Source: ``fp8doctor/trial/layers/made_up.py``."""
 
 
 def made_up(facts: Facts) -> str:
-    """Tell what was made up, and why no batch was; empty where all was the user's, or no step was asked
-    about."""
+    """Tell what was made up, why no batch was, and what only training turns on; empty where all was the
+    user's, or no step was asked about."""
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
     without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
     told = [f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
-    return " ".join([*told, *_no_batch(facts)])
+    return " ".join([*told, *_no_batch(facts), *_later(facts)])
+
+
+def _later(facts: Facts) -> Iterator[str]:
+    """Name the checkpointing that a Trainer turns on in ``train()``, which `inspect_model` does not call."""
+    if not recorded(facts, "training.trainer") or not recorded(facts, "training.checkpointing"):
+        return
+    trainer, found = facts.training.trainer, facts.training.checkpointing
+    asked = trainer is not None and recorded(trainer, "checkpointing") and trainer.checkpointing is True
+    if asked and all(each.active is False for each in found):
+        yield "Without the checkpointing that train() turns on."
 
 
 def _no_batch(facts: Facts) -> Iterator[str]:
