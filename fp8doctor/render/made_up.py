@@ -25,7 +25,8 @@ def made_up(facts: Facts) -> str:
 
 def _later(facts: Facts) -> Iterator[str]:
     """Name the checkpointing that a Trainer turns on in ``train()``, which `inspect_model` does not call."""
-    if not recorded(facts, "training.trainer") or not recorded(facts, "training.checkpointing"):
+    known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
+    if not known or (recorded(facts, "target.kind") and facts.target.kind == "script"):
         return
     trainer, found = facts.training.trainer, facts.training.checkpointing
     asked = trainer is not None and recorded(trainer, "checkpointing") and trainer.checkpointing is True
