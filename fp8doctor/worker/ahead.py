@@ -101,12 +101,8 @@ class Helpers:
     def begin(
         self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
     ) -> bool:
-        """Have this compiled, the first of it first, and tell whether anyone is there to do it.
-
-        ``cuts`` tells by number how many blocks each list keeps; None is the smallest of all cuts. ``more``
-        says that it is called again: then all of the work is told anew in its order, what was begun before
-        included, and a number means the same cut.
-        """
+        """Queue what was not begun before in the order of ``work``, and tell whether there is a helper. With
+        ``more`` helpers wait for the next call when all is done."""
         if not self._processes:  # none was asked for it, or those that were are ended
             return False
         with self._changed:

@@ -536,15 +536,13 @@ def test_blocks_have_every_graph_of_theirs_compiled_where_nothing_asks_the_first
     of.model.embedding.requires_grad_(False)
     for block in of.model.blocks:  # type: ignore[union-attr]
         block.compile(backend="eager")
-    graphs: dict[str, int] = {}
-    for kind, work in (("ahead", ["as_is"]), ("trial", [])):
-        torch._dynamo.reset()
-        counters.clear()
-        told = examine(of).to_dict()
-        whole = [(name, None, told) for name in work]
-        if kind == "ahead":
-            assert None not in list(ahead.compile_arms(of, whole, lambda facts: (), torch.device("cpu")))
-        else:
-            Bench(of, ["blocks"], torch.device("cpu")).build(Attempt(ArmPlan("as_is", as_it_is, fp8=True)))
-        graphs[kind] = counters["stats"]["unique_graphs"]
-    assert graphs == {"ahead": 2, "trial": 2}
+    torch._dynamo.reset()
+    counters.clear()
+    Bench(of, ["blocks"], torch.device("cpu")).build(Attempt(ArmPlan("as_is", as_it_is, fp8=True)))
+    of_the_trial = counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+    counters.clear()
+    work = [("as_is", None, examine(of).to_dict())]
+    (seconds,) = ahead.compile_arms(of, work, lambda facts: (), torch.device("cpu"))
+    assert seconds is not None
+    assert counters["stats"]["unique_graphs"] == of_the_trial == 2
