@@ -23,8 +23,8 @@ from fp8doctor.trial.measure.attempt import Samples
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """Time of the steps that the first visit of an arm drops, one at least, and the most of them. A visit begins
 with an idle GPU, which may buy clocks for what follows at the power limit: in visits of three steps six arms
-of two jobs came out 1.6 % too fast in the median on an H100, 24 arms of seven jobs 0.5 % off either way
-since, of four jobs with 200 ms (tests/benchmarks/results/trial_jobs_h100.md, visits_h100.md). Where so many
+of two jobs came out 1.6 % too fast in the median on an H100, 23 arms of eight jobs 0.6 % off either way
+since, of two jobs with 200 ms (tests/benchmarks/results/trial_jobs_h100.md, visits_h100.md). Where so many
 steps are shorter than that, the host or the memory sets the pace rather than the power."""
 
 CHANGING_MS = 15.0
