@@ -5,17 +5,16 @@ Blocks that are compiled one by one have the same graphs at every depth, also in
 (`fxgraph_cache_hit`), so that the smallest cut will do. One graph of several blocks is another at every
 depth, and is built at the very cuts of the trial.
 
-Helpers load the target from the beginning of a trial. Blocks are built from when the rows are counted, as far
-as no shape tells how (`fp8doctor.trial.early`), and beside the compilation of the casts; while GEMMs and
-casts are timed, helpers are stopped (`fp8doctor.worker.ahead`). A build takes steps on the GPU, which would
-be in the times of GEMMs of a tenth of a millisecond: processes take turns on a GPU, and no reading of the
-host (STP009) tells of it.
+Helpers load the target when the trial's process has loaded and looked at it. Blocks are built from when the
+rows are counted, as far as no shape tells how (`fp8doctor.trial.early`), and beside the compilation of the
+casts; while GEMMs and casts are timed, helpers are stopped (`fp8doctor.worker.ahead`). A build takes steps on
+the GPU, which would be in the times of GEMMs of a tenth of a millisecond: processes take turns on a GPU, and
+no reading of the host (STP009) tells of it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -33,14 +32,11 @@ from fp8doctor.trial.copies.replica import unwrapped
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.cuts import compiled_as_one
+from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.host import free_memory
 from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
-
-MOST_HELPERS, CORES_EACH = 3, 4
-"""Helpers at most, and the cores that each of them and the trial need: a compilation keeps one core busy, and
-several while its kernels are built."""
 
 MEMORY_SHARE, FREE_SHARE = 0.2, 0.6
 """Shares of the GPU's memory: that one helper may take, and that has to be free when helpers are started."""
@@ -56,25 +52,22 @@ and later come from a GPU, and the share of what is free that all helpers may ta
 without memory ends the trial."""
 
 
-def how_many(job: Job, device: torch.device, loaded_s: float = 0.0, *, shallow: bool) -> int:
-    """Return the number of helpers that there is room for; none beside a trial on a CPU, which needs the
-    cores. ``shallow`` says that they build a few layers only."""
-    if device.type != "cuda" or (loaded_s > LONGEST_LOAD_S and not shallow):
+def how_many(job: Job, device: torch.device, started: int, loaded_s: float = 0.0, *, shallow: bool) -> int:
+    """Return the number of the helpers that were ``started`` that there is room for; none beside a trial on a
+    CPU, which needs the cores. ``shallow`` says that they build a few layers only."""
+    if not started or device.type != "cuda" or (loaded_s > LONGEST_LOAD_S and not shallow):
         return 0
     free, total = torch.cuda.mem_get_info(device)
-    cores = len(os.sched_getaffinity(0))
     if free <= FREE_SHARE * total:
         return 0
-    most = max(0, min(MOST_HELPERS, cores // CORES_EACH - 1))
-    return most if shallow else min(most, _that_load_it(job.model, total))
+    small = shallow or _weights(job.model) <= SMALL_GIB * 2**30
+    return started if small else min(started, _that_load_it(job.model, total))
 
 
 def _that_load_it(model: nn.Module, gpu: int) -> int:
-    """Return the number of helpers that have memory for the whole model: the host's, and while they load it
-    on a GPU, where the file puts it there, no more together than one of them may take."""
+    """Return the number of helpers that have memory for the whole of a large model: the host's, and while
+    they load it on a GPU, where the file puts it there, no more together than one of them may take."""
     weights = _weights(model)
-    if weights <= SMALL_GIB * 2**30:
-        return MOST_HELPERS
     by_host = HOST_SHARE * (free_memory() or 0) / (LOADING * weights)
     return int(min(by_host, MEMORY_SHARE * gpu / weights if _on_a_gpu(model) else by_host))
 
@@ -89,8 +82,7 @@ def _on_a_gpu(model: nn.Module) -> bool:
 
 
 def confine(device: torch.device) -> None:
-    """Keep this process, a helper, to its share of the GPU and behind the trial on the CPU."""
-    os.nice(5)
+    """Keep this process, a helper, to its share of the GPU."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(MEMORY_SHARE, device)
@@ -110,9 +102,9 @@ def compile_arms(
     work: Iterable[tuple[str, Mapping[str, int] | None, dict[str, Any]]],
     proposed: Callable[[Facts], Sequence[Step]],
     device: torch.device,
-) -> Iterator[float | None]:
+) -> Iterator[float | str | None]:
     """Build each arm at its cut, as it is planned with its facts, and tell the seconds that its warm-up took;
-    None where it was not built.
+    None where it was not built. One that takes the GPU's context down is the last, told in a sentence.
 
     A cut is told by the blocks that each list keeps; None is the smallest of all. ``proposed`` says what the
     checks propose by the facts.
@@ -132,6 +124,9 @@ def compile_arms(
             if blocks not in benches:
                 benches[blocks] = Bench(job, lists, device, only=cut)
             yield _built(benches[blocks], planned[name])
+        except DeviceLost as lost:
+            yield str(lost)
+            return
         except Exception:
             _log.debug("%s is not compiled ahead", name, exc_info=True)
             yield None

@@ -1,8 +1,10 @@
 """Helpers of a trial: processes that load the same target and compile arms before the trial comes to them.
 
-What they compile is in the compiler's caches on disk then: 13.8 s for the first step of FP8 blocks become 2.4
-(torch 2.13, torchao 0.18, a CPU). Nothing else is left of them. A helper that dies costs nothing. One that is
-stopped while the trial times something dies with the trial all the same.
+They are started before the target is loaded, import meanwhile what it will import
+(`fp8doctor.worker.early_imports`), and load it once the trial knows that it wants them. What they compile is
+in the compiler's caches on disk then: 13.8 s for the first step of FP8 blocks become 2.4 (torch 2.13, torchao
+0.18, a CPU). Nothing else is left of them. A helper that dies costs nothing. One that is stopped while the
+trial times something dies with the trial all the same.
 """
 
 from __future__ import annotations
@@ -27,15 +29,20 @@ from fp8doctor.facts import Facts
 _log = logging.getLogger("fp8doctor")
 
 HELPING = "helping"
-"""Key of a request that makes the process a helper; its value is the device."""
+"""Key of a request that makes the process a helper; its value lists what it imports at once."""
 
-TOLD = ("target", "layers", "batch", "seq", "trial")
+TOLD = ("target", "batch", "seq", "trial")
 """What a helper is told of the request of the process that it helps."""
 
 READY = b"ready\n"
-"""What a helper tells when it has loaded the target. Then it is told one work after the other, each with all
-that it takes: the arm, the cut, and the facts that the arm is planned with; and tells the seconds, or
-null."""
+"""What a helper tells when it has loaded the target, which it does when it is told the device and the layers.
+Then it is told one work after the other, each with all that it takes: the arm, the cut, and the facts that
+the arm is planned with. It tells the seconds, null where it could not compile it, or in a sentence that its
+GPU is lost to it, and ends."""
+
+MOST_HELPERS, CORES_EACH = 3, 4
+"""Helpers at most, and the cores that each of them and the trial need: a compilation keeps one core busy, and
+several while its kernels are built."""
 
 SETTLING_S = 0.1
 """Time for the GPU to do what helpers had queued before they were stopped. A choice: a step of the smaller
@@ -63,12 +70,18 @@ class _Build:
     """Whether the arm is still planned as it is built."""
 
 
-class Helpers:
-    """The helpers of one trial. They load the target at once, and compile when they are told what: whoever is
-    free takes the next work."""
+def most_helpers() -> int:
+    """Return the number of helpers that there are cores for."""
+    return max(0, min(MOST_HELPERS, len(os.sched_getaffinity(0)) // CORES_EACH - 1))
 
-    def __init__(self, asked: dict[str, Any], device: str, count: int) -> None:
-        request = {key: asked[key] for key in TOLD} | {HELPING: device, "parent": os.getpid()}
+
+class Helpers:
+    """The helpers of one trial. They load the target and compile when they are told to: whoever is free takes
+    the next work."""
+
+    def __init__(self, asked: dict[str, Any], count: int, imports: Sequence[str] = ()) -> None:
+        """Start them on the ``imports``, names of modules."""
+        request = {key: asked[key] for key in TOLD} | {HELPING: imports, "parent": os.getpid()}
         self._facts = msgspec.Raw(b"{}")
         self._changed = threading.Condition()
         self._waiting: list[Work] = []
@@ -81,11 +94,30 @@ class Helpers:
         """Helpers that take work, or will once they have loaded the target; None before there was any."""
         self._took_s: dict[Work, float | None] = {}
         """What is done; None where it could not be."""
-        self._started = time.monotonic()
+        self._lost: dict[str, str] = {}
+        """Arm that cost a helper its GPU -> how, in a sentence."""
+        self._told = time.monotonic()
+        """When they were told to load the target."""
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
                 self._processes.append(_started(json.dumps(request)))
+
+    @property
+    def started(self) -> int:
+        """The number of helpers that there are."""
+        return len(self._processes)
+
+    def load(self, device: str, layers: int | None, count: int) -> None:
+        """Have so many of them load the target for a device, and end the others."""
+        self._told = time.monotonic()
+        while len(self._processes) > count:
+            _end(self._processes.pop())
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(OSError):  # it died
+                process.stdin.write(json.dumps({"device": device, "layers": layers}).encode() + b"\n")
+                process.stdin.flush()
 
     def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
         """Take the facts that the arms are planned with from now on. What was done for the ``changed`` ones,
@@ -176,6 +208,11 @@ class Helpers:
         known = [seconds for seconds in took if seconds is not None]
         return sum(known) if known and len(known) == len(took) else None
 
+    def lost(self, arm: str) -> str | None:
+        """Tell how an arm cost a helper its GPU; None where it did not."""
+        with self._changed:
+            return self._lost.get(arm)
+
     def outcomes(self) -> dict[str, float | None]:
         """Tell `took_s` of every arm that was asked for."""
         return {arm: self.took_s(arm) for arm, _ in self._asked}
@@ -250,24 +287,28 @@ class Helpers:
 
     def _finish(self, build: _Build, told: bytes) -> bool:
         """Note what became of a work, and tell whether its helper lives."""
-        seconds, alive = None, told.endswith(b"\n")
+        answer, alive = None, told.endswith(b"\n")
         try:
-            seconds = json.loads(told) if alive else None
+            answer = json.loads(told) if alive else None
         except ValueError:  # nonsense
             alive = False
+        lost = answer if isinstance(answer, str) else None
+        seconds = None if lost else answer
         with self._changed:
             self._builds.remove(build)
             if build.counts:
                 self._took_s[build.work] = seconds
+                if lost:
+                    self._lost[build.work[0]] = lost
             self._changed.notify_all()
         how = "did not compile" if seconds is None else f"compiled in {seconds:.1f} s"
         otherwise = "" if build.counts else ", which is planned otherwise now"
         _log.debug("a helper %s", self._after(f"{how} {build.work}{otherwise}"))
-        return alive
+        return alive and not lost
 
     def _after(self, done: str) -> str:
         """Tell what was done, and when, for the log."""
-        return f"{done}, {time.monotonic() - self._started:.1f} s after its start"
+        return f"{done}, {time.monotonic() - self._told:.1f} s after it was told to load"
 
 
 def _started(request: str) -> subprocess.Popen[bytes]:

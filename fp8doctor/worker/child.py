@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gzip
+import importlib
 import json
 import logging
 import os
@@ -28,7 +29,8 @@ from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.ahead import HELPING, READY, Helpers
+from fp8doctor.worker.ahead import HELPING, READY, Helpers, most_helpers
+from fp8doctor.worker.early_imports import early_imports
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.request import TrialRequest
 
@@ -39,6 +41,10 @@ _log = logging.getLogger("fp8doctor")
 
 PR_SET_PDEATHSIG = 1
 """``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
+
+
+BEHIND = 5
+"""Niceness of a helper: the trial has the cores first. A choice."""
 
 
 class _Channel:
@@ -93,7 +99,7 @@ def serve(request: str) -> None:
 
 def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     channel.send(Begun(Doing("reading the environment")))
-    from fp8doctor.examine import examine, examine_surroundings
+    from fp8doctor.examine import examine_surroundings
 
     if asked["target"] is None:
         channel.send(
@@ -102,15 +108,28 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
             )
         )
         return
-    target = locate(asked["target"]).target()
-    surroundings = examine_surroundings(target)
+    source = locate(asked["target"])
+    surroundings = examine_surroundings(source.target())
     channel.send(Examined(surroundings.to_dict()))
-    stages = len(Stage) if _may_time(asked["trial"], surroundings) else BEFORE_TRIAL
+    may_time = _may_time(asked["trial"], surroundings)
+    there = _may_help(asked, surroundings) if may_time else 0
+    helpers = Helpers(asked, there, early_imports(source) if there else ())
+    try:
+        _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL, helpers)
+    finally:
+        helpers.end()
+
+
+def _examine_job(
+    channel: _Channel, asked: dict[str, Any], target: Target, stages: int, helpers: Helpers
+) -> None:
     channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
     began = time.monotonic()
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
     loaded_s = time.monotonic() - began
     channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
+    from fp8doctor.examine import examine
+
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
@@ -118,18 +137,29 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
 
     tried = None
     if asked["trial"] is not None:
-        tried = _trial(channel, job, facts, asked, loaded_s)
+        tried = _trial(channel, job, facts, asked, helpers, loaded_s)
     counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
     channel.send(Examined(counted.to_dict()))
 
 
 def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
     """Whether a trial is likely, before anything is asked that would set CUDA up for this process."""
-    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()
-    return trial is not None and bool(trial["device"] or any(gpu.visible for gpu in gpus))
+    return trial is not None and bool(trial["device"] or _sees_a_gpu(surroundings))
 
 
-def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loaded_s: float) -> Trial | None:
+def _may_help(asked: dict[str, Any], surroundings: Facts) -> int:
+    """Return the number of helpers that a trial may want: none on a CPU, nor where it begins again."""
+    wanted = asked["trial"]["device"] != "cpu" and not asked["skip"]
+    return most_helpers() if wanted and _sees_a_gpu(surroundings) else 0
+
+
+def _sees_a_gpu(surroundings: Facts) -> bool:
+    return any(gpu.visible for gpu in surroundings.gpus) if recorded(surroundings, "gpus") else False
+
+
+def _trial(
+    channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], helpers: Helpers, loaded_s: float
+) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on.
 
     ``loaded_s`` is what loading it took.
@@ -158,7 +188,8 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
     layers = asked["layers"] or layers_to_load(job, facts)
-    count = 0 if skip else how_many(job, device, loaded_s, shallow=bool(job.rebuild and layers))
+    shallow = bool(job.rebuild and layers)
+    helpers.load(str(device), layers, how_many(job, device, helpers.started, loaded_s, shallow=shallow))
     try:
         run = TrialRun(
             device,
@@ -169,7 +200,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], loa
             keep_trace,
             own_process=True,
             begin=teller.begin,
-            ahead=Helpers({**asked, "layers": layers}, str(device), count),
+            ahead=helpers,
         )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
@@ -187,24 +218,33 @@ def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
 
 
 def _help(asked: dict[str, Any]) -> None:
-    """Be a helper: load the target, and build what each line names, at its cut and by its facts. Told on
-    stdout, a line each: that work can be done, then the seconds of each."""
+    """Be a helper: import, load the target when a line says where and how, and build what each further line
+    names, at its cut and by its facts. Told on stdout, a line each: that work can be done, then the seconds
+    of each."""
+    os.nice(BEHIND)
     told = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for name in asked[HELPING]:
+        with contextlib.suppress(Exception):  # loading the target says so, and the trial does without
+            importlib.import_module(name)
+    line = sys.stdin.readline()
+    if not line:
+        return
+    how = json.loads(line)
     from fp8doctor.trial.ahead import compile_arms, confine, off_the_gpu
     from fp8doctor.trial.measure.device import choose_device
 
-    device = choose_device(asked[HELPING])
+    device = choose_device(how["device"])
     if device is None:
         return
     confine(device)
-    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    job = load(asked["target"], layers=how["layers"], batch=asked["batch"], seq=asked["seq"])
     off_the_gpu(job, device)
     request = TrialRequest(**asked["trial"])
     os.write(told, READY)
     work = map(json.loads, sys.stdin)
-    for seconds in compile_arms(job, work, lambda facts: _proposed(facts, request), device):
-        os.write(told, json.dumps(seconds).encode() + b"\n")
+    for answer in compile_arms(job, work, lambda facts: _proposed(facts, request), device):
+        os.write(told, json.dumps(answer).encode() + b"\n")
 
 
 def _kept(trace: Path, file: Path) -> Traced:

@@ -29,7 +29,7 @@ from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.variant import ArmPlan, Variant
-from tests.trial.test_conductor import Block, Decoder
+from tests.trial.test_conductor import CPU, Block, Decoder, job
 
 pytestmark = pytest.mark.slow
 
@@ -180,6 +180,16 @@ def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected:
     memory.blocks = room
     result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
     assert kept(result.arms[0]) == [{"blocks": count} for count in expected]
+
+
+@pytest.mark.parametrize(("room_gib", "found"), [(1.0, [{}]), (1e-6, [{"blocks": 4}, {"blocks": 12}])])
+def test_a_deep_model_is_timed_whole_where_the_memory_is_roomy_for_it(
+    room_gib: float, found: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "room_gib", lambda device: room_gib)
+    monkeypatch.setattr(layout, "exceeds", lambda least, room: False)
+    deep = job(blocks=26)
+    assert [dict(cut.kept) for cut in bench.Bench(deep, ["blocks"], CPU).plan.cuts] == found
 
 
 class Holding(Nobody):

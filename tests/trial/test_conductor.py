@@ -852,6 +852,25 @@ class OneHelper(Nobody):
         return {"bf16_compiled": 8.0, "prescribed": None}
 
 
+class LosesItsGpu(Nobody):
+    """One arm cost it its GPU."""
+
+    def lost(self, arm: str) -> str | None:
+        return "it took the GPU's context down" if arm == "b" else None
+
+
+def test_what_cost_another_process_its_gpu_is_not_built_here() -> None:
+    """The trial would begin again in a new process, and in a user's nothing more would run."""
+    plans = [ArmPlan("as_is", as_it_is), ArmPlan("b", as_it_is, base="as_is"), ArmPlan("c", as_it_is)]
+    run = TrialRun(CPU, Budget(600.0), ahead=LosesItsGpu())
+    found = conduct(job(), ["blocks"], plans, run)
+    assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in found.arms] == [
+        ("as_is", True, None, None),
+        ("b", False, "took_process_down", "it took the GPU's context down"),
+        ("c", True, None, None),
+    ]
+
+
 def test_a_step_that_raises_beside_helpers_is_tried_without_them() -> None:
     """cuBLAS and the driver have other words for a full GPU than torch's own exception."""
 

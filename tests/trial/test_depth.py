@@ -59,6 +59,23 @@ def test_smaller_cuts_follow_for_a_memory_that_is_too_small() -> None:
     assert list(map(cuts, plans(with_weights, ["model.layers"]))) == [[{}], *smaller[1:]]
 
 
+@pytest.mark.parametrize(
+    ("blocks", "roomy", "as_one", "whole"),
+    [(32, True, False, True), (33, True, False, False), (32, False, False, False), (32, True, True, False)],
+)
+def test_a_model_of_some_blocks_is_measured_whole_where_the_memory_is_roomy_for_it(
+    blocks: int, roomy: bool, as_one: bool, whole: bool
+) -> None:
+    model = nn.ModuleDict({"first": blocks_of(blocks - 2), "second": blocks_of(2)})
+    first, *smaller = plans(model, ["first", "second"], as_one=as_one, roomy=roomy)
+    assert first.whole == whole
+    assert smaller == plans(model, ["first", "second"], as_one=as_one)[0 if whole else 1 :]
+
+
+def blocks_of(count: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+
 def test_a_short_model_without_weights_is_cut() -> None:
     assert kept(llama(16), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
 

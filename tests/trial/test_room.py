@@ -24,7 +24,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import Held, Turn
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import beyond_gpu, laid_out_gib, not_fitting, step_gib
+from fp8doctor.trial.measure.room import beyond_gpu, is_roomy, laid_out_gib, not_fitting, step_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -264,6 +264,13 @@ def ten_blocks() -> nn.Module:
 def test_cuts_take_all_their_weights_and_the_gradients_of_the_largest() -> None:
     assert laid_out_gib(ten_blocks(), PLAN) == ((2 + 1) + (4 + 1) + 4) / 2**20
     assert laid_out_gib(ten_blocks().to("meta"), PLAN) == laid_out_gib(ten_blocks(), PLAN)
+
+
+@pytest.mark.parametrize(("room_kib", "roomy"), [(105, True), (104, False), (None, False)])
+def test_a_memory_is_roomy_where_weights_and_gradients_are_a_small_part_of_it(
+    room_kib: int | None, roomy: bool
+) -> None:
+    assert is_roomy(ten_blocks(), room_kib and room_kib / 2**20) == roomy
 
 
 @pytest.mark.parametrize(

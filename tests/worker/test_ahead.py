@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -26,9 +28,10 @@ from fp8doctor.trial import ahead
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from fp8doctor.worker import parent
-from fp8doctor.worker.ahead import Helpers
+from fp8doctor.worker.ahead import HELPING, Helpers, most_helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.logged import Records
 from tests.trial.test_conductor import job
@@ -60,16 +63,18 @@ pytestmark = pytest.mark.slow
 
 SMALL = Job(model=torch.nn.Linear(2, 2), target=Target(), workload=Workload())
 
-ASKED: dict[str, Any] = {"target": "m.py", "layers": None, "batch": None, "seq": None, "trial": None}
+ASKED: dict[str, Any] = {"target": "m.py", "batch": None, "seq": None, "trial": None}
 
 
 def helpers(monkeypatch: pytest.MonkeyPatch, code: str, count: int = 1) -> Helpers:
-    """Helpers that run other code."""
+    """Helpers that run other code, told to load."""
     monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", f"import json, sys\n{code}", ""])
-    return Helpers(ASKED, "cpu", count)
+    of = Helpers(ASKED, count)
+    of.load("cpu", None, count)
+    return of
 
 
-LOADED = "print('ready', flush=True)"
+LOADED = "sys.stdin.readline(); print('ready', flush=True)"
 
 EVERY = f"{LOADED}\nfor line in sys.stdin: print(json.loads(line)[1]['blocks'] / 2, flush=True)"
 """Compiles whatever it is told in half a second a block."""
@@ -249,7 +254,7 @@ def test_a_stopped_helper_dies_with_the_trial() -> None:
     trial = (
         "import sys, time; from fp8doctor.worker import ahead; ahead.LONGEST_PAUSE_S = 1e6\n"
         f"sys.orig_argv = [sys.executable, '-c', {helper!r}, '']\n"
-        f"of = ahead.Helpers({ASKED!r}, 'cpu', 1); (process,) = of._processes; process.stdout.readline()\n"
+        f"of = ahead.Helpers({ASKED!r}, 1); (process,) = of._processes; process.stdout.readline()\n"
         f"with of.paused(): print(process.pid, flush=True); time.sleep(1e6)"
     )
     dying = subprocess.Popen([sys.executable, "-c", trial], stdout=subprocess.PIPE)
@@ -285,8 +290,8 @@ def test_what_helpers_did_and_the_trial_waited_for_is_logged(
     of.take(("c", 1), None)
     wait_for("the last line", lambda: "compiled in 3.0 s ('b', 1)" in logged.text())
     for line in (
-        r"a helper loaded the target, \d+\.\d s after its start",
-        r"a helper compiled in 1\.0 s \('a', 0\), \d+\.\d s after its start",
+        r"a helper loaded the target, \d+\.\d s after it was told to load",
+        r"a helper compiled in 1\.0 s \('a', 0\), \d+\.\d s after it was told to load",
         r"the trial waited \d+\.\d s for one of b: b",
         r"the trial waited 0\.0 s for \('a', 1\), which took 3\.0 s",
         r"the trial waited 0\.0 s for \('c', 1\), which is not compiled",
@@ -339,14 +344,15 @@ def is_alive(pid: int) -> bool:
 
 def test_one_that_cannot_be_started_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["/nowhere/python", ""])
-    of = Helpers(ASKED, "cpu", 2)
+    of = Helpers(ASKED, 2)
+    of.load("cpu", None, 2)
     assert not of.begin(WORK, CUTS)
     assert of.take(("a", 1), None) is None
     assert not of.end()
 
 
 def test_a_trial_on_a_cpu_has_the_cores_for_itself() -> None:
-    assert ahead.how_many(SMALL, torch.device("cpu"), shallow=True) == 0
+    assert ahead.how_many(SMALL, torch.device("cpu"), 3, shallow=True) == 0
 
 
 GIB = 2**30
@@ -376,34 +382,97 @@ def test_a_model_that_nothing_cuts_is_loaded_again_where_there_is_memory_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0.95 * gpu_gib * GIB, gpu_gib * GIB))
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(ahead, "free_memory", lambda: host_gib and host_gib * GIB)
     monkeypatch.setattr(ahead, "_on_a_gpu", lambda model: on_gpu)
     with torch.device("meta"):
         large = replace(SMALL, model=torch.nn.Linear(2**14, weights_gib * 2**14, bias=False))
-    assert ahead.how_many(large, torch.device("cuda", 0), shallow=False) == count
-    assert ahead.how_many(large, torch.device("cuda", 0), shallow=True) == 3
+    assert ahead.how_many(large, torch.device("cuda", 0), 3, shallow=False) == count
+    assert ahead.how_many(large, torch.device("cuda", 0), 3, shallow=True) == 3
 
 
 def test_a_file_that_takes_long_to_load_is_not_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may train when it is imported; a function that builds fewer layers does not."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(32)))
     gpu = torch.device("cuda", 0)
-    assert ahead.how_many(SMALL, gpu, loaded_s=60.0, shallow=False) == 0
-    assert ahead.how_many(SMALL, gpu, loaded_s=2.0, shallow=False) == 3
-    assert ahead.how_many(SMALL, gpu, loaded_s=60.0, shallow=True) == 3
+    assert ahead.how_many(SMALL, gpu, 3, loaded_s=60.0, shallow=False) == 0
+    assert ahead.how_many(SMALL, gpu, 3, loaded_s=2.0, shallow=False) == 3
+    assert ahead.how_many(SMALL, gpu, 3, loaded_s=60.0, shallow=True) == 3
 
 
-@pytest.mark.parametrize(
-    ("free", "cores", "count"), [(70, 16, 3), (70, 32, 3), (70, 8, 1), (70, 6, 0), (40, 32, 0)]
-)
-def test_helpers_are_as_many_as_there_is_room_for(
-    free: int, cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cores", "count"), [(16, 3), (32, 3), (8, 1), (6, 0)])
+def test_helpers_are_as_many_as_there_are_cores_for(
+    cores: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    assert most_helpers() == count
+
+
+@pytest.mark.parametrize(("free", "started", "count"), [(70, 3, 3), (70, 1, 1), (70, 0, 0), (40, 3, 0)])
+def test_helpers_that_were_started_load_the_target_where_there_is_memory(
+    free: int, started: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80))
-    monkeypatch.setattr(ahead.os, "sched_getaffinity", lambda pid: set(range(cores)))
-    assert ahead.how_many(SMALL, torch.device("cuda", 0), shallow=False) == count
+    assert ahead.how_many(SMALL, torch.device("cuda", 0), started, shallow=False) == count
+
+
+def test_helpers_that_are_not_wanted_end_before_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(monkeypatch, EVERY, count=0)
+    assert of.started == 0
+    of = Helpers(ASKED, 3)
+    assert of.started == 3
+    pids = [process.pid for process in of._processes]
+    of.load("cpu", None, 1)
+    assert (of.started, sum(map(is_alive, pids))) == (1, 1)
+    of.begin(WORK, CUTS)
+    wait_for("both arms to be compiled", lambda: not of.under_way())
+    assert of.outcomes() == {"a": 4.0, "b": 3.0}
+
+
+def test_a_helper_that_is_told_nothing_imports_and_ends(tmp_path: Path) -> None:
+    """It runs nothing of the target's."""
+    (tmp_path / "model.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    request = {
+        **ASKED,
+        "target": str(tmp_path / "model.py"),
+        "parent": os.getpid(),
+        HELPING: ["nowhere", "html"],
+    }
+    code = f"import sys; from fp8doctor.worker.child import serve; serve({json.dumps(request)!r})"
+    code += "; assert 'html' in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=b"", capture_output=True, timeout=LONGEST_S, check=True
+    )
+    assert (done.stdout, (tmp_path / "ran").exists()) == (b"", False)
+
+
+def test_an_arm_that_costs_a_helper_its_gpu_is_told_and_another_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiled kernel that reads where it may not takes the whole context down (rowwise of a block with a
+    concatenation, torch 2.11 on an H200)."""
+    answers = "print('\"it took the GPU down\"' if json.loads(line)[0] == 'a' else 1, flush=True)"
+    of = helpers(
+        monkeypatch,
+        f"{LOADED}\nfor line in sys.stdin: {answers}; json.loads(line)[0] == 'a' and sys.exit()",
+        2,
+    )
+    of.begin([("a", 0), ("b", 0), ("c", 0)], [None])
+    wait_for("all of it", lambda: not of.under_way())
+    assert [of.lost(arm) for arm in "abc"] == ["it took the GPU down", None, None]
+    assert of.outcomes() == {"a": None, "b": 1, "c": 1}
+
+
+def test_a_helper_whose_gpu_is_lost_builds_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def losing(variant: Any) -> Any:
+        raise DeviceLost("a", "it took the GPU's context down")
+
+    plans = [ArmPlan("a", losing), ArmPlan("b", as_it_is)]
+    monkeypatch.setattr(ahead, "arms", lambda facts, prescription, of: plans)
+    monkeypatch.setattr(Bench, "build", lambda self, attempt: attempt.plan.make(None))
+    of = job(blocks=26)
+    work = [(name, None, examine(of).to_dict()) for name in "ab"]
+    built = list(ahead.compile_arms(of, work, lambda facts: (), torch.device("cpu")))
+    assert built == ["it took the GPU's context down"]
 
 
 class Noting(torch.nn.Linear):
@@ -514,7 +583,8 @@ def test_a_helper_leaves_one_graph_of_several_blocks_in_the_caches_that_the_tria
     trial = {"budget_s": 60.0, "device": "cpu", "select": (), "ignore": (), "checks": (), "trace": None}
     assert TrialRequest(**trial)
     layers = ahead.layers_to_load(job, facts)
-    of = Helpers({**ASKED, "target": target, "trial": trial, "layers": layers}, "cpu", 1)
+    of = Helpers({**ASKED, "target": target, "trial": trial}, 1, ["torch._inductor.compile_fx"])
+    of.load("cpu", layers, 1)
     of.know(facts)
     cut = {"blocks": 2}
     of.begin([("as_is", 0)], [cut])

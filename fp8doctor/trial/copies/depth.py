@@ -34,6 +34,10 @@ LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
 """Shorter lists are measured whole: the cuts together would cost about as much. The latter is for a graph of
 several blocks, and twice the blocks that both its cuts compile."""
 
+MOST_WHOLE = 32
+"""Blocks of all lists up to which a model is measured whole where the memory is roomy for it and no graph
+holds several of them: nothing is extrapolated then, and little time is lost."""
+
 WRAPPED = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
 
@@ -121,18 +125,18 @@ def named_in(model: nn.Module, lists: Iterable[str]) -> list[str]:
     return [names[name] for name in lists if name in names]
 
 
-def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False) -> list[Plan]:
+def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy: bool = False) -> list[Plan]:
     """Plan the cuts for lists of repeated blocks named ``lists``, then smaller ones for a short memory.
 
     The first plan is the whole model when no list is worth cutting, and its weights are there. ``as_one``
-    says that a graph of several blocks is compiled.
+    says that a graph of several blocks is compiled, ``roomy`` that the memory is large for the model.
     """
     stacks = _stacks(model, lists)
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
     worth = [stack for stack in stacks if stack.count >= least]
-    whole = (
-        [] if worth or any(parameter.is_meta for parameter in model.parameters()) else [Plan((), (Cut({}),))]
-    )
+    short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
+    there = not any(parameter.is_meta for parameter in model.parameters())
+    whole = [Plan((), (Cut({}),))] if short and there else []
     found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
 

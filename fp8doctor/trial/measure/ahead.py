@@ -52,6 +52,9 @@ class Ahead(Protocol):
         """Return the seconds that an arm took to compile ahead at every cut that was asked for; None where it
         is not compiled at all of them."""
 
+    def lost(self, arm: str) -> str | None:
+        """Tell how an arm took the GPU from who compiled it; None where it did not."""
+
     def outcomes(self) -> dict[str, float | None]:
         """Tell `took_s` of every arm that was asked for."""
 
@@ -90,6 +93,9 @@ class Nobody:
         pass
 
     def took_s(self, arm: str) -> float | None:
+        return None
+
+    def lost(self, arm: str) -> str | None:
         return None
 
     def outcomes(self) -> dict[str, float | None]:

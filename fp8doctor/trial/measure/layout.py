@@ -19,7 +19,7 @@ from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of
 from fp8doctor.trial.measure.evidence import executed
 from fp8doctor.trial.measure.finite import WatchedSteps
-from fp8doctor.trial.measure.room import exceeds, laid_out_gib, room_gib, whole_gib
+from fp8doctor.trial.measure.room import exceeds, is_roomy, laid_out_gib, room_gib, whole_gib
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import without_compile_marks
@@ -59,8 +59,11 @@ class Layout:
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
+        roomy = is_roomy(root, room_gib(device))
         self._plans = (
-            depth.plans(root, within, as_one=self.as_one) if only is None else [depth.Plan((), (only,))]
+            depth.plans(root, within, as_one=self.as_one, roomy=roomy)
+            if only is None
+            else [depth.Plan((), (only,))]
         )
 
     def lay_out(self) -> None:

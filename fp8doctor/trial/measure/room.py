@@ -28,6 +28,11 @@ MARGIN = 0.1
 """Share of the free memory by which a prediction has to exceed it. A choice: measured memory was mostly 1 %
 off a plain script's in 27 jobs, and the allocator cannot use every gap."""
 
+ROOMY = 0.2
+"""Share of the free memory that weights and gradients take at most where a deep model is timed whole. A
+choice: Adam's two moments are as much again, and three fifths are left for what a step saves for its
+backward."""
+
 SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 """Treatments after which a step takes no less memory."""
 
@@ -67,6 +72,11 @@ def taken_gib(device: torch.device) -> float:
 def exceeds(least_gib: float, room: float | None) -> bool:
     """Whether what is needed at the least is beyond doubt more than there is."""
     return room is not None and least_gib > (1.0 + MARGIN) * room
+
+
+def is_roomy(root: nn.Module, room: float | None) -> bool:
+    """Whether all weights and their gradients take a small part of what there is; not where nobody knows."""
+    return room is not None and laid_out_gib(root, Plan((), (Cut({}),))) <= ROOMY * room
 
 
 def laid_out_gib(root: nn.Module, plan: Plan) -> float:
