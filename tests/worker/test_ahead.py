@@ -462,6 +462,52 @@ def test_an_arm_that_costs_a_helper_its_gpu_is_told_and_another_goes_on(
     assert of.outcomes() == {"a": None, "b": 1, "c": 1}
 
 
+def test_no_other_helper_is_given_an_arm_that_costs_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph of several blocks is to be compiled at every cut."""
+    answers = "print('\"it took the GPU down\"' if json.loads(line)[0] == 'a' else 1, flush=True)"
+    of = helpers(monkeypatch, f"{LOADED}\nfor line in sys.stdin: {answers}")
+    of.begin([("a", 1), ("a", 0)], CUTS, more=True)
+    wait_for("its answer", lambda: of.lost("a"))
+    assert not of.under_way()
+    of.begin([("a", 1), ("a", 0), ("b", 0)], CUTS)
+    assert of._waiting == [("b", 0)]
+
+
+def test_an_arm_that_is_planned_otherwise_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(
+        monkeypatch, f"{LOADED}\nfor line in sys.stdin: print('\"it took the GPU down\"', flush=True)", 2
+    )
+    of.begin([("a", 0), ("b", 0)], [None], more=True)
+    wait_for("both answers", lambda: not of.under_way())
+    of.know(named("mm"), {"a"})
+    assert [of.lost(arm) for arm in "ab"] == [None, "it took the GPU down"]
+    of.begin([("a", 0), ("b", 0)], [None])
+    assert of._waiting == [("a", 0)]
+
+
+def test_what_the_target_has_set_in_the_environment_holds_for_a_helper_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Helpers are started before it is loaded, and the GPUs that are seen are chosen before they load it."""
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    noted = "json.dump([os.environ.get(each) for each in ('GONE', 'CUDA_VISIBLE_DEVICES')], open(FILE, 'w'))"
+    code = (
+        "import json, os, sys; from fp8doctor.worker import child; from fp8doctor.trial.measure import device\n"
+        f"device.choose_device = lambda name: {noted.replace('FILE', repr(str(tmp_path / 'noted')))}\n"
+        "child.serve(sys.argv[1])"
+    )
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", code, ""])
+    of = Helpers(ASKED, 1)
+    monkeypatch.delenv("GONE")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    of.load("cuda:0", None, 1)
+    (process,) = of._processes
+    wait_for("its end", lambda: process.poll() is not None)
+    of.end()
+    assert json.loads((tmp_path / "noted").read_text()) == [None, "1"]
+
+
 def test_a_helper_whose_gpu_is_lost_builds_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def losing(variant: Any) -> Any:
         raise DeviceLost("a", "it took the GPU's context down")
