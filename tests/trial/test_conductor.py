@@ -34,7 +34,7 @@ from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer, window
-from fp8doctor.trial.measure.ahead import Nobody
+from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
@@ -868,6 +868,34 @@ def test_what_cost_another_process_its_gpu_is_not_built_here() -> None:
         ("as_is", True, None, None),
         ("b", False, "took_process_down", "it took the GPU's context down"),
         ("c", True, None, None),
+    ]
+
+
+class LosesItsGpuMeanwhile(LosesItsGpu):
+    """It does so while the trial waits for it."""
+
+    def __init__(self) -> None:
+        self.waited_for: set[str] = set()
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        self.waited_for.add(work[0])
+        return None
+
+    def lost(self, arm: str) -> str | None:
+        return super().lost(arm) if arm in self.waited_for else None
+
+
+def test_what_costs_another_process_its_gpu_while_it_is_waited_for_is_not_built_here() -> None:
+    def building(variant: Variant) -> Variant:
+        raise AssertionError("it is built")
+
+    plans = [ArmPlan("as_is", as_it_is), ArmPlan("b", building, base="as_is"), ArmPlan("c", as_it_is)]
+    run = TrialRun(CPU, Budget(600.0), ahead=LosesItsGpuMeanwhile())
+    found = conduct(job(), ["blocks"], plans, run)
+    assert [(arm.name, arm.why) for arm in found.arms] == [
+        ("as_is", None),
+        ("b", Reason.TOOK_PROCESS_DOWN),
+        ("c", None),
     ]
 
 

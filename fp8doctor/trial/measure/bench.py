@@ -46,6 +46,10 @@ Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
 
 
+class _LostBeside(Exception):
+    """The arm cost a process beside the trial its GPU: the trial's own is not risked for it."""
+
+
 class Bench(Layout):
     """The cuts, and the arms that are built on them."""
 
@@ -110,6 +114,8 @@ class Bench(Layout):
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
+        except _LostBeside as lost:
+            attempt.no_number = NoNumber(Reason.TOOK_PROCESS_DOWN, str(lost))
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
             attempt.no_number = raised(error)
@@ -160,6 +166,9 @@ class Bench(Layout):
                 raise Overrun
             work = attempt.plan.name, self._ahead_at(attempt.plan, number)
             cold_s[number] = self._ahead.take(work, patience_s(until))
+            lost = self._ahead.lost(attempt.plan.name)
+            if lost and attempt.plan.name != ArmName.AS_IS:
+                raise _LostBeside(lost)
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_cut(attempt.plan, number, {})
