@@ -217,6 +217,21 @@ def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
     assert ahead.ended == ended
 
 
+def test_who_compiles_ahead_is_not_ended_to_time_a_deep_model_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, lay_out = Holding(Memory(0), 1), bench.Bench._lay_out
+
+    def beside(of: bench.Bench, plan: depth.Plan) -> None:
+        if plan.whole and not ahead.ended:
+            raise torch.OutOfMemoryError("planted")
+        lay_out(of, plan)
+
+    monkeypatch.setattr(bench.Bench, "_lay_out", beside)
+    monkeypatch.setattr(layout, "is_roomy", lambda root, room: True)
+    laid_out = bench.Bench(job(blocks=26), ["blocks"], CPU, ahead=ahead)
+    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": 4}, {"blocks": 12}]
+    assert not ahead.ended
+
+
 def test_what_cannot_be_cut_is_not_too_large_for_those_who_compile_ahead(memory: Memory) -> None:
     """A model without a list of blocks has one plan, the whole."""
     memory.blocks, ahead = 5, Holding(memory, 20)

@@ -493,7 +493,8 @@ def test_what_the_target_has_set_in_the_environment_holds_for_a_helper_too(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     noted = "json.dump([os.environ.get(each) for each in ('GONE', 'CUDA_VISIBLE_DEVICES')], open(FILE, 'w'))"
     code = (
-        "import json, os, sys; from fp8doctor.worker import child; from fp8doctor.trial.measure import device\n"
+        "import json, os, sys\n"
+        "from fp8doctor.worker import child; from fp8doctor.trial.measure import device\n"
         f"device.choose_device = lambda name: {noted.replace('FILE', repr(str(tmp_path / 'noted')))}\n"
         "child.serve(sys.argv[1])"
     )

@@ -59,18 +59,20 @@ class Layout:
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        roomy = is_roomy(root, room_gib(device))
         self._plans = (
-            depth.plans(root, within, as_one=self.as_one, roomy=roomy)
-            if only is None
-            else [depth.Plan((), (only,))]
+            depth.plans(root, within, as_one=self.as_one) if only is None else [depth.Plan((), (only,))]
         )
+        self._deeper: list[depth.Plan] = []
+        """What is laid out instead where there is room beside all others: they save more than it tells."""
+        if only is None and is_roomy(root, room_gib(device)):
+            roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
+            self._deeper = [plan for plan in roomy if plan not in self._plans]
 
     def lay_out(self) -> None:
         """Make the largest cuts that fit, at last without those who compile ahead. Raises
         `torch.OutOfMemoryError` when none do."""
         *larger, last = self._plans
-        if any(map(self._fits, larger)) or self._laid_out(last):
+        if any(map(self._laid_out, self._deeper)) or any(map(self._fits, larger)) or self._laid_out(last):
             return
         if not self._ahead.end():
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
