@@ -53,6 +53,9 @@ LONGEST_PAUSE_S = 5.0
 """Seconds after which helpers go on, whatever is timed. A choice: the rounds of a shape take a quarter of
 one, and a lock of the compiler's caches, should one hold it, is waited for 600 s (torch 2.13)."""
 
+_KEPT: list[subprocess.Popen[bytes]] = []
+"""Those whose pipes are not theirs any more: to forget one would close what is there now."""
+
 Work = tuple[str, int]
 """An arm, and the number of the cut at which it is compiled."""
 
@@ -104,6 +107,7 @@ class Helpers:
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
                 self._processes.append(_started(json.dumps(request)))
+        self._pipes = {process.pid: _pipes(process) for process in self._processes}
 
     @property
     def started(self) -> int:
@@ -115,6 +119,11 @@ class Helpers:
 
         What the target has set in the environment holds for them from before it, as the GPUs that are seen.
         """
+        for process in self._processes[:]:
+            if _pipes(process) != self._pipes[process.pid]:  # the target closed them: its files may be there
+                self._processes.remove(process)
+                _end(process)
+                _KEPT.append(process)
         self._told, now = time.monotonic(), dict(os.environ)
         environ = {
             name: now.get(name) for name in self._environ | now if now.get(name) != self._environ.get(name)
@@ -330,6 +339,16 @@ def _started(request: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> list[tuple[int, int]] | None:
+    """Tell the pipes to and from a helper apart from other files under their numbers; None where one is
+    closed."""
+    try:
+        found = [os.fstat(pipe.fileno()) for pipe in (process.stdin, process.stdout) if pipe]
+    except OSError:
+        return None
+    return [(each.st_dev, each.st_ino) for each in found]
 
 
 def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

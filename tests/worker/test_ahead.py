@@ -415,6 +415,20 @@ def test_helpers_that_were_started_load_the_target_where_there_is_memory(
     assert ahead.how_many(SMALL, torch.device("cuda", 0), started, shallow=False) == count
 
 
+def test_nothing_is_written_where_the_target_closed_the_pipes_of_helpers(tmp_path: Path) -> None:
+    """Its own files may be under their numbers by then, as where it closes all that it does not know."""
+    trial = (
+        "import os, sys; from fp8doctor.worker.ahead import Helpers\n"
+        "sys.orig_argv = [sys.executable, '-c', 'import sys; sys.stdin.readline()', '']\n"
+        f"of = Helpers({ASKED!r}, 2); os.closerange(3, 64)\n"
+        f"files = [open({str(tmp_path)!r} + f'/{{i}}', 'w') for i in range(8)]\n"
+        "of.load('cpu', None, 1); assert not of.begin([('a', 0)], [None]); of.end(); del of\n"
+        "for file in files: file.write('mine'); file.close()"
+    )
+    subprocess.run([sys.executable, "-c", trial], timeout=LONGEST_S, check=True)
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+
+
 def test_helpers_that_are_not_wanted_end_before_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
     of = helpers(monkeypatch, EVERY, count=0)
     assert of.started == 0
