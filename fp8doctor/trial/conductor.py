@@ -44,7 +44,7 @@ from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwra
 from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.ahead import PATIENCE, Ahead
+from fp8doctor.trial.measure.ahead import PATIENCE, Ahead, lost_beside
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
@@ -291,7 +291,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     """Make an arm, or note why it is not made."""
     if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
         attempt.no_number = (
-            _lost_beside(attempt.plan, run)
+            lost_beside(run.ahead, attempt.plan.name)
             or _no_base_for(attempt.plan, attempts)
             or no_time_for(attempt.plan, attempts, run)
             or _no_room_for(attempt.plan, attempts, bench, run)
@@ -329,12 +329,6 @@ def _wait_if_sooner(plan: ArmPlan, attempts: Sequence[Attempt], until: float, ru
         most_s = min(worth_waiting_s(plan, attempts), PATIENCE * (until - now))
         wait_for_one([plan.name], now + most_s, run)
         run.ahead.pass_by(plan.name, math.inf)
-
-
-def _lost_beside(plan: ArmPlan, run: TrialRun) -> NoNumber | None:
-    """Tell that the arm cost a process beside the trial its GPU: the trial's own is not risked for it."""
-    lost = run.ahead.lost(plan.name)
-    return NoNumber(Reason.TOOK_PROCESS_DOWN, lost) if lost else None
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:

@@ -53,6 +53,9 @@ LONGEST_PAUSE_S = 5.0
 """Seconds after which helpers go on, whatever is timed. A choice: the rounds of a shape take a quarter of
 one, and a lock of the compiler's caches, should one hold it, is waited for 600 s (torch 2.13)."""
 
+_KEPT: list[subprocess.Popen[bytes]] = []
+"""Those whose pipes are not theirs any more: to forget one would close what is there now."""
+
 Work = tuple[str, int]
 """An arm, and the number of the cut at which it is compiled."""
 
@@ -98,10 +101,13 @@ class Helpers:
         """Arm that cost a helper its GPU -> how, in a sentence."""
         self._told = time.monotonic()
         """When they were told to load the target."""
+        self._environ = dict(os.environ)
+        """What they were started with."""
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
                 self._processes.append(_started(json.dumps(request)))
+        self._pipes = {process.pid: _pipes(process) for process in self._processes}
 
     @property
     def started(self) -> int:
@@ -109,14 +115,26 @@ class Helpers:
         return len(self._processes)
 
     def load(self, device: str, layers: int | None, count: int) -> None:
-        """Have so many of them load the target for a device, and end the others."""
-        self._told = time.monotonic()
+        """Have so many of them load the target for a device, and end the others.
+
+        What the target has set in the environment holds for them from before it, as the GPUs that are seen.
+        """
+        for process in self._processes[:]:
+            if _pipes(process) != self._pipes[process.pid]:  # the target closed them: its files may be there
+                self._processes.remove(process)
+                _end(process)
+                _KEPT.append(process)
+        self._told, now = time.monotonic(), dict(os.environ)
+        environ = {
+            name: now.get(name) for name in self._environ | now if now.get(name) != self._environ.get(name)
+        }
+        how = {"device": device, "layers": layers, "environ": environ}
         while len(self._processes) > count:
             _end(self._processes.pop())
         for process in self._processes:
             assert process.stdin is not None
             with suppress(OSError):  # it died
-                process.stdin.write(json.dumps({"device": device, "layers": layers}).encode() + b"\n")
+                process.stdin.write(json.dumps(how).encode() + b"\n")
                 process.stdin.flush()
 
     def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
@@ -126,6 +144,7 @@ class Helpers:
             self._facts = msgspec.Raw(msgspec.json.encode(facts.to_dict()))
             self._waiting = [work for work in self._waiting if work[0] not in changed]
             self._took_s = {work: took for work, took in self._took_s.items() if work[0] not in changed}
+            self._lost = {arm: lost for arm, lost in self._lost.items() if arm not in changed}
             for build in self._builds:
                 if build.work[0] in changed:
                     build.awaited = build.counts = False
@@ -139,7 +158,7 @@ class Helpers:
             return False
         with self._changed:
             begun = {*self._took_s, *(build.work for build in self._builds if build.counts)}
-            self._waiting = [each for each in work if each not in begun]
+            self._waiting = [each for each in work if each not in begun and each[0] not in self._lost]
             self._asked, self._cuts, self._more = tuple(work), cuts, more
             if self._employed is None:
                 self._employed = len(self._processes)
@@ -298,8 +317,9 @@ class Helpers:
             self._builds.remove(build)
             if build.counts:
                 self._took_s[build.work] = seconds
-                if lost:
+                if lost:  # at another cut it would cost another helper its GPU
                     self._lost[build.work[0]] = lost
+                    self._waiting = [work for work in self._waiting if work[0] not in self._lost]
             self._changed.notify_all()
         how = "did not compile" if seconds is None else f"compiled in {seconds:.1f} s"
         otherwise = "" if build.counts else ", which is planned otherwise now"
@@ -319,6 +339,16 @@ def _started(request: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> list[tuple[int, int]] | None:
+    """Tell the pipes to and from a helper apart from other files under their numbers; None where one is
+    closed."""
+    try:
+        found = [os.fstat(pipe.fileno()) for pipe in (process.stdin, process.stdout) if pipe]
+    except OSError:
+        return None
+    return [(each.st_dev, each.st_ino) for each in found]
 
 
 def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:

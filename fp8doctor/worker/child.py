@@ -231,6 +231,11 @@ def _help(asked: dict[str, Any]) -> None:
     if not line:
         return
     how = json.loads(line)
+    for name, value in how["environ"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     from fp8doctor.trial.ahead import compile_arms, confine, off_the_gpu
     from fp8doctor.trial.measure.device import choose_device
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 from fp8doctor.loading.target import Source
 
@@ -24,25 +25,29 @@ def early_imports(source: Source) -> tuple[str, ...]:
     """Name the modules; none where the file's text does not tell that they are the same."""
     if source.path is None:
         return ()
+    folder = source.path.resolve().parent
     try:
         text = source.path.read_bytes()
-        named = set(_imported(ast.parse(text)))
+        named = set(_imported(ast.parse(text), folder))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # whoever loads it says so
         return ()
     if any(word.encode() in text for word in CHANGES):
         return ()
-    folder = source.path.resolve().parent
-    return tuple(
-        module
-        for package, module in SLOW.items()
-        if package in named and not (folder / package).exists() and not (folder / f"{package}.py").exists()
-    )
+    return tuple(module for package, module in SLOW.items() if package in named)
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the packages that the file imports at once."""
-    for node in tree.body:
+def _imported(tree: ast.Module, folder: Path) -> Iterator[str]:
+    """Yield the packages that the file imports before it runs anything: a call may set variables or the path
+    of imports, and so may a module that lies beside it."""
+    for node in tree.body[ast.get_docstring(tree) is not None :]:
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            names = [node.module]
+        else:
+            return
+        for name in names:
+            package = name.partition(".")[0]
+            if (folder / package).exists() or (folder / f"{package}.py").exists():
+                return
+            yield package

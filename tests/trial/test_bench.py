@@ -186,7 +186,7 @@ def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected:
 def test_a_deep_model_is_timed_whole_where_the_memory_is_roomy_for_it(
     room_gib: float, found: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "room_gib", lambda device: room_gib)
+    monkeypatch.setattr(layout, "whole_gib", lambda device: room_gib)
     monkeypatch.setattr(layout, "exceeds", lambda least, room: False)
     deep = job(blocks=26)
     assert [dict(cut.kept) for cut in bench.Bench(deep, ["blocks"], CPU).plan.cuts] == found
@@ -215,6 +215,21 @@ def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
     laid_out = bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=ahead)
     assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": count} for count in expected]
     assert ahead.ended == ended
+
+
+def test_who_compiles_ahead_is_not_ended_to_time_a_deep_model_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, lay_out = Holding(Memory(0), 1), bench.Bench._lay_out
+
+    def beside(of: bench.Bench, plan: depth.Plan) -> None:
+        if plan.whole and not ahead.ended:
+            raise torch.OutOfMemoryError("planted")
+        lay_out(of, plan)
+
+    monkeypatch.setattr(bench.Bench, "_lay_out", beside)
+    monkeypatch.setattr(layout, "is_roomy", lambda root, room: True)
+    laid_out = bench.Bench(job(blocks=26), ["blocks"], CPU, ahead=ahead)
+    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": 4}, {"blocks": 12}]
+    assert not ahead.ended
 
 
 def test_what_cannot_be_cut_is_not_too_large_for_those_who_compile_ahead(memory: Memory) -> None:

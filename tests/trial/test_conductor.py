@@ -34,7 +34,7 @@ from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer, window
-from fp8doctor.trial.measure.ahead import Nobody
+from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
@@ -859,15 +859,45 @@ class LosesItsGpu(Nobody):
         return "it took the GPU's context down" if arm == "b" else None
 
 
-def test_what_cost_another_process_its_gpu_is_not_built_here() -> None:
-    """The trial would begin again in a new process, and in a user's nothing more would run."""
+@pytest.mark.parametrize(("budget_s", "others"), [(600.0, None), (1e-3, "no_time_left")])
+def test_what_cost_another_process_its_gpu_is_not_built_here(budget_s: float, others: str | None) -> None:
+    """The trial would begin again in a new process. It is the reason also where no time was left."""
     plans = [ArmPlan("as_is", as_it_is), ArmPlan("b", as_it_is, base="as_is"), ArmPlan("c", as_it_is)]
-    run = TrialRun(CPU, Budget(600.0), ahead=LosesItsGpu())
+    run = TrialRun(CPU, Budget(budget_s), ahead=LosesItsGpu())
     found = conduct(job(), ["blocks"], plans, run)
-    assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in found.arms] == [
-        ("as_is", True, None, None),
-        ("b", False, "took_process_down", "it took the GPU's context down"),
-        ("c", True, None, None),
+    assert [(arm.name, arm.tried, arm.why) for arm in found.arms] == [
+        ("as_is", True, None),
+        ("b", False, "took_process_down"),
+        ("c", others is None, others),
+    ]
+    assert found.arms[1].reason == "it took the GPU's context down"
+
+
+class LosesItsGpuMeanwhile(LosesItsGpu):
+    """It does so while the trial waits for it."""
+
+    def __init__(self) -> None:
+        self.waited_for: set[str] = set()
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        self.waited_for.add(work[0])
+        return None
+
+    def lost(self, arm: str) -> str | None:
+        return super().lost(arm) if arm in self.waited_for else None
+
+
+def test_what_costs_another_process_its_gpu_while_it_is_waited_for_is_not_built_here() -> None:
+    def building(variant: Variant) -> Variant:
+        raise AssertionError("it is built")
+
+    plans = [ArmPlan("as_is", as_it_is), ArmPlan("b", building, base="as_is"), ArmPlan("c", as_it_is)]
+    run = TrialRun(CPU, Budget(600.0), ahead=LosesItsGpuMeanwhile())
+    found = conduct(job(), ["blocks"], plans, run)
+    assert [(arm.name, arm.why) for arm in found.arms] == [
+        ("as_is", None),
+        ("b", Reason.TOOK_PROCESS_DOWN),
+        ("c", None),
     ]
 
 

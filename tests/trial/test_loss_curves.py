@@ -18,7 +18,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import loss_curves
 from fp8doctor.trial.layers.loss_curves import LOSSES, disturb, why_not
 from fp8doctor.trial.layers.part import NotMeasured
-from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure import layout, timer
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
@@ -159,6 +159,32 @@ def test_a_loss_that_leaves_the_numbers_is_none() -> None:
     curves = followed(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e30))
     assert of(curves, "bf16")[0][0] is not None
     assert None in of(curves, "bf16")[0]
+
+
+class Deep(nn.Module):
+    """So deep that it is cut, unless the memory is roomy for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = stack(*[Block] * 26)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.blocks(x)
+        return output
+
+
+@pytest.mark.parametrize(("gpu_gib", "cuts"), [(None, [4, 12]), (1.0, [])])
+def test_a_deep_model_is_followed_at_its_smaller_cut(
+    gpu_gib: float | None, cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 steps of the whole would take as long as all that the budget has for them."""
+    monkeypatch.setattr(layout, "whole_gib", lambda device: gpu_gib)
+    model = fp8(Deep())
+    bench = Bench(job(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5)), ["blocks"], CPU)
+    assert [cut.kept["blocks"] for cut in bench.plan.cuts if cut.kept] == cuts
+    curves = loss_curves.loss_curves(bench, NEVER)
+    assert [(curve.blocks, curve.learning_rates) for curve in curves] == 4 * [({"blocks": 4}, (0.5,))]
+    assert {len(curve.losses) for curve in curves} == {loss_curves.STEPS}
 
 
 def test_a_trial_follows_it_last_and_leaves_the_model_alone() -> None:

@@ -415,6 +415,20 @@ def test_helpers_that_were_started_load_the_target_where_there_is_memory(
     assert ahead.how_many(SMALL, torch.device("cuda", 0), started, shallow=False) == count
 
 
+def test_nothing_is_written_where_the_target_closed_the_pipes_of_helpers(tmp_path: Path) -> None:
+    """Its own files may be under their numbers by then, as where it closes all that it does not know."""
+    trial = (
+        "import os, sys; from fp8doctor.worker.ahead import Helpers\n"
+        "sys.orig_argv = [sys.executable, '-c', 'import sys; sys.stdin.readline()', '']\n"
+        f"of = Helpers({ASKED!r}, 2); os.closerange(3, 64)\n"
+        f"files = [open({str(tmp_path)!r} + f'/{{i}}', 'w') for i in range(8)]\n"
+        "of.load('cpu', None, 1); assert not of.begin([('a', 0)], [None]); of.end(); del of\n"
+        "for file in files: file.write('mine'); file.close()"
+    )
+    subprocess.run([sys.executable, "-c", trial], timeout=LONGEST_S, check=True)
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+
+
 def test_helpers_that_are_not_wanted_end_before_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
     of = helpers(monkeypatch, EVERY, count=0)
     assert of.started == 0
@@ -460,6 +474,53 @@ def test_an_arm_that_costs_a_helper_its_gpu_is_told_and_another_goes_on(
     wait_for("all of it", lambda: not of.under_way())
     assert [of.lost(arm) for arm in "abc"] == ["it took the GPU down", None, None]
     assert of.outcomes() == {"a": None, "b": 1, "c": 1}
+
+
+def test_no_other_helper_is_given_an_arm_that_costs_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One graph of several blocks is to be compiled at every cut."""
+    answers = "print('\"it took the GPU down\"' if json.loads(line)[0] == 'a' else 1, flush=True)"
+    of = helpers(monkeypatch, f"{LOADED}\nfor line in sys.stdin: {answers}")
+    of.begin([("a", 1), ("a", 0)], CUTS, more=True)
+    wait_for("its answer", lambda: of.lost("a"))
+    assert not of.under_way()
+    of.begin([("a", 1), ("a", 0), ("b", 0)], CUTS)
+    assert of._waiting == [("b", 0)]
+
+
+def test_an_arm_that_is_planned_otherwise_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = helpers(
+        monkeypatch, f"{LOADED}\nfor line in sys.stdin: print('\"it took the GPU down\"', flush=True)", 2
+    )
+    of.begin([("a", 0), ("b", 0)], [None], more=True)
+    wait_for("both answers", lambda: not of.under_way())
+    of.know(named("mm"), {"a"})
+    assert [of.lost(arm) for arm in "ab"] == [None, "it took the GPU down"]
+    of.begin([("a", 0), ("b", 0)], [None])
+    assert of._waiting == [("a", 0)]
+
+
+def test_what_the_target_has_set_in_the_environment_holds_for_a_helper_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Helpers are started before it is loaded, and the GPUs that are seen are chosen before they load it."""
+    monkeypatch.setenv("GONE", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    noted = "json.dump([os.environ.get(each) for each in ('GONE', 'CUDA_VISIBLE_DEVICES')], open(FILE, 'w'))"
+    code = (
+        "import json, os, sys\n"
+        "from fp8doctor.worker import child; from fp8doctor.trial.measure import device\n"
+        f"device.choose_device = lambda name: {noted.replace('FILE', repr(str(tmp_path / 'noted')))}\n"
+        "child.serve(sys.argv[1])"
+    )
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-c", code, ""])
+    of = Helpers(ASKED, 1)
+    monkeypatch.delenv("GONE")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    of.load("cuda:0", None, 1)
+    (process,) = of._processes
+    wait_for("its end", lambda: process.poll() is not None)
+    of.end()
+    assert json.loads((tmp_path / "noted").read_text()) == [None, "1"]
 
 
 def test_a_helper_whose_gpu_is_lost_builds_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,10 @@ BOTH = ("torch._inductor.compile_fx", "transformers.modeling_utils")
         ("import os\nos.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = '1'\nimport torch", ()),
         ("from os import putenv\nimport torch", ()),
         ("import unsloth, torch", ()),
+        ('"""A model."""\nfrom __future__ import annotations\nimport os\nimport torch', BOTH[:1]),
+        ("from dotenv import load_dotenv\nload_dotenv()\nimport torch, transformers", ()),
+        ("import sys\nsys.path.insert(0, 'src')\nimport transformers", ()),
+        ("import torch\ntorch.manual_seed(0)\nimport transformers", BOTH[:1]),
         ("import torch\ndef broken(:", ()),
         ("\0", ()),
     ],
@@ -37,6 +41,13 @@ def test_it_is_what_the_file_says(text: str, found: tuple[str, ...], tmp_path: P
 def test_what_lies_beside_the_file_is_not_what_is_installed(beside: str, tmp_path: Path) -> None:
     (file := tmp_path / "model.py").write_text("import torch, transformers")
     (tmp_path / beside).mkdir()
+    assert early_imports(locate(str(file))) == BOTH[:1]
+
+
+def test_a_module_beside_the_file_may_set_the_environment_for_what_follows(tmp_path: Path) -> None:
+    (file := tmp_path / "model.py").write_text("import torch\nimport settings\nimport transformers")
+    assert early_imports(locate(str(file))) == BOTH
+    (tmp_path / "settings.py").write_text("import os; os.environ['HF_HOME'] = '/data'")
     assert early_imports(locate(str(file))) == BOTH[:1]
 
 

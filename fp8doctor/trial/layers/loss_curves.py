@@ -75,19 +75,21 @@ def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple
     if reason is not None:
         raise NotMeasured(reason)
     bench.let_go()
+    number, cut = bench.for_many_steps()
+    names = fp8_layers(eager(bench.bases[number]))
     left_s = until - time.monotonic()
     if left_s <= 0:
         raise NotMeasured("the budget was used up before it")
     run_until = time.monotonic() + left_s / (2 + DISTURBED_RUNS)  # a step in BF16 takes no longer
-    fp8 = _followed(bench, as_it_is, STEPS, until=run_until)
+    fp8 = _followed(bench, number, as_it_is, STEPS, until=run_until)
     if len(fp8) < FEWEST_STEPS:
         raise NotMeasured("the budget would not have been enough for it")
-    runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), _followed(bench, eager_bf16, len(fp8)))]
+    runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), _followed(bench, number, eager_bf16, len(fp8)))]
     for seed in range(DISTURBED_RUNS):
         before = functools.partial(disturb, names=names, seed=seed)
-        runs.append((str(ArmName.BF16_DISTURBED), _followed(bench, eager_bf16, len(fp8), before)))
-    blocks = {cleaned(name): count for name, count in bench.plan.cuts[0].kept.items()}
-    rates = tuple(dict.fromkeys(bench.rates[0]))
+        runs.append((str(ArmName.BF16_DISTURBED), _followed(bench, number, eager_bf16, len(fp8), before)))
+    blocks = {cleaned(name): count for name, count in cut.kept.items()}
+    rates = tuple(dict.fromkeys(bench.rates[number]))
     return tuple(
         LossCurve(
             arm=arm,
@@ -110,29 +112,31 @@ def why_not(bench: Bench, names: Sequence[str]) -> str | None:
 
 def _followed(
     bench: Bench,
+    number: int,
     change: Callable[[Variant], Variant],
     steps: int,
     before: Callable[[nn.Module], object] = lambda model: None,
     until: float | None = None,
 ) -> list[float]:
-    """Train a copy for so many steps, or until the clock, and return the loss of each.
+    """Train a copy of a cut, told by its number, for so many steps, or until the clock, and return the loss
+    of each.
 
     ``before`` is done to the copy first.
     """
-    model = strip_compile_marks(replicate(bench.bases[0])[0])
+    model = strip_compile_marks(replicate(bench.bases[number])[0])
     give_own_code(model)
     before(model)
     job = replace(bench.job, loss=own_loss(bench.job.loss, bench.device))
     variant = change(Variant(model, move(bench.batch, bench.device), job.autocast, job.around))
-    step = training_step(job, variant, _optimizer(bench, model, variant), bench.device)
+    step = training_step(job, variant, _optimizer(bench, number, model, variant), bench.device)
     losses: list[float] = []
     try:
         with torch.compiler.set_stance("force_eager"):
-            for number in range(steps):
+            for taken in range(steps):
                 if until is not None and time.monotonic() > until:
                     break
-                _seed(number)
-                with nullcontext() if number else bench.guard.armed():
+                _seed(taken)
+                with nullcontext() if taken else bench.guard.armed():
                     losses.append(float(step()))
     finally:
         del step, variant, model
@@ -148,13 +152,13 @@ def _seed(number: int) -> None:
         numpy.random.seed(number)
 
 
-def _optimizer(bench: Bench, model: nn.Module, variant: Variant) -> torch.optim.Optimizer:
+def _optimizer(bench: Bench, number: int, model: nn.Module, variant: Variant) -> torch.optim.Optimizer:
     """Make the job's optimizer over the copy, with its own learning rates."""
     trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
     of = model if trained <= set(map(id, model.parameters())) else variant.model
-    twins = dict(zip(map(id, bench.bases[0].parameters()), of.parameters(), strict=True))
-    optimizer = like(bench.optimizers[0], twins, {})
-    for group, rate in zip(optimizer.param_groups, bench.rates[0], strict=True):
+    twins = dict(zip(map(id, bench.bases[number].parameters()), of.parameters(), strict=True))
+    optimizer = like(bench.optimizers[number], twins, {})
+    for group, rate in zip(optimizer.param_groups, bench.rates[number], strict=True):
         group["lr"] = rate
     return optimizer
 

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from fp8doctor.facts import Facts
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import NoNumber
 
 Work = tuple[str, int]
 """The name of an arm, and the number of the cut at which it is compiled."""
@@ -117,3 +119,9 @@ class Nobody:
 def patience_s(until: float) -> float | None:
     """Return how long another process is waited for; None without an end."""
     return None if math.isinf(until) else PATIENCE * max(0.0, until - time.monotonic())
+
+
+def lost_beside(ahead: Ahead, arm: str) -> NoNumber | None:
+    """Tell that an arm cost a process beside the trial its GPU. The step as it is is tried all the same."""
+    lost = ahead.lost(arm)
+    return NoNumber(Reason.TOOK_PROCESS_DOWN, lost) if lost and arm != ArmName.AS_IS else None

@@ -19,7 +19,7 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.copies.step import like, training_step
-from fp8doctor.trial.measure.ahead import Ahead, Nobody, Work, patience_s
+from fp8doctor.trial.measure.ahead import Ahead, Nobody, Work, lost_beside, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.cuts import one_graph
@@ -44,6 +44,14 @@ MOST_WARM_UP = 10
 
 Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
+
+
+class _LostBeside(Exception):
+    """The arm cost a process beside the trial its GPU: the trial's own is not risked for it."""
+
+    def __init__(self, no_number: NoNumber) -> None:
+        super().__init__(no_number.sentence)
+        self.no_number = no_number
 
 
 class Bench(Layout):
@@ -110,6 +118,8 @@ class Bench(Layout):
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
+        except _LostBeside as lost:
+            attempt.no_number = lost.no_number
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
             attempt.no_number = raised(error)
@@ -160,6 +170,8 @@ class Bench(Layout):
                 raise Overrun
             work = attempt.plan.name, self._ahead_at(attempt.plan, number)
             cold_s[number] = self._ahead.take(work, patience_s(until))
+            if lost := lost_beside(self._ahead, attempt.plan.name):
+                raise _LostBeside(lost)
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_cut(attempt.plan, number, {})

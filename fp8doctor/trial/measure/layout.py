@@ -59,18 +59,20 @@ class Layout:
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        roomy = is_roomy(root, room_gib(device))
         self._plans = (
-            depth.plans(root, within, as_one=self.as_one, roomy=roomy)
-            if only is None
-            else [depth.Plan((), (only,))]
+            depth.plans(root, within, as_one=self.as_one) if only is None else [depth.Plan((), (only,))]
         )
+        self._deeper: list[depth.Plan] = []
+        """What is laid out instead where there is room beside all others: they save more than it tells."""
+        if only is None and is_roomy(root, whole_gib(device)):
+            roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
+            self._deeper = [plan for plan in roomy if plan not in self._plans]
 
     def lay_out(self) -> None:
         """Make the largest cuts that fit, at last without those who compile ahead. Raises
         `torch.OutOfMemoryError` when none do."""
         *larger, last = self._plans
-        if any(map(self._fits, larger)) or self._laid_out(last):
+        if any(map(self._laid_out, self._deeper)) or any(map(self._fits, larger)) or self._laid_out(last):
             return
         if not self._ahead.end():
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
@@ -107,11 +109,23 @@ class Layout:
         """Make the base of every cut, with an optimizer that took one step."""
         self.plan = plan
         for cut in plan.cuts:
-            job, base, memo = cut_of(self.job, cut, self.device)
-            self.bases.append(base.train())
-            self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-            self.rates.append(own_rates(job, base.parameters(), memo))
-            self._first_step(cut)
+            self._add(cut)
+
+    def _add(self, cut: depth.Cut) -> None:
+        job, base, memo = cut_of(self.job, cut, self.device)
+        self.bases.append(base.train())
+        self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+        self.rates.append(own_rates(job, base.parameters(), memo))
+        self._first_step(cut)
+
+    def for_many_steps(self) -> tuple[int, depth.Cut]:
+        """Return the smallest cut and the number of its base, which is made now where a deep model was laid
+        out whole. Raises `torch.OutOfMemoryError`."""
+        if self.plan not in self._deeper:
+            return 0, self.plan.cuts[0]
+        cut = self._plans[0].cuts[0]
+        self._add(cut)
+        return len(self.bases) - 1, cut
 
     def _first_step(self, cut: depth.Cut) -> None:
         """One eager step under the guard, which also sees what is executed and what is recomputed, and makes

@@ -29,9 +29,9 @@ MARGIN = 0.1
 off a plain script's in 27 jobs, and the allocator cannot use every gap."""
 
 ROOMY = 0.2
-"""Share of the free memory that weights and gradients take at most where a deep model is timed whole. A
-choice: Adam's two moments are as much again, and three fifths are left for what a step saves for its
-backward."""
+"""Share of the GPU's memory that weights and gradients take at most where a deep model is timed whole. A
+choice: Adam's two moments are as much again, and three fifths are left for the user's own model and what a
+step saves for its backward. Not of what is free, which helpers change meanwhile."""
 
 SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 """Treatments after which a step takes no less memory."""
@@ -74,9 +74,9 @@ def exceeds(least_gib: float, room: float | None) -> bool:
     return room is not None and least_gib > (1.0 + MARGIN) * room
 
 
-def is_roomy(root: nn.Module, room: float | None) -> bool:
-    """Whether all weights and their gradients take a small part of what there is; not where nobody knows."""
-    return room is not None and laid_out_gib(root, Plan((), (Cut({}),))) <= ROOMY * room
+def is_roomy(root: nn.Module, gpu_gib: float | None) -> bool:
+    """Whether all weights and their gradients take a small part of the GPU's memory; not on a CPU."""
+    return gpu_gib is not None and laid_out_gib(root, Plan((), (Cut({}),))) <= ROOMY * gpu_gib
 
 
 def laid_out_gib(root: nn.Module, plan: Plan) -> float:
