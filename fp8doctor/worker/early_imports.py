@@ -16,9 +16,8 @@ SLOW = {"torch": "torch._inductor.compile_fx", "transformers": "transformers.mod
 """Package that a file names -> the module whose import takes the most of it: 4 of the 6 s that it takes to
 import what compiles a Llama are torch's, and 1.5 to 2.5 transformers' (two cores, torch 2.13)."""
 
-CHANGES = ("environ", "putenv", "unsloth")
-"""Words of a file after which an import may be another: of the environment, and a package that has to come
-before those that it patches."""
+PATCHES = "unsloth"
+"""Package that has to be imported before those that it patches."""
 
 
 def early_imports(source: Source) -> tuple[str, ...]:
@@ -27,11 +26,10 @@ def early_imports(source: Source) -> tuple[str, ...]:
         return ()
     folder = source.path.resolve().parent
     try:
-        text = source.path.read_bytes()
-        named = set(_imported(ast.parse(text), folder))
+        named = set(_imported(ast.parse(source.path.read_bytes()), folder))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # whoever loads it says so
         return ()
-    if any(word.encode() in text for word in CHANGES):
+    if PATCHES in named:
         return ()
     return tuple(module for package, module in SLOW.items() if package in named)
 
