@@ -212,6 +212,20 @@ def test_a_verdict_that_calls_its_times_too_noisy_has_no_sign_to_be_wrong(tmp_pa
     assert {"job cold: sign not told", "job cold: verdict too_noisy"} <= set(held.missed)
 
 
+@pytest.mark.parametrize("reliable", [True, False])
+def test_times_that_a_trial_relies_on_are_told_apart(reliable: bool, tmp_path: Path) -> None:
+    folder = folder_of_a_job(tmp_path, {"as_is": 0.25})
+    report = json.loads((folder / "cold.json").read_text())
+    report["facts"]["trial"]["reliable"] = reliable
+    (folder / "cold.json").write_text(json.dumps(report))
+    held = held_to_plain.hold(folder, {})
+    assert max(held.errors) == 3.0
+    assert held.relied_on == (held.errors if reliable else [])
+    told = f"median 0.0 %, worst 300.0 % of {len(held.errors)}" if reliable else "nothing to compare"
+    text, _ = held_to_plain.table(tmp_path, {folder.name: {}})
+    assert f"In trials that call their times reliable: {told}." in text
+
+
 def test_what_was_compiled_beside_the_trial_is_told(tmp_path: Path) -> None:
     folder = folder_of_a_job(tmp_path, {})
     report = json.loads((folder / "cold.json").read_text())

@@ -53,6 +53,8 @@ class Held:
     summary: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
+    relied_on: list[float] = field(default_factory=list)
+    """Those of the errors that are of trials which call their times reliable."""
     memory_errors: list[float] = field(default_factory=list)
 
 
@@ -142,7 +144,9 @@ def hold_report(
     """Add what one report says, and what it misses."""
     arms, trial, status = arms_of(report), report["facts"]["trial"], report["verdict"]["status"]
     for name in dict.fromkeys((*plain, *arms)):
+        before = len(held.errors)
         hold_arm(held, f"{label} | {name}", arms.get(name), plain.get(name))
+        held.relied_on += held.errors[before:] if trial.get("reliable") else []
     converts = status == "no_fp8"
     told, true = speedup(arms, converts), speedup(plain, converts)
     sign = sign_held(status, told, true)
@@ -227,7 +231,7 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
     """Write all that the folder holds as Markdown; returns what was missed beside it."""
     held = [hold(out / name, own) for name, own in settings.items() if (out / name).is_dir()]
     missed = [each for one in held for each in one.missed]
-    errors, memory = ([*each_of(held, what)] for what in ("errors", "memory_errors"))
+    errors, relied_on, memory = ([*each_of(held, what)] for what in ("errors", "relied_on", "memory_errors"))
     if errors and statistics.median(errors) > MEDIAN_TIME:
         missed.append(f"median time error {percent(statistics.median(errors))}")
     lines = [
@@ -242,7 +246,7 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
         *(line for each in held for line in each.variants),
         "",
         f"Time where the GPU sets the pace (idle for at most {percent(IDLE)} of the step): {spread(errors)}. "
-        f"Memory: {spread(memory)}.",
+        f"In trials that call their times reliable: {spread(relied_on)}. Memory: {spread(memory)}.",
         "",
         "Missed:" if missed else "Every bound held.",
         *(f"- {each.replace(' | ', ' ')}" for each in missed),
