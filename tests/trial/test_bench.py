@@ -192,6 +192,21 @@ def test_a_deep_model_is_timed_whole_where_the_memory_is_roomy_for_it(
     assert [dict(cut.kept) for cut in bench.Bench(deep, ["blocks"], CPU).plan.cuts] == found
 
 
+@pytest.mark.parametrize("leaves_room", [True, False])
+def test_a_deep_model_whose_step_fills_the_gpu_is_cut(
+    leaves_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BF16, or the step without checkpointing, would find no memory at full depth and have a time at the
+    cuts."""
+    monkeypatch.setattr(layout, "whole_gib", lambda device: 1.0)
+    monkeypatch.setattr(layout, "leaves_room", lambda device: leaves_room)
+    of = bench.Bench(job(blocks=26), ["blocks"], CPU)
+    assert [dict(cut.kept) for cut in of.plan.cuts] == (
+        [{}] if leaves_room else [{"blocks": 4}, {"blocks": 12}]
+    )
+    assert len(of.bases) == len(of.optimizers) == len(of.rates) == len(of.plan.cuts)
+
+
 class Holding(Nobody):
     """Holds memory for so many blocks until it is ended."""
 

@@ -24,7 +24,14 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory import Held, Turn
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import beyond_gpu, is_roomy, laid_out_gib, not_fitting, step_gib
+from fp8doctor.trial.measure.room import (
+    beyond_gpu,
+    is_roomy,
+    laid_out_gib,
+    leaves_room,
+    not_fitting,
+    step_gib,
+)
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -271,6 +278,16 @@ def test_a_memory_is_roomy_where_weights_and_gradients_are_a_small_part_of_it(
     room_kib: int | None, roomy: bool
 ) -> None:
     assert is_roomy(ten_blocks(), room_kib and room_kib / 2**20) == roomy
+
+
+@pytest.mark.parametrize(("peak_gib", "leaves"), [(48, True), (49, False)])
+def test_a_step_leaves_room_where_it_fills_three_fifths_of_the_gpu_at_most(
+    peak_gib: int, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak_gib * 2**30)
+    assert leaves_room(torch.device("cuda", 0)) is leaves
+    assert leaves_room(CPU)
 
 
 @pytest.mark.parametrize(

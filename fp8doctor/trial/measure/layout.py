@@ -19,7 +19,15 @@ from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of
 from fp8doctor.trial.measure.evidence import executed
 from fp8doctor.trial.measure.finite import WatchedSteps
-from fp8doctor.trial.measure.room import exceeds, is_roomy, laid_out_gib, room_gib, whole_gib
+from fp8doctor.trial.measure.room import (
+    exceeds,
+    is_roomy,
+    laid_out_gib,
+    leaves_room,
+    room_gib,
+    start_peak,
+    whole_gib,
+)
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import without_compile_marks
@@ -72,7 +80,11 @@ class Layout:
         """Make the largest cuts that fit, at last without those who compile ahead. Raises
         `torch.OutOfMemoryError` when none do."""
         *larger, last = self._plans
-        if any(map(self._laid_out, self._deeper)) or any(map(self._fits, larger)) or self._laid_out(last):
+        if (
+            any(map(self._laid_out_roomily, self._deeper))
+            or any(map(self._fits, larger))
+            or self._laid_out(last)
+        ):
             return
         if not self._ahead.end():
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
@@ -97,6 +109,17 @@ class Layout:
         else:
             return True
         free(self.device)  # the error, which is gone by now, held what the step made
+        return False
+
+    def _laid_out_roomily(self, plan: depth.Plan) -> bool:
+        """Lay the plan out where its step leaves memory for variants that take more."""
+        start_peak(self.device)
+        if not self._laid_out(plan):
+            return False
+        if leaves_room(self.device):
+            return True
+        self.forget()
+        free(self.device)
         return False
 
     def forget(self) -> None:

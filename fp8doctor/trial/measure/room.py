@@ -33,6 +33,10 @@ ROOMY = 0.2
 choice: Adam's two moments are as much again, and three fifths are left for the user's own model and what a
 step saves for its backward. Not of what is free, which helpers change meanwhile."""
 
+LEAVES = 0.4
+"""Share of the GPU's memory that the first step of a deep model has to leave where it is timed whole. A
+choice: BF16, recipes and steps without checkpointing may take more than the step as it is."""
+
 SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 """Treatments after which a step takes no less memory."""
 
@@ -77,6 +81,18 @@ def exceeds(least_gib: float, room: float | None) -> bool:
 def is_roomy(root: nn.Module, gpu_gib: float | None) -> bool:
     """Whether all weights and their gradients take a small part of the GPU's memory; not on a CPU."""
     return gpu_gib is not None and laid_out_gib(root, Plan((), (Cut({}),))) <= ROOMY * gpu_gib
+
+
+def start_peak(device: torch.device) -> None:
+    """Begin the peak of the memory anew."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def leaves_room(device: torch.device) -> bool:
+    """Whether the memory that was taken at the most since leaves a good part of the GPU's."""
+    whole = whole_gib(device)
+    return whole is None or torch.cuda.max_memory_allocated(device) / 2**30 <= (1.0 - LEAVES) * whole
 
 
 def laid_out_gib(root: nn.Module, plan: Plan) -> float:
