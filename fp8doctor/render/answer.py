@@ -329,7 +329,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
         return End(f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}.", how)
     if verdict.status == "no_fp8":
-        return End("What FP8 would give is not known: nothing was timed.")
+        what = "no FP8" if verdict.basis == "measured" else "nothing"
+        return End(f"What FP8 would give is not known: {what} was timed.")
     if not recorded(report.facts, "network"):
         return End("Not known: no model was examined.")
     return End("How fast it is was not measured.")

@@ -13,6 +13,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.answer import answer
 from fp8doctor.render.certainty import certainty
+from tests.diagnosis.trials import Of, around, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
@@ -56,6 +57,14 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
 def test_what_a_verdict_is_called(fields: dict[str, Any], tone: str, what: str, numbers: str) -> None:
     said = answer(with_verdict(**{"step_ms": None, "bf16_step_ms": None} | fields))
     assert (said.tone, said.what, said.numbers) == (tone, what, numbers)
+
+
+def test_a_step_that_was_timed_without_fp8_is_not_called_untimed() -> None:
+    """The budget may end before the conversion, or nothing of it be compiled."""
+    arms = {"as_is": around(103.6), "float8_tensorwise": "the budget of 10 s was used up before it"}
+    said = answer(diagnose(Of(arms).facts(without_fp8())))
+    assert said.numbers == "103.6 ms a step, measured"
+    assert said.then.sentence == "What FP8 would give is not known: no FP8 was timed."
 
 
 def in_rowwise(*, compiled: bool) -> Document:
