@@ -47,7 +47,7 @@ model.forward = autocast(model.forward)   # or "with autocast:" around forward a
 def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     wanted = less_than_fp32_is_wanted(facts)
     if wanted is None:
-        return NotApplicable(reason="nothing asks for less than fp32, and no step was measured")
+        return NotApplicable(reason="nothing asks for less than fp32, and no step was timed on a GPU")
     fp32 = [linear for linear in facts.network.linears if computes_in_fp32(linear)]
     total = sum(linear.parameters for linear in facts.network.linears)
     share = 100.0 * sum(linear.parameters for linear in fp32) / total if total else 0.0

@@ -41,7 +41,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.step_difference import watched_on_gpu
 from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
-from fp8doctor.facts import Attention, Facts, Network, Training, recorded
+from fp8doctor.facts import Arm, Attention, Facts, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -68,7 +68,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         for each in attentions
         if each.implementation == "eager" and each.has_sdpa and each.needs_eager is None
     ]
-    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial.arms") else watched_on_gpu(facts)
+    now = on_gpu(facts)
     unfused = plain_attention(now) if now else None
     seen = f" {unfused_sentence(unfused)}" if unfused else ""
     evidence: dict[str, Value | tuple[Value, ...]] = {
@@ -117,7 +117,17 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         )
     if attentions:
         return None
-    return NotApplicable(reason="nothing tells how attention is computed, and no profiled step shows it")
+    return NotApplicable(
+        reason="nothing tells how attention is computed, and no step that was profiled on a GPU shows it"
+    )
+
+
+def on_gpu(facts: Facts) -> Arm | None:
+    """Return the step as it is on a GPU; on a CPU torch's attention takes other backends: math for every
+    dropout, say."""
+    if not recorded(facts, "trial.arms"):
+        return watched_on_gpu(facts)
+    return None if facts.trial.device == "cpu" else arm(facts.trial, ArmName.AS_IS)
 
 
 def unfused_sentence(plain: PlainAttention) -> str:

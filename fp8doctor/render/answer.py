@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import best_fp8, fair_bf16
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
@@ -18,7 +19,16 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference, more_time_s
-from fp8doctor.render.words import PARTS, plainly
+from fp8doctor.render.words import plainly
+from fp8doctor.wording import times
+
+COSTS = {
+    "idle": "an idle GPU costs",
+    "unclassified": "what no rule knows costs",
+    "norms and pointwise": "norms and pointwise work cost",
+    "copies": "copies cost",
+}
+"""Part of a difference -> how a sentence about its ms begins; the names of the others are in the singular."""
 
 Tone = Literal["bad", "good", "plain"]
 
@@ -222,7 +232,7 @@ def _cost(found: Waterfall) -> str:
     others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
     name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
     if most > max(casts, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
-        told += f"; {'an idle GPU costs' if name == 'idle' else f'{PARTS.get(name, name)} cost'} {most:,.1f}"
+        told += f"; {COSTS.get(name, f'{name} costs')} {most:,.1f}"
     return f"{told}."
 
 
@@ -327,12 +337,22 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         return End(plainly(mended + end.sentence), end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
-        return End(f"FP8 would run at {verdict.achievable_speedup:.2f}× of the best BF16, {how}.", how)
+        speed = _of_the_times_shown(report.facts) if how == "measured" else ""
+        speed = speed or f"{verdict.achievable_speedup:.2f}×"
+        return End(f"FP8 would run at {speed} of the best BF16, {how}.", how)
     if verdict.status == "no_fp8":
-        return End("What FP8 would give is not known: nothing was timed.")
+        what = "no FP8" if verdict.basis == "measured" else "nothing"
+        return End(f"What FP8 would give is not known: {what} was timed.")
     if not recorded(report.facts, "network"):
         return End("Not known: no model was examined.")
     return End("How fast it is was not measured.")
+
+
+def _of_the_times_shown(facts: Facts) -> str:
+    """Divide the two times that the verdict names: what a trial's rounds give one by one may be apart."""
+    fp8 = best_fp8(facts)
+    bf16 = fair_bf16(facts, fp8) if fp8 else None
+    return plainly(times(bf16.step_ms, fp8.step_ms)) if fp8 and bf16 else ""
 
 
 def _sentence(title: str) -> str:

@@ -9,10 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
+from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.answer import answer
+from fp8doctor.render.answer import _cost, answer
 from fp8doctor.render.certainty import certainty
+from tests.diagnosis.trials import Of, around, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
@@ -56,6 +58,44 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
 def test_what_a_verdict_is_called(fields: dict[str, Any], tone: str, what: str, numbers: str) -> None:
     said = answer(with_verdict(**{"step_ms": None, "bf16_step_ms": None} | fields))
     assert (said.tone, said.what, said.numbers) == (tone, what, numbers)
+
+
+def test_a_step_that_was_timed_without_fp8_is_not_called_untimed() -> None:
+    """The budget may end before the conversion, or nothing of it be compiled."""
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": around(103.6),
+        "float8_tensorwise": "the budget of 10 s was used up before it",
+    }
+    said = answer(diagnose(Of(arms).facts(without_fp8())))
+    assert said.numbers == "103.6 ms a step, measured"
+    assert said.then.sentence == "What FP8 would give is not known: no FP8 was timed."
+
+
+def test_what_fp8_would_give_is_said_once() -> None:
+    """Round by round 0.50, by the two times that are shown 0.40."""
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": (100.0,) * 5,
+        "bf16_compiled": (80.0, 80.0, 80.0, 100.0, 125.0),
+        "float8_tensorwise": (160.0, 200.0, 200.0, 200.0, 250.0),
+    }
+    report = diagnose(Of(arms).facts(without_fp8()))
+    assert "200.0 ms, 0.40x of its best BF16 (80.0 ms)" in report.verdict.summary
+    assert answer(report).then.sentence == "FP8 would run at 0.40× of the best BF16, measured."
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("unclassified", "what no rule knows costs 4.2"),
+        ("attention", "attention costs 4.2"),
+        ("copies", "copies cost 4.2"),
+        ("idle", "an idle GPU costs 4.2"),
+    ],
+)
+def test_what_costs_more_than_converting_is_named_in_a_sentence(part: str, words: str) -> None:
+    parts = {"GEMMs": 2.0, "casts": 0.0, part: 4.2}
+    found = Waterfall("as_is", "bf16", 6.2, parts, fused_ms=0.0, step_ms=20.0)
+    assert _cost(found).endswith(f"; {words}.")
 
 
 def in_rowwise(*, compiled: bool) -> Document:

@@ -10,9 +10,9 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
-from fp8doctor.trial.measure.evidence import Compilations
+from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import Held, Turn
-from fp8doctor.trial.measure.results import _self_check, _unknown_peaks
+from fp8doctor.trial.measure.results import _arm, _self_check, _unknown_peaks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -75,3 +75,14 @@ def test_peaks_that_the_cuts_leave_open_are_a_gap() -> None:
         "trial.arms.peak_gib": "with 2 and 6 blocks the peak is elsewhere in the step than at full depth, "
         "where it is in the step as you run it between 20.0 and 21.4 GiB"
     }
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ends"), [([20.0], (None, None)), ([20.0, 30.0], (20.0, 30.0))], ids=["one round", "two"]
+)
+def test_one_round_has_no_interval(rounds: list[float], ends: tuple[float | None, float | None]) -> None:
+    """Where the budget was used up after it: "± 0.0 ms" would say that the time is exact."""
+    attempt = at_cuts("as_is", None, None)
+    attempt.proof = StepProof(fp8_gemms=0, graphs_run=0)
+    arm = _arm(PLAN, attempt, {("as_is", 0): rounds, ("as_is", 1): rounds})
+    assert (arm.rounds_ms, arm.low_ms, arm.high_ms) == (tuple(rounds), *ends)

@@ -46,8 +46,8 @@ def made_up(job: Job, model: nn.Module, names: Sequence[str]) -> str | None:
     pairs = [(_weights(ours[name]), _weights(theirs[name])) for name in names if name in theirs]
     if any(not _alike(one, other) for mine, users in pairs for one, other in zip(mine, users, strict=False)):
         return (
-            "the weights are made up: the model file draws others each time it builds the model; load a "
-            "checkpoint in it"
+            "the weights are made up: the model file builds what is timed with other weights than its "
+            "model; load a checkpoint in it"
         )
     uneven = [unevenness(weight) for name in names for weight in _weights(ours[name])]
     if not uneven or statistics.median(uneven) < UNEVEN:

@@ -258,6 +258,14 @@ def test_profiled_kernels_are_evidence_for_the_configuration_too(look: Look) -> 
     assert "has to be" in reason(timed(look(gemma2()), profiled(BMM, EAGER)))
 
 
+def test_kernels_of_a_cpu_tell_nothing_of_a_gpu(look: Look) -> None:
+    """There torch's attention takes its math backend for every dropout, as BERT's, and no GPU does."""
+    facts = timed(look(llama()), profiled(BMM, EAGER), device="cpu")
+    assert slow_attention_backend(facts) is None
+    eager = timed(look(llama(attn_implementation="eager")), profiled(BMM, EAGER), device="cpu")
+    assert "Profiled" not in found(eager).explanation
+
+
 def test_a_step_that_waits_for_its_host_does_not_hide_it(look: Look) -> None:
     assert found(timed(look(ByHand()), profiled(BMM, EAGER, busy_ms=20.0))).evidence[
         "share_pct"
