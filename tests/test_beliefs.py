@@ -22,7 +22,11 @@ PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabu
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
 FIRST_PAGE = PAGE.parents[1] / "README.md"
-SHORT_ROWS = [line.split(" | ") for line in FIRST_PAGE.read_text("utf-8").splitlines() if "](tests/" in line]
+SHORT_ROWS = [
+    line.split(" | ")
+    for line in FIRST_PAGE.read_text("utf-8").splitlines()
+    if line.startswith("|") and "](tests/" in line
+]
 NAMED = re.compile(r"(?:(eager|compiled) )?(FP8|BF16) ([\d.]+) (ms|GiB)")
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 
