@@ -143,10 +143,10 @@ def hold_report(
 ) -> None:
     """Add what one report says, and what it misses."""
     arms, trial, status = arms_of(report), report["facts"]["trial"], report["verdict"]["status"]
+    before = len(held.errors)
     for name in dict.fromkeys((*plain, *arms)):
-        before = len(held.errors)
         hold_arm(held, f"{label} | {name}", arms.get(name), plain.get(name))
-        held.relied_on += held.errors[before:] if trial.get("reliable") else []
+    held.relied_on += held.errors[before:] if trial.get("reliable") else []
     converts = status == "no_fp8"
     told, true = speedup(arms, converts), speedup(plain, converts)
     sign = sign_held(status, told, true)
