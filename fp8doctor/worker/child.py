@@ -112,8 +112,7 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     surroundings = examine_surroundings(source.target())
     channel.send(Examined(surroundings.to_dict()))
     may_time = _may_time(asked["trial"], surroundings)
-    there = _may_help(asked, surroundings) if may_time else 0
-    helpers = Helpers(asked, there, early_imports(source) if there else ())
+    helpers = Helpers(asked, wanted_helpers(asked, surroundings), early_imports(source))
     try:
         _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL, helpers)
     finally:
@@ -147,9 +146,10 @@ def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
     return trial is not None and bool(trial["device"] or _sees_a_gpu(surroundings))
 
 
-def _may_help(asked: dict[str, Any], surroundings: Facts) -> int:
+def wanted_helpers(asked: dict[str, Any], surroundings: Facts) -> int:
     """Return the number of helpers that a trial may want: none on a CPU, nor where it begins again."""
-    wanted = asked["trial"]["device"] != "cpu" and not asked["skip"]
+    trial = asked["trial"]
+    wanted = trial is not None and trial["device"] != "cpu" and not asked["skip"]
     return most_helpers() if wanted and _sees_a_gpu(surroundings) else 0
 
 

@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 
 import fp8doctor
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.trial import ahead
@@ -32,6 +32,7 @@ from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from fp8doctor.worker import parent
 from fp8doctor.worker.ahead import HELPING, Helpers, most_helpers
+from fp8doctor.worker.child import wanted_helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.logged import Records
 from tests.trial.test_conductor import job
@@ -427,6 +428,31 @@ def test_nothing_is_written_where_the_target_closed_the_pipes_of_helpers(tmp_pat
     )
     subprocess.run([sys.executable, "-c", trial], timeout=LONGEST_S, check=True)
     assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "trial", "skip", "wanted"),
+    [
+        (True, {"device": None}, {}, 3),
+        (True, {"device": "cuda:1"}, {}, 3),
+        (True, {"device": "cpu"}, {}, 0),
+        (True, {"device": None}, {"prescribed": "it took the process down"}, 0),
+        (True, None, {}, 0),
+        (False, {"device": None}, {}, 0),
+        (None, {"device": None}, {}, 0),
+    ],
+)
+def test_helpers_are_wanted_for_the_first_trial_on_a_gpu(
+    visible: bool | None,
+    trial: dict[str, str | None] | None,
+    skip: dict[str, str],
+    wanted: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    gpus = NOT_RECORDED if visible is None else (Gpu(name="NVIDIA H200", visible=visible),)
+    surroundings = msgspec.structs.replace(named("m"), gpus=gpus)
+    assert wanted_helpers({"trial": trial, "skip": skip}, surroundings) == wanted
 
 
 def test_helpers_that_are_not_wanted_end_before_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
