@@ -10,6 +10,7 @@ from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
     best_fp8,
+    best_fp8_and_its_bf16,
     fair_bf16,
     left_out_bf16,
     ratio,
@@ -158,11 +159,11 @@ def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
 
 def _achievable(facts: Facts) -> float | None:
     """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
-    fp8 = best_fp8(facts)
-    measure = fair_bf16(facts, fp8) if fp8 else None
-    if measure is None or fp8 is None or is_noise(measure, fp8, facts.trial):
+    pair = best_fp8_and_its_bf16(facts)
+    if pair is None:
         return None
-    return ratio(measure, fp8).median
+    fp8, bf16 = pair
+    return None if is_noise(bf16, fp8, facts.trial) else ratio(bf16, fp8).median
 
 
 def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:

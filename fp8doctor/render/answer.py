@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_fp8, fair_bf16
+from fp8doctor.analysis.arms import best_fp8_and_its_bf16
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
@@ -350,9 +350,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
 
 def _of_the_times_shown(facts: Facts) -> str:
     """Divide the two times that the verdict names: what a trial's rounds give one by one may be apart."""
-    fp8 = best_fp8(facts)
-    bf16 = fair_bf16(facts, fp8) if fp8 else None
-    return plainly(times(bf16.step_ms, fp8.step_ms)) if fp8 and bf16 else ""
+    pair = best_fp8_and_its_bf16(facts)
+    return plainly(times(pair[1].step_ms, pair[0].step_ms)) if pair else ""
 
 
 def _sentence(title: str) -> str:
