@@ -15,14 +15,17 @@ from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
+    WHY_WRAPPED,
     cache_off,
     compile_all,
+    compile_loop,
     compile_treatment,
+    has_loop,
     is_inside,
     needs_compile,
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
+from fp8doctor.analysis.layers import in_its_place, in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.te_recipes import TE_RECIPES
@@ -30,6 +33,7 @@ from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
+    CUDA_GRAPHS,
     KEEP_IN_BF16,
     STAY_IN_BF16,
     TE_AUTOCAST,
@@ -37,10 +41,13 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     recipe_change,
 )
-from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Arm, Blocks, Facts, Linear, Network, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
+
+GRAPHS = "reduce-overhead"
+"""The mode of torch.compile that records CUDA graphs."""
 
 MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
@@ -209,6 +216,36 @@ def _compile_blocks(facts: Facts) -> Treatment:
     return compile_treatment(facts, covered)
 
 
+def cuda_graphs(facts: Facts) -> Treatment:
+    """Launch what is compiled as CUDA graphs."""
+    known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
+    compiled = list(dict.fromkeys(name for name in known if name is not None))
+    return Treatment(
+        name=CUDA_GRAPHS,
+        summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
+        code=f"# in place of what compiles it now\n{_as_graphs(compiled, facts.network)}",
+    )
+
+
+def _as_graphs(compiled: Sequence[str], network: Network) -> str:
+    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    if "" in compiled:
+        return f'model = torch.compile(model, mode="{GRAPHS}")'
+    lists = [
+        each for each in network.blocks if has_loop(each) and any(_is_in(name, each) for name in compiled)
+    ]
+    loops = [compile_loop(each, network, GRAPHS) for each in lists]
+    beside = [name for name in compiled if not any(_is_in(name, each) for each in lists)]
+    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
+    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
+    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
+
+
+def _is_in(name: str, blocks: Blocks) -> bool:
+    """Whether a module is one of these blocks, or inside of one."""
+    return not blocks.name or name.startswith(f"{blocks.name}.")
+
+
 def checkpointing_off(facts: Facts) -> Treatment:
     """Switch off the form of checkpointing that was found."""
     return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=_switch_off(facts))
@@ -331,6 +368,7 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     KEEP_IN_BF16: _keep_in_bf16,
     **{name: functools.partial(recipe, name) for name in map(recipe_change, TORCHAO_RECIPES)},
     COMPILE_BLOCKS: _compile_blocks,
+    CUDA_GRAPHS: cuda_graphs,
     CHECKPOINTING_OFF: checkpointing_off,
     "fused-optimizer": _fused_optimizer,
     "cache-off": _cache_off,

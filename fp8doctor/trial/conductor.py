@@ -51,6 +51,7 @@ from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
+from fp8doctor.trial.measure.head_start import waits_for_host
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
@@ -145,7 +146,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
 
-def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
+def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
@@ -239,11 +240,12 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
         return without(trial, bench.at_work, no_number)
 
 
-def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
+def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has.
 
     What a report can do without and others compile meanwhile is left to the end, and the first that they
-    have done comes first.
+    have done comes first. Where the host sets the pace of an arm, what helps against that is added before all
+    that nobody proposed.
     """
     left: dict[str, Attempt] = {}
     for attempt in attempts:
@@ -253,11 +255,24 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             left[plan.name] = attempt
         else:
             _build_arm(attempt, bench, attempts, run)
+            _add_against_host(attempt, bench, attempts, run)
     while left:
         free = [each.plan for each in left.values() if each.plan.base not in left]
         chosen = _first_of(free, attempts, run)
         run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
         _build_arm(left.pop(chosen), bench, attempts, run)
+
+
+def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
+    """Add what is tried where the host sets the pace of this arm, if it does."""
+    if not attempt.ready or not attempt.plan.if_host_bound:
+        return
+    deepest = attempt.ready[-1]
+    if not waits_for_host(deepest.step, deepest.step_s, bench.device):
+        return
+    first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
+    added = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in attempt.plan.if_host_bound]
+    attempts[first:first] = added
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
@@ -301,7 +316,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     if attempt.plan.name == ArmName.SELF_CHECK and not any(
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
-        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
+        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
     costs = costs_of(attempts)
     essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
     until = run.budget.build_until(costs, essential=essential, needed=needed)

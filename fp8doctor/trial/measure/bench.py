@@ -237,8 +237,9 @@ class Bench(Layout):
         holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
         if self.device.type == "cuda":
             floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
-            peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
-            turn = turns.above(floor_gib)
+            if not records_cuda_graphs(model):  # whose own memory the allocator does not count
+                peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
+                turn = turns.above(floor_gib)
         tried_again = None if retries is None else (alloc_retries(self.device) or 0) - retries
         ready = Ready(
             watched.unwatched(),
