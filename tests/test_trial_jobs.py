@@ -34,7 +34,7 @@ VERDICTS = {
     "h100-bert_large_accelerate": "layers_do_not_learn",
     "h100-disturbed_host": "too_noisy",
     "h100-flux_like": "fp8_even",
-    "h100-gemma2_2b_eager_attention": "too_noisy",
+    "h100-gemma2_2b_eager_attention": "fp8_slower",
     "h100-gpt_124m_whole": "fp8_slower",
     "h100-llama_3b_bf16": "no_fp8",
     "h100-llama_8b_compiled": "fp8_slower",
