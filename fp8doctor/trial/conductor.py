@@ -267,8 +267,7 @@ def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], r
     """Add what is tried where the host sets the pace of this arm, if it does."""
     if not attempt.ready or not attempt.plan.if_host_bound:
         return
-    deepest = attempt.ready[-1]
-    if not waits_for_host(deepest.step, deepest.step_s, bench.device):
+    if not waits_for_host(attempt.ready[-1], bench.device):
         return
     first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
     added = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in attempt.plan.if_host_bound]

@@ -390,6 +390,12 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     report = diagnose(Of(too_large, treatments=("checkpointing-off",), bases={}).facts())
     assert "With checkpointing-off: 93.2 ms, 1.28x of BF16." in report.verdict.summary
     assert outlook(report).sentence.endswith(": 93.2 ms, 1.28x of the best BF16 (119.6 ms).")
+    graphs = {**arms, "bf16_cuda_graphs": around(95.0)}
+    verdict = diagnose(Of(graphs, treatments=("cuda-graphs",), bases={}).facts()).verdict
+    assert "With cuda-graphs: 93.2 ms, 1.02x of BF16 with CUDA graphs too (95.0 ms)." in verdict.summary
+    slower = {**arms, "bf16_cuda_graphs": around(121.0)}
+    verdict = diagnose(Of(slower, treatments=("cuda-graphs",), bases={}).facts()).verdict
+    assert "With cuda-graphs: 93.2 ms, 1.28x of BF16." in verdict.summary, "BF16 may do without them"
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
     assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
     assert unknown.achievable_speedup is None

@@ -37,6 +37,8 @@ class Ready:
     frames_in_window: int = 0
     turn: Turn | None = None
     """None on a CPU."""
+    before_backward: list[Callable[[], None]] = field(default_factory=list)
+    """What is called whenever its backward begins."""
 
 
 @dataclass

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -191,8 +192,11 @@ class Bench(Layout):
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
         turns = Turns(self.device)
-        step = training_step(self.job, variant, optimizer, self.device, turns.note)
-        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
+        begins: list[Callable[[], None]] = [turns.note]
+        step = training_step(self.job, variant, optimizer, self.device, partial(_call_all, begins))
+        ready = self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
+        ready.before_backward = begins
+        return ready
 
     def _serves_others(self, model: nn.Module | None) -> bool:
         """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
@@ -290,6 +294,11 @@ def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], t
             return step()
 
     return apart
+
+
+def _call_all(functions: Iterable[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _gone() -> torch.Tensor:
