@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_fp8_and_its_bf16
+from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
@@ -149,7 +149,8 @@ def _numbers(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         return f"{verdict.step_ms:,.1f} ms a step, measured, against {verdict.bf16_step_ms:,.1f}, modelled"
-    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}"
+    where = " on the CPU" if timed_on_cpu(report.facts) else ""
+    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}{where}"
 
 
 def _expected(as_is: float, compiled: float, gpu: str) -> str:
@@ -248,6 +249,8 @@ def _without_a_cause(report: Document) -> str:
         return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
+    if timed_on_cpu(report.facts):
+        return "A CPU tells nothing of what a GPU spends the step on."
     return "What the step is made of was not profiled."
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu, uses_fp8
 from fp8doctor.analysis.hangs_on_host import hangs_on
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
@@ -60,7 +60,9 @@ def _is_modelled(step: Step) -> bool:
 
 
 def _how_sure(facts: Facts) -> str:
-    """Say whether the times can be relied on."""
+    """Say whether the times can be relied on, and are those of a GPU."""
+    if timed_on_cpu(facts):
+        return "Not of a GPU"
     doubtful = _copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(hangs_on, facts)
     return "Not quite" if doubtful else "Yes"
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Document, Step
@@ -197,7 +198,10 @@ def numbers(steps: Iterable[Step]) -> dict[str, int]:
 
 
 def _is_small(step: Step, report: Document) -> bool:
-    """Whether all that a step of the plan does is to save next to nothing."""
+    """Whether all that a step of the plan does is to save next to nothing. What a CPU's step takes is no
+    measure of what is modelled of a GPU's."""
+    if timed_on_cpu(report.facts):
+        return False
     whole, saving = report.verdict.step_ms, step.saving_ms
     mends = [each for each in report.findings if each.code in step.mends]
     grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)

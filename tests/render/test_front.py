@@ -18,6 +18,7 @@ from fp8doctor.render import text
 from fp8doctor.render.front import Front, front, saves
 from fp8doctor.render.front_text import FILLS, LABELS, draw
 from fp8doctor.render.html import view
+from fp8doctor.render.screen import plan
 from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import Report, load_report
 from tests.checks.arms import timed
@@ -49,6 +50,33 @@ def watched(job: str) -> Report:
 def without_code(first: Front, screen: str) -> list[str]:
     code = {line.strip() for fix in first.fixes for line in printable_lines(fix.lines)}
     return [line for line in screen.splitlines() if line.strip() not in code]
+
+
+def test_operators_of_a_cpu_are_no_kernels_and_where_none_runs_no_gpu_is_idle() -> None:
+    parts = FP8_EAGER.breakdown
+    assert parts is not None
+    starved = replace(parts, families_ms={"cast": 1.0}, idle_ms=370.8)
+    arms = replace(FP8_EAGER, breakdown=starved), BF16
+    seen, on_cpu = (diagnose(timed(DECODER_468M, *arms, device=each)) for each in ("cuda", "cpu"))
+    assert "an idle GPU costs" in text.render(seen)
+    screen = " ".join(text.render(on_cpu, verbose=True).replace("│", " ").split())
+    assert "measured on the CPU" in screen
+    assert "Not of a GPU: " in screen
+    assert "which has no kernels of a GPU" in screen
+    for words in ("idle", "Converting to FP8 costs", "its kernels took"):
+        assert words not in screen
+
+
+def test_what_is_modelled_is_not_small_beside_the_step_of_a_cpu() -> None:
+    slow = replace(FP8_EAGER, step_ms=1e6, rounds_ms=(1e6,) * 6)
+    for device, folded in (("cuda", 1), ("cpu", 0)):
+        report = diagnose(timed(DECODER_468M, slow, BF16, device=device))
+        steps = tuple(
+            replace(each, saving_ms=Saving(low=1.0, high=2.0, basis="modelled", gpu="NVIDIA H100"))
+            for each in report.prescription
+            if each.code == "CMP001"
+        )
+        assert len(plan(replace(report, prescription=steps), report.findings)[1]) == folded
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
