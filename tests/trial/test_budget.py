@@ -250,7 +250,7 @@ def took(
         attempt.ready = [
             SimpleNamespace(
                 step_s=ms / 1e3,
-                compiled=SimpleNamespace(graphs=int(of.compiles)),
+                compiled=SimpleNamespace(graphs=int(of.compiles), from_caches=False),
                 warm_up_s=ahead_by_s or 0.0,
             )
             for ms in of.steps_ms
