@@ -4,6 +4,9 @@ sure; on every recorded job, in a user's words, and within the terminal."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,10 +23,11 @@ from fp8doctor.render.front_text import FILLS, LABELS, draw
 from fp8doctor.render.html import view
 from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import Report, load_report
-from tests.checks.arms import timed
+from tests.checks.arms import ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.facts_of import DECODER_468M
 from tests.render.reports import SCREENS
+from tests.waiting import LONGEST_S
 
 RECORDED = sorted((Path(__file__).parents[1] / "patients" / "recorded").glob("*.json"))
 WIDTHS = (60, 80, 100, 120)
@@ -243,6 +247,30 @@ def test_a_column_without_a_value_and_a_bar_beside_nothing_are_left_out() -> Non
     assert "speed\n" not in screen.replace("  GiB", "")
     assert FILLS["not profiled"][0] not in screen
     assert view(report).steps is None
+
+
+def test_times_of_a_single_round_are_shown_whole() -> None:
+    """They have no spread, and its column is gone."""
+    report = diagnose(timed(DECODER_468M, ran("as_is", 878.4), ran("bf16", 241.3)))
+    screen = draw(front(report), width=90, colour=False, ascii=False)
+    assert re.search(r"BF16 +241\.3 ", screen)
+    assert re.search(r"FP8 as you run it +878\.4 ", screen)
+
+
+def test_a_screen_draws_no_random_number() -> None:
+    """In a process that had not imported what draws it, as a training's."""
+    ask = """
+        import random
+        from pathlib import Path
+        from fp8doctor import load_report
+        report = load_report(Path("{path}"))
+        random.seed(0)
+        expected = random.getstate()
+        assert "fp8doctor" in str(report)
+        assert random.getstate() == expected
+    """
+    code = textwrap.dedent(ask.format(path=RECORDED[0]))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONGEST_S)
 
 
 def test_parts_that_cannot_be_relied_on_have_no_bar() -> None:
