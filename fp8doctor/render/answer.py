@@ -103,8 +103,18 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
         if most
         else "",
-        sure=certainty(report),
+        sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
+
+
+def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
+    """Say why a trial timed no copy at all, unless the cause says it."""
+    if not recorded(facts, "trial.arms") or facts.trial.arms or not recorded(facts, "trial.reason"):
+        return ""
+    reason = facts.trial.reason
+    if reason is None or any(reason in each.sentence for each in why):
+        return ""
+    return f"Copies of it could not be timed: {plainly(reason.rstrip('.'))}."
 
 
 def _how_much(verdict: Verdict, what: str) -> str:
