@@ -22,7 +22,6 @@ from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
 from tests.test_recorded import RECORDED
 
-
 UNALIGNED = replace(
     DECODER_468M,
     workload=Workload(batch_source="given", batch_size=1, sequence_length=1003, tokens=1003),
