@@ -258,6 +258,8 @@ def _without_a_cause(report: Document) -> str:
         return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
+    if verdict.status == "not_measured":
+        return "No BF16 was timed beside it."
     return "What the step is made of was not profiled."
 
 
@@ -266,6 +268,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if leave_off:
         mends = next((n for n, step in enumerate(steps, 1) if _mends_it(report, step)), None)
+        mends = None if mends == leave_off else mends
         too = None if mends else if_recorded(_helps_bf16_too, report, steps)
         for number in filter(None, (mends, too)):
             yield _numbered(number, steps[number - 1], len(steps))

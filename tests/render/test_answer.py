@@ -15,7 +15,8 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Trial, Workload
 from fp8doctor.render.answer import _cost, answer
 from fp8doctor.render.certainty import certainty
-from tests.checks.arms import ran, timed
+from tests.checks.arms import failed, ran, timed
+from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
@@ -177,3 +178,12 @@ def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() 
     report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
     assert report.verdict.status == "step_raises"
     assert certainty(report).startswith("Yes: it was read from the job itself. ")
+
+
+def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:
+    report = diagnose(timed(DECODER_468M, FP8_EAGER, failed("bf16", "it raises"), device="cpu"))
+    assert report.verdict.status == "not_measured"
+    assert answer(report).why == (
+        "No BF16 was timed beside it.",
+        "168 of 168 FP8 Linears run uncompiled.",
+    )

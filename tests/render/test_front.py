@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Saving
 from fp8doctor.render import text
@@ -208,6 +209,33 @@ def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() 
     mended = {each.code: each.text for each in of("cannot_be_saved").notices}
     assert mended["SHP005"].endswith("(fix 3 mends it)")
     assert mended["DST001"].endswith("(fix 1 mends it)")
+
+
+def test_a_finding_of_layers_that_leave_fp8_names_the_fix_that_takes_them_out() -> None:
+    layer = DECODER_468M.network.linears[0]
+    first = front(
+        diagnose(
+            replace(
+                DECODER_468M,
+                network=replace(DECODER_468M.network, linears=(layer,)),
+                workload=Workload(batch_source="given", batch_size=4, tokens=16384),
+                trial=Trial(device="cpu", arms=(), rows={layer.name: (4,)}),
+            )
+        )
+    )
+    assert first.answer.what == "The training step raises"
+    assert len(first.fixes) == 1
+    mended = {each.code: each.text for each in first.notices}
+    assert mended["CMP001"].endswith("(fix 1 mends it)")
+
+
+def test_a_modelled_saving_of_a_gpu_is_not_held_to_the_step_of_a_cpu() -> None:
+    as_is = ran("as_is", 200_000.0)
+    there = front(diagnose(timed(DECODER_468M, as_is)))
+    here = front(diagnose(timed(DECODER_468M, as_is, device="cpu")))
+    assert "CMP001" in there.folded
+    assert not here.folded
+    assert [each.code for each in here.fixes] == ["CMP001"]
 
 
 def test_layers_that_do_not_learn_are_mended_beside_leaving_fp8_off() -> None:
