@@ -286,6 +286,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Leave FP8 off, or time the other variants too: --budget {more_s:g}"
     elif grave:
         yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
+    elif report.verdict.status == "step_raises":
+        yield "Mend what it raises, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until it is known why."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):

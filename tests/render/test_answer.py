@@ -13,6 +13,7 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Trial, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.answer import _cost, answer
 from fp8doctor.render.certainty import certainty
 from tests.checks.arms import failed, ran, timed
@@ -187,3 +188,17 @@ def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:
         "No BF16 was timed beside it.",
         "168 of 168 FP8 Linears run uncompiled.",
     )
+
+
+def test_a_step_that_raises_by_itself_is_not_told_to_change_nothing() -> None:
+    raises = Trial(
+        device="cuda",
+        gpu="NVIDIA H200",
+        arms=(),
+        reliable=False,
+        why=Reason.STEP_RAISES,
+        reason="the training step raises RuntimeError: shapes do not match",
+    )
+    said = answer(diagnose(replace(without_fp8(), trial=raises)))
+    assert said.what == "The training step raises"
+    assert said.fix == ("Mend what it raises, then run fp8doctor again.",)
