@@ -127,8 +127,8 @@ def optimizer_for(
     """Make an optimizer of the user's class and settings over a replica's parameters, with the learning rate
     `RATE`.
 
-    Without one: AdamW over the trainable parameters, fused where it can be. Raises `NotReplicable` when nothing is trained, or
-    the optimizer cannot step by itself.
+    Without one: AdamW over the trainable parameters, fused where it can be. Raises `NotReplicable` when
+    nothing is trained, or the optimizer cannot step by itself.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
