@@ -28,6 +28,9 @@ from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
 
+CONVERTS = "convert"
+"""How the names of treatments begin after which other layers may be in FP8."""
+
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what breaks the job first, then what makes FP8 impossible, then by
@@ -103,7 +106,7 @@ def as_timed(
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
     if not timed_on_gpu(facts):
-        steps = _by_the_filter({step.treatment.name: step for step in steps}, facts)
+        steps = _by_the_filter({step.treatment.name: step for step in _while_in_fp8(steps, facts)}, facts)
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
@@ -123,6 +126,38 @@ def as_timed(
     elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
     return (*others, *gives_up)
+
+
+def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
+    """Drop what changes how FP8 runs where the filter leaves no layer in FP8, and nothing else is converted.
+
+    Where to give FP8 up is planned too, it says the same in fewer words.
+    """
+    named = {step.treatment.name: step for step in steps}
+    filters = named.get(KEEP_IN_BF16)
+    converts = any(name.startswith(CONVERTS) for name in named)
+    if filters is None or converts or not if_recorded(_leaves_none, filters.treatment, facts):
+        return list(steps)
+    instead = named.get(STAY_IN_BF16)
+    stays = instead or _of_none(filters)
+    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8(step))]
+    mends = dict.fromkeys(code for step in (stays, *moot) for code in step.mends)
+    stays = msgspec.structs.replace(stays, mends=tuple(mends))
+    by = instead or filters
+    return [stays if step is by else step for step in steps if step is by or step not in moot]
+
+
+def _leaves_none(filters: Treatment, facts: Facts) -> bool:
+    """Whether all FP8 layers, of which there are some, are among those that it leaves out."""
+    in_fp8 = {linear.name for linear in facts.network.linears if linear.use == "training"}
+    return bool(in_fp8) and in_fp8.issubset(filters.layers)
+
+
+def _of_none(filters: Step) -> Step:
+    summary = f"{filters.treatment.summary}, which leaves none in FP8"
+    return msgspec.structs.replace(
+        filters, treatment=msgspec.structs.replace(filters.treatment, summary=summary)
+    )
 
 
 def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
