@@ -317,6 +317,42 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(
     assert facts.training.accelerate.mixed_precision == "bf16"
 
 
+def test_a_loss_that_is_the_trainers_own_is_told(
+    tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is called: what a user computes there may change the Trainer."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
+    )
+
+    class Weighted(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+            raise AssertionError("it is called")
+
+    class Twice(Weighted):
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            raise AssertionError("it is called")
+
+    def told(kind: Any, *, smoothing: float = 0.0, loss: Any = None, **settings: Any) -> str:
+        arguments = transformers.Seq2SeqTrainingArguments(
+            str(tmp_path), use_cpu=True, label_smoothing_factor=smoothing, report_to=[]
+        )
+        trainer = kind(transformers.LlamaForCausalLM(config), arguments, **settings)
+        return " ".join(str(inspect_model(trainer, loss=loss, trial=False)).split())
+
+    line = "The loss is the model's own, not the Trainer's ({}): give it as loss(output, batch) or "
+    assert line.format("Weighted.compute_loss") in told(Weighted)
+    assert line.format("Twice.training_step") in told(Twice)
+    assert line.format("label_smoother") in told(transformers.Trainer, smoothing=0.1)
+    given = told(transformers.Trainer, compute_loss_func=lambda *each, **named: each[0].loss)
+    assert line.format("compute_loss_func") in given
+    assert "not the Trainer's" not in told(transformers.Trainer)
+    assert "not the Trainer's" not in told(transformers.Seq2SeqTrainer)
+    assert "not the Trainer's" not in told(Weighted, loss=lambda output, batch: output.loss)
+
+
 def test_what_a_trainer_turns_on_in_train_only_is_told(
     tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

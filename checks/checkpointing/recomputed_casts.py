@@ -38,6 +38,8 @@ from fp8doctor.registry import check
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")
+    if facts.trial.device == "cpu":
+        return NotApplicable(reason="the cost of checkpointing was not measured on a GPU")
     fp8, bf16 = pair(facts.trial, CHECKPOINTING_OFF), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
     if fp8 is None or bf16 is None:
         return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")

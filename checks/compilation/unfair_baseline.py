@@ -64,6 +64,8 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         )
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
+    if facts.trial.device == "cpu":
+        return NotApplicable(reason="eager and compiled BF16 were not timed on a GPU")
     if eager is None or eager.name == best.name or is_noise(best, as_is, facts.trial):
         return None
     eager_fp8 = all(linear.compiled is None for linear in facts.network.linears if linear.use == "training")

@@ -57,6 +57,8 @@ WORTH_SAVING_S = 10.0
 def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):
         return NotApplicable(reason="the model is not compiled as a whole")
+    if facts.trial.device == "cpu":
+        return NotApplicable(reason="what compiling takes for a GPU was not timed")
     blocks = arm(facts.trial, COMPILE_BLOCKS)
     whole = base_of(facts.trial, blocks) if blocks else arm(facts.trial, ArmName.AS_IS)
     if whole is None:

@@ -24,7 +24,7 @@ https://arxiv.org/abs/2510.24061
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio
+from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio, timed_on
 from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.cost import amdahl, modelled_gpu
@@ -56,7 +56,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
         "flops_share_pct": flops,
         "adapter_dtypes": tuple(sorted({linear.dtype for linear in adapters})),
     }
-    without = arm(facts.trial, WITHOUT)
+    without = arm(facts.trial, WITHOUT) if facts.trial.device != "cpu" else None
     base = base_of(facts.trial, without) if without else None
     if without is None or base is None or base.step_ms is None:
         return Finding(
@@ -89,7 +89,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
             "time_share_low_pct": low,
             "time_share_high_pct": high,
             "adapters_ms": cost,
-            "measured_on": facts.trial.gpu or facts.trial.device.upper(),
+            "measured_on": timed_on(facts.trial),
             "of_arm": in_any_window(base.name),
             "fp8_ceiling": ceiling,
         },
@@ -99,6 +99,8 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
 
 def why_not(trial: Trial) -> str:
     """Tell why there is no time without adapters."""
+    if trial.device == "cpu":
+        return "the trial ran on a CPU, which says nothing about a GPU"
     attempt = next((each for each in trial.arms if each.name == WITHOUT), None)
     return (attempt.reason if attempt else None) or "no step without them was timed"
 

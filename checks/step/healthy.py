@@ -33,6 +33,8 @@ from fp8doctor.wording import times
 def healthy(facts: Facts) -> Finding | NotApplicable:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
+    if facts.trial.device == "cpu":
+        return NotApplicable(reason="no step was timed on a GPU")
     measured = measured_speed(facts) if facts.trial.arms else None
     if measured is None and not fp8_never_ran(facts.trial):
         return NotApplicable(reason="the step and the best BF16 were not both timed")

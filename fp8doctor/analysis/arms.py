@@ -24,6 +24,17 @@ BF16_WITH = {
 """Changes that help BF16 too -> BF16 with them, where there is such an arm."""
 
 
+def timed_on_cpu(facts: Facts) -> bool:
+    """Whether the trial ran on a CPU, which emulates FP8 and runs no kernels: what its steps take, and where,
+    says nothing about a GPU."""
+    return recorded(facts, "trial.device") and facts.trial.device == "cpu"
+
+
+def timed_on_gpu(facts: Facts) -> bool:
+    """Whether the trial ran on a GPU."""
+    return recorded(facts, "trial") and not timed_on_cpu(facts)
+
+
 def arm(trial: Trial, name: str) -> Arm | None:
     """Return the arm of that name, if it was timed."""
     return next((each for each in trial.arms if each.name == name and each.tried), None)
@@ -169,7 +180,9 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
 
 
 def saved_by(facts: Facts, treatment: str) -> Interval | None:
-    """Tell what a treatment alone saved of a step, in ms; None where no arm carried it out alone."""
+    """Tell what a treatment alone saved of a step on a GPU, in ms; None where no arm carried it out alone."""
+    if not timed_on_gpu(facts):
+        return None
     for alone in facts.arms():
         base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
         if base is not None:

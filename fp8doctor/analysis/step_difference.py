@@ -7,6 +7,7 @@ from statistics import median
 
 import msgspec
 
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.analysis.unfused_attention import plain_attention
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
@@ -63,6 +64,18 @@ class Waterfall(msgspec.Struct, frozen=True):
     def casts_unpaid_ms(self) -> float:
         """What the casts cost beyond what the GEMMs save; 0 where the GEMMs pay for them."""
         return max(0.0, self.parts_ms["casts"] - max(0.0, self.gemms_saved_ms))
+
+
+def without_parts_of_a_cpu(facts: Facts) -> Facts:
+    """Leave the profiles of a trial on a CPU out: its operators are no kernels, and where none runs no GPU is
+    idle."""
+    if not timed_on_cpu(facts) or not recorded(facts, "trial.arms"):
+        return facts
+    replace = msgspec.structs.replace
+    arms = tuple(replace(each, breakdown=None) for each in facts.trial.arms)
+    gaps = facts.trial.gaps if recorded(facts.trial, "gaps") else {}
+    told = {**gaps, "trial.arms.breakdown": "the trial ran on a CPU, which has no kernels of a GPU"}
+    return replace(facts, trial=replace(facts.trial, arms=arms, gaps=told))
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:

@@ -58,9 +58,14 @@ BROKEN: dict[Breaks, str] = {
 """How an answer begins that tells of more than speed, the gravest first."""
 
 
+def own_step_failed(facts: Facts) -> bool:
+    """Whether the user's own step raised as it was to be timed."""
+    return recorded(facts, "trial") and why_of(facts.trial) in OWN_STEP_FAILED
+
+
 def before_speed(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Put what breaks the job before what FP8 does to its speed."""
-    if recorded(facts, "trial") and why_of(facts.trial) in OWN_STEP_FAILED:
+    if own_step_failed(facts):
         return msgspec.structs.replace(answer, status="step_raises", basis="measured")
     broken = [each for each in findings if recorded(each, "breaks")]
     for status, says in BROKEN.items():

@@ -14,10 +14,11 @@ from fp8doctor.analysis.step_difference import (
     signed,
     waterfall,
     why_unknown,
+    without_parts_of_a_cpu,
 )
 from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, timed_step, unlike
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
-from fp8doctor.facts import Arm, if_recorded
+from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.wording import capital, labels
 
@@ -67,7 +68,7 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     """Compare the steps of two reports, which were saved as ``files``."""
     documents = first, second
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
-    arms = as_is(first.facts), as_is(second.facts)
+    arms = _profiled(first.facts), _profiled(second.facts)
     speedup = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
     found = (
         if_recorded(waterfall, arms[1], arms[0])
@@ -99,6 +100,10 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     )
 
 
+def _profiled(facts: Facts) -> Arm | None:
+    return as_is(without_parts_of_a_cpu(facts))
+
+
 def _families(arm: Arm) -> dict[str, float]:
     found = breakdown_of(arm)
     return {**found.families_ms, "idle": found.idle_ms} if found else {}
@@ -106,7 +111,12 @@ def _families(arm: Arm) -> dict[str, float]:
 
 def _why_none(arms: tuple[Arm | None, Arm | None], steps: tuple[TimedStep, TimedStep]) -> str:
     told = [
-        f"{step.name} {if_recorded(why_unknown, arm) or 'was not profiled'}"
+        f"{step.name} "
+        + (
+            "ran on a CPU"
+            if step.measured_on == "CPU"
+            else if_recorded(why_unknown, arm) or "was not profiled"
+        )
         for arm, step in zip(arms, steps, strict=True)
         if arm is not None and step.step_ms and not if_recorded(breakdown_of, arm)
     ]

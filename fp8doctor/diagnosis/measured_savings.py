@@ -6,23 +6,32 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import best_bf16, best_fp8, saved_by, saved_ms, timed_on, too_large, uses_fp8
+from fp8doctor.analysis.arms import (
+    best_bf16,
+    best_fp8,
+    saved_by,
+    saved_ms,
+    timed_on,
+    timed_on_gpu,
+    too_large,
+    uses_fp8,
+)
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.finding import Finding, Outcome, Saving
 
 
 def with_measured_savings(
     facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Return the findings with measured savings where an arm carried out their treatment alone, and the
-    refuted ones so called.
+    """Return the findings with savings measured on a GPU where an arm carried out their treatment alone, and
+    the refuted ones so called.
 
     A refuted finding keeps its saving, zero or negative, and becomes information. A treatment that takes more
     memory than there is leaves its finding, which says so.
     """
-    if not recorded(facts, "trial"):
+    if not timed_on_gpu(facts):
         return tuple(findings), tuple(outcomes)
     weighed, refuted = [], {}
     for finding in (if_recorded(_without_too_large, facts, each) or each for each in findings):

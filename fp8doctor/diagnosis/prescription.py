@@ -9,7 +9,7 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.analysis.adapter_names import has_lora
-from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, too_large
+from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, timed_on_gpu, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
@@ -27,6 +27,9 @@ from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
+
+CONVERTS = "convert"
+"""How the names of treatments begin after which other layers may be in FP8."""
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
@@ -96,14 +99,14 @@ def as_timed(
     not mended; but what breaks the job is, by the codes in ``broken``. On a GPU that has no FP8 nothing of
     FP8 is mended.
     """
-    steps = _of_the_total(proposed, facts) if recorded(facts, "trial") else list(proposed)
+    steps = _of_the_total(proposed, facts) if timed_on_gpu(facts) else list(proposed)
     without_fp8 = set(ON_THIS_GPU.values())
     if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in steps):
         return tuple(step for step in steps if step.treatment.name in without_fp8 or not _changes_fp8(step))
     named = {step.treatment.name for step in steps}
     steps += [step for step in conversion(facts) if step.treatment.name not in named]
-    if not _was_timed(facts):
-        steps = _by_the_filter({step.treatment.name: step for step in steps}, facts)
+    if not timed_on_gpu(facts):
+        steps = _by_the_filter({step.treatment.name: step for step in _while_in_fp8(steps, facts)}, facts)
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
@@ -116,13 +119,45 @@ def as_timed(
         gives_up = [
             msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
         ]
-    elif not _was_timed(facts):
+    elif not timed_on_gpu(facts):
         mends = [step for step in others if broken.intersection(step.mends)]
         rest = [step for step in others if not gives_up or not _changes_fp8(step)]
         return (*mends, *gives_up, *(step for step in rest if step not in mends))
     elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
     return (*others, *gives_up)
+
+
+def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
+    """Drop what changes how FP8 runs where the filter leaves no layer in FP8, and nothing else is converted.
+
+    Where to give FP8 up is planned too, it says the same in fewer words.
+    """
+    named = {step.treatment.name: step for step in steps}
+    filters = named.get(KEEP_IN_BF16)
+    converts = any(name.startswith(CONVERTS) for name in named)
+    if filters is None or converts or not if_recorded(_leaves_none, filters.treatment, facts):
+        return list(steps)
+    instead = named.get(STAY_IN_BF16)
+    stays = instead or _of_none(filters)
+    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8(step))]
+    mends = dict.fromkeys(code for step in (stays, *moot) for code in step.mends)
+    stays = msgspec.structs.replace(stays, mends=tuple(mends))
+    by = instead or filters
+    return [stays if step is by else step for step in steps if step is by or step not in moot]
+
+
+def _leaves_none(filters: Treatment, facts: Facts) -> bool:
+    """Whether all FP8 layers, of which there are some, are among those that it leaves out."""
+    in_fp8 = {linear.name for linear in facts.network.linears if linear.use == "training"}
+    return bool(in_fp8) and in_fp8.issubset(filters.layers)
+
+
+def _of_none(filters: Step) -> Step:
+    summary = f"{filters.treatment.summary}, which leaves none in FP8"
+    return msgspec.structs.replace(
+        filters, treatment=msgspec.structs.replace(filters.treatment, summary=summary)
+    )
 
 
 def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
@@ -174,19 +209,14 @@ def hangs_on_shapes(step: Step) -> bool:
     return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
 
 
-def _was_timed(facts: Facts) -> bool:
-    """Whether a GPU was there to time it; a CPU only emulates FP8."""
-    return recorded(facts, "trial") and facts.trial.device != "cpu"
-
-
 def _prescription_was_timed(facts: Facts) -> bool:
-    return _was_timed(facts) and arm(facts.trial, ArmName.PRESCRIBED) is not None
+    return timed_on_gpu(facts) and arm(facts.trial, ArmName.PRESCRIBED) is not None
 
 
 def _whole_plan_was_timed(steps: Sequence[Step], facts: Facts) -> bool:
     """Whether the total that was timed holds every step of the plan; what was to be tried beside it may
     wait."""
-    total = arm(facts.trial, ArmName.PRESCRIBED) if _was_timed(facts) else None
+    total = arm(facts.trial, ArmName.PRESCRIBED) if timed_on_gpu(facts) else None
     return total is not None and all(step.treatment.name in total.treatments for step in steps)
 
 

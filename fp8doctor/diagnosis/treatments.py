@@ -16,6 +16,7 @@ from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     WHY_WRAPPED,
+    blocks_are_compiled,
     cache_off,
     compile_all,
     compile_loop,
@@ -49,6 +50,8 @@ from fp8doctor.wording import plural
 GRAPHS = "reduce-overhead"
 """The mode of torch.compile that records CUDA graphs."""
 
+KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
+
 MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
@@ -58,8 +61,17 @@ def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as f
     return Treatment(
         name=STAY_IN_BF16,
         summary=f"stay in BF16, compiled: {why}",
-        code=f"{without_fp8(facts)}\nmodel = torch.compile(model)   # or block by block, as timed",
+        code=f"{without_fp8(facts)}\n{_compiled(facts)}",
     )
+
+
+def _compiled(facts: Facts) -> str:
+    """Compile BF16 in a form that nothing was timed for: the user's own, where all of the model is in it."""
+    marks = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
+    whole = any(mark.name == "" and recorded(mark, "compiles") and mark.compiles for mark in marks)
+    if whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network)):
+        return KEEP_OWN_COMPILE
+    return "model = torch.compile(model)   # or block by block"
 
 
 def as_best(bf16: Treatment, facts: Facts) -> Treatment:
@@ -79,7 +91,7 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     """Write the lines that compile BF16 as this arm was; where the user's own form was to be timed too, they
     say whether it stays."""
     if bf16.name == ArmName.BF16_AS_COMPILED:
-        return ["# leave your own torch.compile as it is"]
+        return [KEEP_OWN_COMPILE]
     compiles_otherwise = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
     own = ["# leave out your own torch.compile"] if compiles_otherwise else []
     if bf16.name == ArmName.BF16:

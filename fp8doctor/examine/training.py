@@ -18,7 +18,7 @@ from fp8doctor.examine.optimizer import innermost, outside, unwrapped
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.loading.job import Job
+from fp8doctor.loading.job import Job, is_trainer
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.stacks.looking import forward_of, read, state_of
 
@@ -57,7 +57,9 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         checkpointing=(*tree.checkpointing, *of_the_process(asked)),
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
-        trainer=trainer_arguments(arguments),
+        trainer=trainer_arguments(
+            arguments, own_loss(job.trainer) if is_trainer(job.trainer) else NOT_RECORDED
+        ),
         optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
         use_cache=use_cache(tree, arguments),
         cache_switch=cache_switch(tree, arguments),
@@ -120,7 +122,27 @@ def _link_name(link: Any) -> str:
     return f"{function.__globals__.get('__name__', '')}.{code.co_qualname}"
 
 
-def trainer_arguments(arguments: Any) -> TrainerArguments | None:
+STEP_OF_A_TRAINER = ("training_step", "compute_loss")
+"""Methods of a transformers Trainer that compute the loss, the outer one first."""
+
+LOSS_OF_A_TRAINER = ("compute_loss_func", "label_smoother")
+"""Attributes of a transformers Trainer (4.46 to 5.23) that compute the loss where they are not None."""
+
+
+def own_loss(trainer: Any) -> str | None:
+    """Name what of a Trainer computes the loss in the model's place; nothing of it is called.
+
+    It may change the Trainer, as TRL's do that note metrics there, so a copy's step leaves it out.
+    """
+    state = state_of(trainer)
+    for name in STEP_OF_A_TRAINER:
+        owner = next(each for each in type(trainer).__mro__ if name in vars(each))
+        if name in state or str(owner.__module__).partition(".")[0] != "transformers":
+            return f"{type(trainer).__name__ if name in state else owner.__name__}.{name}"
+    return next((name for name in LOSS_OF_A_TRAINER if state.get(name) is not None), None)
+
+
+def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> TrainerArguments | None:
     """Tell what a Trainer's arguments ask for, read from their fields so that no property runs."""
     if arguments is None:
         return None
@@ -132,4 +154,5 @@ def trainer_arguments(arguments: Any) -> TrainerArguments | None:
         fp16=settings.get("fp16"),
         mixed_precision=settings.get("mixed_precision"),
         checkpointing=checkpointing,
+        own_loss=own_loss,
     )

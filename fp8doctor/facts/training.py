@@ -128,6 +128,9 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     fp16: bool | None = NOT_RECORDED
     mixed_precision: str | None = NOT_RECORDED
     checkpointing: bool | None = NOT_RECORDED
+    own_loss: str | None = NOT_RECORDED
+    """What of the Trainer computes the loss in the model's place, which no copy of its step calls:
+    ``WeightedTrainer.compute_loss``, ``compute_loss_func``; None where the model's own loss is trained."""
 
 
 class Conversion(Record, frozen=True, kw_only=True):

@@ -304,8 +304,8 @@ class Trial(Record, frozen=True, kw_only=True):
     reason: Prose | None = NOT_RECORDED
     """Why nothing was timed, or why the times are not reliable, in sentences for people."""
     harm: tuple[str, ...] = NOT_RECORDED
-    """What the trial changed outside its copies of the model, put back where it could be; empty when
-    nothing."""
+    """What was not as before after the trial outside its copies of the model, put back where it could be: of
+    files in the current folder and memory of the GPU others may be the cause. Empty when nothing."""
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     host: HostLoad = NOT_RECORDED

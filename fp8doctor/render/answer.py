@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_fp8_and_its_bf16
+from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
@@ -103,8 +103,18 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
         if most
         else "",
-        sure=certainty(report),
+        sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
+
+
+def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
+    """Say why a trial timed no copy at all, unless the cause says it."""
+    if not recorded(facts, "trial.arms") or facts.trial.arms or not recorded(facts, "trial.reason"):
+        return ""
+    reason = facts.trial.reason
+    if reason is None or any(reason in each.sentence for each in why):
+        return ""
+    return f"Copies of it could not be timed: {plainly(reason.rstrip('.'))}."
 
 
 def _how_much(verdict: Verdict, what: str) -> str:
@@ -149,7 +159,8 @@ def _numbers(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         return f"{verdict.step_ms:,.1f} ms a step, measured, against {verdict.bf16_step_ms:,.1f}, modelled"
-    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}"
+    where = " on the CPU" if timed_on_cpu(report.facts) else ""
+    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}{where}"
 
 
 def _expected(as_is: float, compiled: float, gpu: str) -> str:
@@ -248,6 +259,10 @@ def _without_a_cause(report: Document) -> str:
         return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
+    if verdict.status == "not_measured":
+        return "No BF16 was timed beside it."
+    if timed_on_cpu(report.facts):
+        return "A CPU tells nothing of what a GPU spends the step on."
     return "What the step is made of was not profiled."
 
 
@@ -256,6 +271,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if leave_off:
         mends = next((n for n, step in enumerate(steps, 1) if _mends_it(report, step)), None)
+        mends = None if mends == leave_off else mends
         too = None if mends else if_recorded(_helps_bf16_too, report, steps)
         for number in filter(None, (mends, too)):
             yield _numbered(number, steps[number - 1], len(steps))
@@ -273,6 +289,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Leave FP8 off, or time the other variants too: --budget {more_s:g}"
     elif grave:
         yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
+    elif report.verdict.status == "step_raises":
+        yield "Mend what it raises, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until it is known why."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu, uses_fp8
 from fp8doctor.analysis.hangs_on_host import hangs_on
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -27,7 +27,7 @@ def certainty(report: Document) -> str:
         return f"No. {timed or 'The times spread too far.'}{disturbed}"
     watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
     if verdict.status in GRAVE:
-        raised = verdict.status == "step_raises" and verdict.basis == "measured"
+        raised = own_step_failed(facts)
         how = "it was seen in a step that ran" if raised else "it was read from the job itself"
         return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
     if verdict.basis == "measured":
@@ -60,7 +60,9 @@ def _is_modelled(step: Step) -> bool:
 
 
 def _how_sure(facts: Facts) -> str:
-    """Say whether the times can be relied on."""
+    """Say whether the times can be relied on, and are those of a GPU."""
+    if timed_on_cpu(facts):
+        return "Not of a GPU"
     doubtful = _copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(hangs_on, facts)
     return "Not quite" if doubtful else "Yes"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -116,7 +118,22 @@ class Canvas(Struct, frozen=True):
 
 def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = True) -> str:
     """Draw the first screen; without ``whole`` only as far as what was measured, for what tells the rest."""
-    canvas = Canvas(width, ascii)
+    with _random_state_kept():
+        return _drawn(front, Canvas(width, ascii), colour=colour, whole=whole)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave Python's random numbers as they were: rich draws one as it is imported, and the report may be
+    shown in the middle of a training."""
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+def _drawn(front: Front, canvas: Canvas, *, colour: bool, whole: bool) -> str:
     sections: list[Sequence[RenderableType]] = [
         tuple(_heading(front, canvas)),
         (_panel(front.answer, canvas),),
@@ -127,7 +144,7 @@ def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = T
     if whole:
         sections += [tuple(_fix(each, canvas)) for each in front.fixes]
         sections.append(tuple(_rest(front, canvas)))
-    return "\n".join(_shown([*section], width, colour) for section in sections if section)
+    return "\n".join(_shown([*section], canvas.width, colour) for section in sections if section)
 
 
 def _shown(lines: Iterable[RenderableType], width: int, colour: bool) -> str:
@@ -269,7 +286,8 @@ class _Widths(Struct, frozen=True):
 def _row(variant: Variant, wide: _Widths, canvas: Canvas, longest_ms: float) -> Iterator[Text]:
     style = {"bad": "red", "good": "green", "plain": ""}[variant.tone]
     yield canvas.text(variant.label, style)
-    yield canvas.own(f"{variant.step:>{wide.number}} {variant.spread:>{wide.spread}}", style)
+    spread = f" {variant.spread:>{wide.spread}}" if wide.spread else ""
+    yield canvas.own(f"{variant.step:>{wide.number}}{spread}", style)
     if wide.bar:
         yield _bar(variant, wide.bar, canvas, longest_ms)
     if wide.speed:

@@ -1,4 +1,4 @@
-"""What was made up of a job because nobody gave it, why no batch was, and what only training turns on."""
+"""What was made up of a job because nobody gave it, why no batch was, and what is left out of a Trainer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ NO_TRAINED_WEIGHTS = "the weights are"
 """How the reason begins for which layers were not compared on weights that nobody trained.
 Source: ``fp8doctor/trial/layers/made_up.py``."""
 
+LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
+"""Source of the loss, where nobody gave one -> whose it is."""
+
 
 def made_up(facts: Facts) -> str:
-    """Tell what was made up, why no batch was, and what only training turns on; empty where all was the
+    """Tell what was made up, why no batch was, and what of a Trainer is left out; empty where all was the
     user's, or no step was asked about."""
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
     without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
     told = [f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
-    return " ".join([*told, *_no_batch(facts), *_later(facts)])
+    return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
+
+
+def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
+    """Tell whose loss a copy of the step has, where the Trainer has one of its own."""
+    work, trainer = facts.workload, facts.trainer()
+    used = LOSSES.get(work.loss_source) if recorded(work, "loss_source") else None
+    if not used or trainer is None or not recorded(trainer, "own_loss") or not trainer.own_loss:
+        return
+    watched = recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
+    if not watched or recorded(facts, "trial.arms"):
+        yield (
+            f"The loss is {used}, not the Trainer's ({trainer.own_loss}): give it as loss(output, batch) or "
+            "training_step(model, batch)."
+        )
 
 
 def _later(facts: Facts) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Document, Step
@@ -197,11 +198,14 @@ def numbers(steps: Iterable[Step]) -> dict[str, int]:
 
 
 def _is_small(step: Step, report: Document) -> bool:
-    """Whether all that a step of the plan does is to save next to nothing."""
+    """Whether all that a step of the plan does is to save next to nothing; what was modelled for a GPU is no
+    share of a CPU's step."""
     whole, saving = report.verdict.step_ms, step.saving_ms
     mends = [each for each in report.findings if each.code in step.mends]
     grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
     if grave or saving is None or not whole:
+        return False
+    if saving.basis == "modelled" and not ran_on_a_gpu(report.facts):
         return False
     return saving.high < SMALL_PCT / 100 * whole
 
@@ -232,8 +236,9 @@ def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) 
     name = finding.treatment.name if finding.treatment else None
     causes = set() if finding.severity == "info" else set(finding.caused_by)
     itself = (number for number, step in enumerate(steps, 1) if step.treatment.name == name)
+    also = (number for number, step in enumerate(steps, 1) if finding.code in step.mends)
     cause = (number for number, step in enumerate(steps, 1) if causes.intersection(step.mends))
-    see = next(itself, None) or next(cause, None)
+    see = next(itself, None) or next(also, None) or next(cause, None)
     told = see is not None or name == STAY_IN_BF16
     saving = "" if told else saving_in_words(finding.saving_ms)
     open_ = None if told or saving or finding.saving_ms else finding.treatment

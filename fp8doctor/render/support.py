@@ -73,7 +73,7 @@ def _step(facts: Facts) -> Iterator[str]:
     if recorded(facts, "workload"):
         yield from _sources(facts.workload)
     if recorded(facts, "trial.harm") and facts.trial.harm:
-        yield f"the trial changed {', '.join(facts.trial.harm)}"
+        yield f"not as before the trial: {', '.join(facts.trial.harm)}"
 
 
 def _sources(workload: Workload) -> Iterator[str]:

@@ -21,6 +21,7 @@ from fp8doctor.analysis.step_difference import (
     watched_on_gpu,
     waterfall,
     with_attention_together,
+    without_parts_of_a_cpu,
 )
 from fp8doctor.analysis.variant_words import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
@@ -94,6 +95,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
     """
     if not facts.arms():
         return _of_a_script(facts)
+    facts = without_parts_of_a_cpu(facts)
     fp8 = recorded(facts, "network") and uses_fp8(facts)
     order: dict[str, float] = {
         ArmName.BF16: 0,
@@ -308,6 +310,7 @@ def _waterfalls(facts: Facts, names: Mapping[str, str]) -> tuple[Waterfall, ...]
 
 def as_is_difference(facts: Facts) -> Waterfall | None:
     """Divide what the FP8 step as it runs takes more than the best BF16; None unless both were profiled."""
+    facts = without_parts_of_a_cpu(facts)
     of, against = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     return waterfall(of, against) if of and against and uses_fp8(facts) else None
 

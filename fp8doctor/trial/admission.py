@@ -26,6 +26,7 @@ from fp8doctor.trial.measure.budget import (
     Budget,
     Cost,
     ahead_of,
+    compiled_anew,
     expected,
 )
 from fp8doctor.trial.measure.run import TrialRun
@@ -157,13 +158,18 @@ def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
 
 
 def enough_for_all_s(attempts: Sequence[Attempt], run: TrialRun) -> float | None:
-    """Return the budget in which nothing would be left out for time; None where nothing is, or where nobody
-    knows."""
+    """Return the budget in which nothing would be left out for time, though the caches hold nothing of it;
+    None where nothing is, or where nobody knows."""
     spent_s, costs = run.budget.spent_s, costs_of(attempts)
+    anew = {
+        each.plan.name: compiled_anew(costs[each.plan.name], sum(ready.from_caches_s for ready in each.ready))
+        for each in attempts
+        if each.ready
+    }
     left: dict[str, Cost] = {}
     for attempt in attempts:
         if attempt.why in LEFT_OUT_FOR_TIME:
-            cost = _expected(attempt.plan, {**costs, **left}, run)
+            cost = _expected(attempt.plan, {**anew, **left}, run)
             if cost is None:
                 return None
             left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))

@@ -20,9 +20,10 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
+from fp8doctor.analysis.treatment_table import changes_recipe
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.arm_names import ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
@@ -330,6 +331,16 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         bench.build(attempt, until)
     if beyond := _beyond_gpu(attempt, attempts, bench, run):
         bench.drop(attempt, beyond)
+    if _was_known(attempt, run) and run.ahead.end():
+        _log.debug("%s is in the caches: nothing is compiled ahead any more", attempt.plan.name)
+
+
+def _was_known(attempt: Attempt, run: TrialRun) -> bool:
+    """Whether the trial found another recipe in the caches before anyone compiled ahead: what others would
+    compile is there too, from an earlier run. Another change may have the graphs of an arm before it."""
+    found = any(ready.compiled.from_caches for ready in attempt.ready)
+    is_another = is_conversion(attempt.plan.name) or changes_recipe(attempt.plan.name)
+    return found and is_another and not any(run.ahead.outcomes().values())
 
 
 def _wait_if_sooner(plan: ArmPlan, attempts: Sequence[Attempt], until: float, run: TrialRun) -> None:

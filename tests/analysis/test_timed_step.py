@@ -122,6 +122,9 @@ def test_a_cpu_and_an_unreliable_trial_are_told() -> None:
         "the timing of a is unreliable: its copy took 1.3 as long",
         "a was timed on a CPU, which says nothing about a GPU",
     ]
+    found = of(timed(), facts)
+    assert found.difference is None
+    assert found.why_no_difference == "a.json was not profiled and b.json ran on a CPU"
 
 
 @pytest.mark.parametrize(

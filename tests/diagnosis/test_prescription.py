@@ -14,8 +14,8 @@ from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
-from fp8doctor.facts import Facts, Network
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16, stay_in_bf16
+from fp8doctor.facts import CompileMark, Facts, Network
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.trial.explorations import SENSIBLE
 from tests.facts_of import DECODER_468M
@@ -64,6 +64,54 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
     assert steps[0].saving_ms is not None
     assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
     assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
+
+
+def filtered(share: int) -> Finding:
+    """A layer of so many is to be left out of the conversion, in a decoder in FP8."""
+    in_fp8 = [each.name for each in DECODER_468M.network.linears if each.use == "training"]
+    finding = found("SHP007", "error", treatment="")
+    return msgspec.structs.replace(finding, treatment=keep_in_bf16(in_fp8[::share], DECODER_468M))
+
+
+COMPILED = found("CMP001", saved_ms=5, treatment="compile-blocks")
+GIVEN_UP = found("SHP002", saved_ms=1, treatment="stay-in-bf16")
+
+
+@pytest.mark.parametrize(
+    ("findings", "told"),
+    [
+        ((filtered(2), COMPILED), [("keep-in-bf16", "SHP007"), ("compile-blocks", "CMP001")]),
+        ((filtered(1), COMPILED), [("keep-in-bf16", "SHP007 CMP001")]),
+        ((filtered(1), COMPILED, GIVEN_UP), [("stay-in-bf16", "SHP002 SHP007 CMP001")]),
+        (
+            (filtered(1), found("MEM003", treatment="autocast-bf16")),
+            [("keep-in-bf16", "SHP007"), ("autocast-bf16", "MEM003")],
+        ),
+        (
+            (filtered(1), found("MOD001", treatment="convert-the-rest")),
+            [("keep-in-bf16", "SHP007"), ("convert-the-rest", "MOD001")],
+        ),
+    ],
+    ids=["half of it", "all of it", "given up", "what is not of FP8 stays", "others are converted"],
+)
+def test_nothing_makes_fp8_faster_that_another_step_leaves_no_layer_of(
+    findings: tuple[Finding, ...], told: list[tuple[str, str]]
+) -> None:
+    steps = as_timed(prescribe(findings), DECODER_468M, frozenset({"SHP007"}))
+    assert [(step.treatment.name, " ".join(step.mends)) for step in steps] == told
+    is_last = "which leaves none in FP8" in steps[0].treatment.summary
+    assert is_last == (told == [("keep-in-bf16", "SHP007 CMP001")] or "MEM003" in told[-1])
+
+
+def test_bf16_keeps_a_compilation_of_the_user_that_nothing_was_timed_beside() -> None:
+    def lines(*marks: CompileMark) -> str:
+        training = msgspec.structs.replace(DECODER_468M.training, compile_marks=marks)
+        return stay_in_bf16(msgspec.structs.replace(DECODER_468M, training=training)).code
+
+    assert lines().endswith("model = torch.compile(model)   # or block by block")
+    whole = CompileMark(name="", form="wrapped", backend="inductor", compiles=True)
+    assert lines(whole).endswith("# leave your own torch.compile as it is")
+    assert "torch.compile(model)" in lines(msgspec.structs.replace(whole, compiles=False))
 
 
 def test_a_filter_that_leaves_adapters_out_is_the_only_conversion() -> None:

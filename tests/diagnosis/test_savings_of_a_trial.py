@@ -33,6 +33,13 @@ def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
 
 
+@pytest.mark.parametrize("prescribed", [94.0, 400.0])
+def test_a_cpu_neither_refutes_a_treatment_nor_says_what_it_saves(prescribed: float) -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(prescribed)}, device="cpu").facts())
+    (step,) = report.prescription
+    assert (step.code, step.saving_ms and step.saving_ms.basis) == ("CMP001", "modelled")
+
+
 def test_several_treatments_together_prove_none_of_them_alone() -> None:
     step = diagnose(Of(SLOW, treatments=("stop-checkpointing", "compile-blocks")).facts()).prescription[0]
     assert step.saving_ms is not None

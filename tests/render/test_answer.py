@@ -12,13 +12,23 @@ from fp8doctor import load_report
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Facts, Trial, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.answer import _cost, answer
 from fp8doctor.render.certainty import certainty
+from tests.checks.arms import failed, ran, timed
+from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
 from tests.test_recorded import RECORDED
+
+UNALIGNED = replace(
+    DECODER_468M,
+    workload=Workload(batch_source="given", batch_size=1, sequence_length=1003, tokens=1003),
+)
+"""Rows whose weight gradient raises on a GPU, by rule."""
 
 
 def with_verdict(**fields: Any) -> Document:
@@ -153,3 +163,42 @@ def test_times_that_are_not_reliable_are_not_sure(recording: str, doubt: str | N
     sure = certainty(load_report(RECORDED / f"h200-{recording}.json"))
     assert sure.startswith("Not quite: " if doubt else "Yes: ")
     assert (f"{doubt}, so do not rely on these times" in sure) if doubt else "rely" not in sure
+
+
+UNCOPIED = "copying it raises TypeError: cannot pickle '_io.TextIOWrapper' object"
+
+
+@pytest.mark.parametrize("facts", [DECODER_468M, without_fp8(), UNALIGNED], ids=["slow", "no FP8", "raises"])
+def test_why_copies_could_not_be_timed_is_said_once(facts: Facts) -> None:
+    trial = Trial(device="cuda", gpu="NVIDIA H200", arms=(), reliable=False, reason=UNCOPIED)
+    said = answer(diagnose(replace(facts, trial=trial)))
+    assert " ".join((*said.why, said.sure)).count(UNCOPIED) == 1
+
+
+def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() -> None:
+    report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
+    assert report.verdict.status == "step_raises"
+    assert certainty(report).startswith("Yes: it was read from the job itself. ")
+
+
+def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:
+    report = diagnose(timed(DECODER_468M, FP8_EAGER, failed("bf16", "it raises"), device="cpu"))
+    assert report.verdict.status == "not_measured"
+    assert answer(report).why == (
+        "No BF16 was timed beside it.",
+        "168 of 168 FP8 Linears run uncompiled.",
+    )
+
+
+def test_a_step_that_raises_by_itself_is_not_told_to_change_nothing() -> None:
+    raises = Trial(
+        device="cuda",
+        gpu="NVIDIA H200",
+        arms=(),
+        reliable=False,
+        why=Reason.STEP_RAISES,
+        reason="the training step raises RuntimeError: shapes do not match",
+    )
+    said = answer(diagnose(replace(without_fp8(), trial=raises)))
+    assert said.what == "The training step raises"
+    assert said.fix == ("Mend what it raises, then run fp8doctor again.",)

@@ -4,6 +4,9 @@ sure; on every recorded job, in a user's words, and within the terminal."""
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,18 +15,21 @@ from msgspec.structs import replace
 from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Saving
 from fp8doctor.render import text
 from fp8doctor.render.front import Front, front, saves
 from fp8doctor.render.front_text import FILLS, LABELS, draw
 from fp8doctor.render.html import view
+from fp8doctor.render.screen import plan
 from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import Report, load_report
-from tests.checks.arms import timed
+from tests.checks.arms import ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.facts_of import DECODER_468M
 from tests.render.reports import SCREENS
+from tests.waiting import LONGEST_S
 
 RECORDED = sorted((Path(__file__).parents[1] / "patients" / "recorded").glob("*.json"))
 WIDTHS = (60, 80, 100, 120)
@@ -49,6 +55,33 @@ def watched(job: str) -> Report:
 def without_code(first: Front, screen: str) -> list[str]:
     code = {line.strip() for fix in first.fixes for line in printable_lines(fix.lines)}
     return [line for line in screen.splitlines() if line.strip() not in code]
+
+
+def test_operators_of_a_cpu_are_no_kernels_and_where_none_runs_no_gpu_is_idle() -> None:
+    parts = FP8_EAGER.breakdown
+    assert parts is not None
+    starved = replace(parts, families_ms={"cast": 1.0}, idle_ms=370.8)
+    arms = replace(FP8_EAGER, breakdown=starved), BF16
+    seen, on_cpu = (diagnose(timed(DECODER_468M, *arms, device=each)) for each in ("cuda", "cpu"))
+    assert "an idle GPU costs" in text.render(seen)
+    screen = " ".join(text.render(on_cpu, verbose=True).replace("│", " ").split())
+    assert "measured on the CPU" in screen
+    assert "Not of a GPU: " in screen
+    assert "which has no kernels of a GPU" in screen
+    for words in ("idle", "Converting to FP8 costs", "its kernels took"):
+        assert words not in screen
+
+
+def test_what_is_modelled_is_not_small_beside_the_step_of_a_cpu() -> None:
+    slow = replace(FP8_EAGER, step_ms=1e6, rounds_ms=(1e6,) * 6)
+    for device, folded in (("cuda", 1), ("cpu", 0)):
+        report = diagnose(timed(DECODER_468M, slow, BF16, device=device))
+        steps = tuple(
+            replace(each, saving_ms=Saving(low=1.0, high=2.0, basis="modelled", gpu="NVIDIA H100"))
+            for each in report.prescription
+            if each.code == "CMP001"
+        )
+        assert len(plan(replace(report, prescription=steps), report.findings)[1]) == folded
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
@@ -206,6 +239,33 @@ def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() 
     assert mended["DST001"].endswith("(fix 1 mends it)")
 
 
+def test_a_finding_of_layers_that_leave_fp8_names_the_fix_that_takes_them_out() -> None:
+    layer = DECODER_468M.network.linears[0]
+    first = front(
+        diagnose(
+            replace(
+                DECODER_468M,
+                network=replace(DECODER_468M.network, linears=(layer,)),
+                workload=Workload(batch_source="given", batch_size=4, tokens=16384),
+                trial=Trial(device="cpu", arms=(), rows={layer.name: (4,)}),
+            )
+        )
+    )
+    assert first.answer.what == "The training step raises"
+    assert len(first.fixes) == 1
+    mended = {each.code: each.text for each in first.notices}
+    assert mended["CMP001"].endswith("(fix 1 mends it)")
+
+
+def test_a_modelled_saving_of_a_gpu_is_not_held_to_the_step_of_a_cpu() -> None:
+    as_is = ran("as_is", 200_000.0)
+    there = front(diagnose(timed(DECODER_468M, as_is)))
+    here = front(diagnose(timed(DECODER_468M, as_is, device="cpu")))
+    assert "CMP001" in there.folded
+    assert not here.folded
+    assert [each.code for each in here.fixes] == ["CMP001"]
+
+
 def test_layers_that_do_not_learn_are_mended_beside_leaving_fp8_off() -> None:
     first = of("accelerate_eager")
     assert [each.code for each in first.fixes] == ["MOD007", "SHP002"]
@@ -243,6 +303,30 @@ def test_a_column_without_a_value_and_a_bar_beside_nothing_are_left_out() -> Non
     assert "speed\n" not in screen.replace("  GiB", "")
     assert FILLS["not profiled"][0] not in screen
     assert view(report).steps is None
+
+
+def test_times_of_a_single_round_are_shown_whole() -> None:
+    """They have no spread, and its column is gone."""
+    report = diagnose(timed(DECODER_468M, ran("as_is", 878.4), ran("bf16", 241.3)))
+    screen = draw(front(report), width=90, colour=False, ascii=False)
+    assert re.search(r"BF16 +241\.3 ", screen)
+    assert re.search(r"FP8 as you run it +878\.4 ", screen)
+
+
+def test_a_screen_draws_no_random_number() -> None:
+    """In a process that had not imported what draws it, as a training's."""
+    ask = """
+        import random
+        from pathlib import Path
+        from fp8doctor import load_report
+        report = load_report(Path("{path}"))
+        random.seed(0)
+        expected = random.getstate()
+        assert "fp8doctor" in str(report)
+        assert random.getstate() == expected
+    """
+    code = textwrap.dedent(ask.format(path=RECORDED[0]))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONGEST_S)
 
 
 def test_parts_that_cannot_be_relied_on_have_no_bar() -> None:

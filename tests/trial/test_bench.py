@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.treatments import compile_blocks
+from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.test_conductor import CPU, Block, Decoder, job
 
@@ -341,6 +343,16 @@ def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
         optimizer.step()
     moved = [(one - other).abs().max() for one, other in zip(model.parameters(), before, strict=True)]
     assert max(moved) <= 1e-11
+
+
+def test_the_optimizer_that_is_made_up_steps_complex_weights() -> None:
+    """As those of a Fourier layer; torch fuses no step of them."""
+    model = nn.Linear(4, 4, dtype=torch.cfloat)
+    made_up = Job(model=model, target=Target(), workload=Workload())
+    optimizer = optimizer_for(made_up, model.parameters(), {})
+    model(torch.ones(2, 4, dtype=torch.cfloat)).abs().sum().backward()
+    optimizer.step()
+    assert not could_be_fused(replace(made_up, optimizer=torch.optim.AdamW(model.parameters())))
 
 
 def test_a_model_without_weights_that_nobody_can_cut_is_refused() -> None:

@@ -250,7 +250,7 @@ def took(
         attempt.ready = [
             SimpleNamespace(
                 step_s=ms / 1e3,
-                compiled=SimpleNamespace(graphs=int(of.compiles)),
+                compiled=SimpleNamespace(graphs=int(of.compiles), from_caches=False),
                 warm_up_s=ahead_by_s or 0.0,
             )
             for ms in of.steps_ms
@@ -739,6 +739,44 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
         assert not still_left
         before_final_s = took_s + enough.after_builds_s(again) - enough.closing_s()
         assert enough.final_fits(again, list(again), before_final_s - 1e-6)
+
+
+def enough(*built: tuple[str, bool, float, float]) -> float:
+    """The budget that is named where a conversion was left out beside arms of so many seconds, and so many of
+    these from the caches."""
+    done = [
+        Attempt(
+            ArmPlan(name, as_it_is, (), fp8, "as_is", compiled=True),
+            [
+                SimpleNamespace(
+                    step_s=0.1,
+                    compiled=SimpleNamespace(graphs=1),
+                    warm_up_s=build_s,
+                    from_caches_s=from_caches_s,
+                )  # type: ignore[list-item]
+            ],
+            build_s=build_s,
+        )
+        for name, fp8, build_s, from_caches_s in built
+    ]
+    late = Attempt(
+        ArmPlan("prescribed", as_it_is, ("compile-blocks",), True, "as_is", compiled=True),
+        no_number=Budget(10.0).used_up,
+    )
+    found = admission.enough_for_all_s([*done, late], TrialRun(CPU, Budget(10.0)))
+    assert found is not None
+    return found
+
+
+def test_the_budget_that_is_named_is_enough_where_the_caches_hold_nothing_of_what_was_left_out() -> None:
+    """The blocks of a BF16 that compile in 8 s come from the caches in 1.3 s, of which 0.3 s are steps."""
+    eager = ("as_is", True, 0.4, 0.0)
+    cold, warm = (enough(eager, ("bf16_compiled", False, *each)) for each in ((8.0, 0.0), (1.3, 1.0)))
+    assert warm >= cold >= 8.0 * budget.DEARER_FP8
+    others = enough(eager, ("bf16_compiled", False, 8.0, 1.0))
+    assert others == cold, "others compiled it for this trial, in 8 s"
+    fp8 = [enough(eager, ("compile-blocks", True, *each)) for each in ((16.0, 0.0), (3.2, 2.9))]
+    assert fp8[1] >= fp8[0] >= 16.0
 
 
 @pytest.mark.parametrize(

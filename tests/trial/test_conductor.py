@@ -36,6 +36,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure import bench, profile_step, timer, window
 from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
 from fp8doctor.trial.measure.device import DeviceLost
 from fp8doctor.trial.measure.evidence import StepProof
@@ -857,6 +858,42 @@ class LosesItsGpu(Nobody):
 
     def lost(self, arm: str) -> str | None:
         return "it took the GPU's context down" if arm == "b" else None
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled_ahead", "ended_before"),
+    [
+        ("float8_tensorwise", {}, True),
+        ("recipe-rowwise", {"c": None}, True),
+        ("recipe-rowwise", {"c": 8.0}, False),
+        ("fused-optimizer", {}, False),
+        ("bf16_compiled", {}, False),
+        ("as_is", {}, False),
+    ],
+)
+def test_nothing_is_compiled_ahead_of_a_trial_that_finds_its_variants_in_the_caches(
+    name: str, compiled_ahead: dict[str, float | None], ended_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The forms of the job itself may be there from its own training, and other changes keep its graphs."""
+    others, ended = OneHelper(), set[bool]()
+    monkeypatch.setattr(others, "outcomes", lambda: compiled_ahead)
+
+    def noted(variant: Variant) -> Variant:
+        ended.add(others.ended > 0)
+        return variant
+
+    of = Bench.build
+
+    def built(self: Bench, attempt: Attempt, until: float = math.inf) -> None:
+        of(self, attempt, until)
+        for ready in attempt.ready:
+            ready.compiled.from_caches = attempt.plan.name == name
+
+    monkeypatch.setattr(Bench, "build", built)
+    plans = [ArmPlan("as_is", as_it_is)] if name != "as_is" else []
+    plans += [ArmPlan(name, as_it_is), ArmPlan("c", noted, base="as_is")]
+    conduct(job(), ["blocks"], plans, TrialRun(CPU, Budget(600.0), ahead=others))
+    assert ended == {ended_before}
 
 
 @pytest.mark.parametrize(("budget_s", "others"), [(600.0, None), (1e-3, "no_time_left")])

@@ -482,11 +482,17 @@ def test_what_cannot_be_put_back_is_reported(item: str) -> None:
     assert trial.harm == (name,)
     assert name in (trial.reason or "")
     assert trial.reliable is (name == "files in the current folder")
+    accused = "it changed what it had to leave alone" in (trial.reason or "")
+    assert accused is not trial.reliable
 
 
 def test_a_file_that_another_program_may_have_left_makes_no_timing_doubtful(tmp_path: Path) -> None:
     job = trained(lambda reach: Path("planted").touch())
-    assert attempt(job).reliable is True
+    trial = attempt(job)
+    assert trial.reliable is True
+    assert trial.reason == (
+        "more was there after it than before, which others may have made: files in the current folder"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["planted"]
 
 

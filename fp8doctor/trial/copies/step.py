@@ -127,14 +127,15 @@ def optimizer_for(
     """Make an optimizer of the user's class and settings over a replica's parameters, with the learning rate
     `RATE`.
 
-    Without one: fused AdamW over the trainable parameters. Raises `NotReplicable` when nothing is trained, or
-    the optimizer cannot step by itself.
+    Without one: AdamW over the trainable parameters, fused where it can be. Raises `NotReplicable` when
+    nothing is trained, or the optimizer cannot step by itself.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise NotReplicable("no parameter of the model is trained, so there is no step to time")
     if job.optimizer is None:
-        return torch.optim.AdamW(trained, lr=RATE, fused=True)
+        fused = all(parameter.is_floating_point() for parameter in trained)  # torch fuses no complex ones
+        return torch.optim.AdamW(trained, lr=RATE, fused=fused or None)
     kept = {id(parameter) for parameter in trained}
     groups = []
     for group in job.optimizer.param_groups:

@@ -244,6 +244,7 @@ class Bench(Layout):
             if not records_cuda_graphs(model):  # whose own memory the allocator does not count
                 peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
                 turn = turns.above(floor_gib)
+        took_s = time.monotonic() - began
         tried_again = None if retries is None else (alloc_retries(self.device) or 0) - retries
         ready = Ready(
             watched.unwatched(),
@@ -252,9 +253,10 @@ class Bench(Layout):
             holds,
             peak,
             tried_again,
-            time.monotonic() - began,
+            took_s,
             step_s,
             watched.non_finite(),
+            from_caches_s=max(0.0, took_s - LEAST_WARM_UP * step_s) if compiled.from_caches else 0.0,
             turn=turn,
         )
         self._handed_out.append((self.at_work, ready))

@@ -2,9 +2,9 @@
 executed blocks.
 
 Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
-``graph_break``), ``torch._dynamo.utils._compilation_metrics`` and the raw events of the profiler, whose
-``key_averages`` would take seconds, ``torch.autograd.profiler._is_profiler_enabled`` and
-``torch._C._autograd._profiler_enabled``, ``torch._C._current_graph_task_id``.
+``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` and the raw events
+of the profiler, whose ``key_averages`` would take seconds, ``torch.autograd.profiler._is_profiler_enabled``
+and ``torch._C._autograd._profiler_enabled``, ``torch._C._current_graph_task_id``.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Compilations:
     recompilations: int = NOT_RECORDED
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
+    from_caches: bool = False
+    """Whether the compiler's caches on disk held all graphs that were asked for, and some were."""
 
 
 @contextmanager
@@ -89,6 +91,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
 
     seen, before, broken = Compilations(), compiled_so_far(), dict(utils.counters["graph_break"])
     kept, log = getattr(utils, "_compilation_metrics", None), deque[Any]()
+    asked = _asked_of_caches()
     if kept is not None:
         utils._compilation_metrics = log
     try:
@@ -97,6 +100,8 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
         if kept is not None:
             utils._compilation_metrics = kept
         after = compiled_so_far()
+        hits, misses = (now - was for now, was in zip(_asked_of_caches(), asked, strict=True))
+        seen.from_caches = hits > 0 and not misses
         seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
         seen.break_reasons = _few(
             _break(reason)
@@ -111,6 +116,15 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
             seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
         if kept is not None and all(hasattr(each, "compile_id") for each in log):
             seen.left_eager = _left_eager(log, model)
+
+
+def _asked_of_caches() -> tuple[int, int]:
+    """Count the graphs that Inductor found in its caches so far, and those that it compiled."""
+    from torch._dynamo.utils import counters
+
+    counted = counters["inductor"]
+    compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
+    return counted.get("fxgraph_cache_hit", 0), compiled
 
 
 def _few(reasons: Iterable[str]) -> tuple[str, ...]:

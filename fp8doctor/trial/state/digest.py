@@ -118,8 +118,16 @@ def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
 
 
 def what_harm(names: Sequence[str]) -> str:
-    """Word the harm as the reason why a trial is not to be relied on."""
-    return f"it changed what it had to leave alone: {', '.join(names)}"
+    """Word the harm as the reason why a trial is not to be relied on. What others may have made is not laid
+    at its door."""
+    its_own = [name for name in names if name not in NO_DOUBT]
+    open_to_others = [name for name in names if name in NO_DOUBT]
+    told = [f"it changed what it had to leave alone: {', '.join(its_own)}"] if its_own else []
+    if open_to_others:
+        told.append(
+            f"more was there after it than before, which others may have made: {', '.join(open_to_others)}"
+        )
+    return "; ".join(told)
 
 
 def _of_tensors(items: Mapping[str, Sequence[torch.Tensor]]) -> Digest:

@@ -25,4 +25,6 @@ def could_be_fused(job: Job) -> bool:
     kind = type(optimizer)
     if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):
         return False
+    if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
+        return False  # complex ones
     return not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)

@@ -90,7 +90,9 @@ def test_a_real_trial_has_the_arms() -> None:
     )
     bases = {arm.name: arm.base for arm in facts.trial.arms}
     assert (bases["checkpointing-off"], bases["bf16_without_checkpointing"]) == ("as_is", "bf16")
-    assert not isinstance(recomputed_casts(facts), NotApplicable)
+    assert isinstance(recomputed_casts(facts), NotApplicable)  # a CPU says nothing about a GPU
+    on_gpu = msgspec.structs.replace(facts.trial, device="cuda")
+    assert not isinstance(recomputed_casts(msgspec.structs.replace(facts, trial=on_gpu)), NotApplicable)
 
 
 class Counted(TorchDispatchMode):

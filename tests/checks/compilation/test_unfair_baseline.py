@@ -109,6 +109,11 @@ def test_fp32_in_disguise(look: Look) -> None:
     assert against(under_autocast, 88.0, 93.0, 92.0) is None
 
 
+def test_what_a_cpu_takes_is_no_baseline(model: nn.Module, look: Look) -> None:
+    arms = ran("as_is", 100.0), ran("bf16", 120.0), ran("bf16_compiled", 90.0)
+    assert isinstance(unfair_baseline(timed(look(model), *arms, device="cpu")), NotApplicable)
+
+
 def test_without_fp8_there_is_no_comparison(look: Look) -> None:
     assert isinstance(against(look(Stacked().bfloat16()), 100.0, 120.0, 90.0), NotApplicable)
     assert isinstance(unfair_baseline(timed(look(Stacked().bfloat16()), ran("as_is"))), NotApplicable)

@@ -123,10 +123,14 @@ def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     )
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
+    assert finding.explanation.endswith("the trial ran on a CPU, which says nothing about a GPU.")
+    assert finding.treatment is None
+    finding = adapter_share(timed(facts, *facts.trial.arms))
+    assert isinstance(finding, Finding)
     times = {arm.name: arm.step_ms for arm in facts.trial.arms}
     assert finding.evidence["of_arm"] == "as_is"
     assert f"takes {times['without_adapters']:.1f} instead of {times['as_is']:.1f} ms" in finding.explanation
-    assert finding.evidence["measured_on"] == "CPU"
+    assert finding.evidence["measured_on"] == "NVIDIA H200"
 
 
 def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed(lora: nn.Module, look: Look) -> None:

@@ -60,6 +60,12 @@ def test_what_could_not_be_timed_is_not_called_healthy() -> None:
     )
 
 
+def test_a_gain_on_a_cpu_is_none_on_a_gpu() -> None:
+    arms = msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16
+    report = diagnose(timed(DECODER_468M, *arms, device="cpu"))
+    assert "STP005" not in {each.code for each in report.findings}
+
+
 def test_what_is_left_against_the_ceiling() -> None:
     report = diagnose(timed(DECODER_468M, msgspec.structs.replace(FP8_COMPILED, name="as_is"), BF16))
     finding = next(each for each in report.findings if each.code == "STP005")
