@@ -499,6 +499,41 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     assert [ready.compiled.graphs for ready in attempt.ready] == [frames] * 2
 
 
+@pytest.mark.parametrize(
+    ("found", "ahead", "told", "seconds"),
+    [
+        ([True, True], False, [True, True], [1.0, 1.0]),
+        ([False, True], False, [False, False], [0.0, 0.0]),
+        ([True, False], False, [True, False], [1.0, 0.0]),
+        ([True, True], True, [False, False], [1.0, 1.0]),
+    ],
+    ids=["an earlier run", "the other cut", "an earlier run at one cut", "others"],
+)
+def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
+    found: list[bool], ahead: bool, told: list[bool], seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graphs of the blocks are the same at both cuts where each is compiled on its own."""
+    whole, of_caches = Decoder(26), iter(found)
+    whole.compile(backend="eager")
+    at_cut = bench.Bench._at_cut
+
+    def noted(self: bench.Bench, *given: Any) -> Any:
+        ready = at_cut(self, *given)
+        ready.compiled.from_caches = next(of_caches)
+        ready.from_caches_s = float(ready.compiled.from_caches)
+        return ready
+
+    monkeypatch.setattr(bench.Bench, "_at_cut", noted)
+    others = Beside() if ahead else Nobody()
+    plan = ArmPlan("a", as_it_is)
+    of = bench.Bench(of_tokens(whole), ["blocks"], torch.device("cpu"), ahead=others, for_others=[plan])
+    of.build(attempt := Attempt(plan))
+    of.close()
+    built = attempt.ready if not of._helped else attempt.ready[::-1]
+    assert [ready.compiled.from_caches for ready in built] == told
+    assert [ready.from_caches_s for ready in built] == seconds
+
+
 class Numbered(Block):
     """A block that is compiled for the number of its model's blocks."""
 

@@ -76,7 +76,8 @@ class Compilations:
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     from_caches: bool = False
-    """Whether the compiler's caches on disk held all graphs that were asked for, and some were."""
+    """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm that
+    was built: from an earlier run."""
 
 
 @contextmanager
