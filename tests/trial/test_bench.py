@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +24,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, cuts, layout, timer
+from fp8doctor.trial.measure import bench, cuts, evidence, layout, timer
 from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
@@ -532,6 +534,29 @@ def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
     built = attempt.ready if not of._helped else attempt.ready[::-1]
     assert [ready.compiled.from_caches for ready in built] == told
     assert [ready.from_caches_s for ready in built] == seconds
+
+
+def test_only_what_the_compiler_takes_is_a_share_of_what_it_would_take_without_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first step that is slow for another reason, beside a graph from the caches, is as slow without them."""
+    asked, first = itertools.count(), list[float]()
+    monkeypatch.setattr(evidence, "_asked_of_caches", lambda: (next(asked), 0))
+    graph = torch.compile(torch.square, backend="eager")
+
+    def loads(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        time.sleep(first.pop() if first else 0.0)
+        return graph(output.float()).mean()
+
+    of = bench.Bench(of_tokens(Decoder(2), loss=loads), ["blocks"], torch.device("cpu"))
+    torch._dynamo.reset()
+    first.append(0.5)
+    of.build(attempt := Attempt(AS_IS))
+    of.close()
+    assert attempt.no_number is None
+    (ready,) = attempt.ready
+    assert ready.compiled.from_caches
+    assert 0.0 < ready.from_caches_s <= ready.warm_up_s - 0.5
 
 
 class Numbered(Block):

@@ -254,7 +254,9 @@ class Bench(Layout):
             took_s,
             step_s,
             watched.non_finite(),
-            from_caches_s=max(0.0, took_s - LEAST_WARM_UP * step_s) if compiled.from_caches else 0.0,
+            from_caches_s=min(compiled.took_s, max(0.0, took_s - LEAST_WARM_UP * step_s))
+            if compiled.from_caches
+            else 0.0,
             turn=turn,
         )
         self._handed_out.append((self.at_work, ready))
