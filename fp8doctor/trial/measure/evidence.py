@@ -2,8 +2,8 @@
 executed blocks.
 
 Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
-``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` (its ``duration_us``
-on 2.13 alone) and the raw events of the profiler, whose ``key_averages`` would take seconds,
+``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` (its
+``duration_us`` on 2.13 alone) and the raw events of the profiler, whose ``key_averages`` would take seconds,
 ``torch.autograd.profiler._is_profiler_enabled`` and ``torch._C._autograd._profiler_enabled``,
 ``torch._C._current_graph_task_id``.
 """
@@ -78,8 +78,8 @@ class Compilations:
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     from_caches: bool = False
-    """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm that
-    was built: from an earlier run."""
+    """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm
+    that was built: from an earlier run."""
     took_s: float = math.inf
     """Seconds that Dynamo and the compiler took; infinite where this torch does not tell."""
 
