@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from types import MethodType
 from typing import Any, cast
@@ -12,9 +14,12 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant
+
+_log = logging.getLogger("fp8doctor")
 
 RATE = 1e-12
 """Learning rate of every replica: too small to move a weight, so that rounds compare, and not 0. With 0, and
@@ -23,25 +28,20 @@ with 1e-30, fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind."""
-    if isinstance(batch, torch.Tensor):
-        return batch.detach().to(device, copy=True)
-    if isinstance(batch, Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
-    return batch
+    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind, and what
+    knows by itself how it moves does."""
+    if _moves_itself(batch):
+        try:
+            return copy.deepcopy(batch).to(device)
+        except Exception:  # of a class of the user's or a library's
+            _log.debug("a batch of %s does not move itself", type(batch), exc_info=True)
+    return with_tensors(batch, lambda tensor: tensor.detach().to(device, copy=True))
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        yield from tensors(tuple(batch.values()))
-    elif isinstance(batch, (list, tuple)):
-        for each in batch:
-            yield from tensors(each)
+def _moves_itself(batch: Any) -> bool:
+    """Whether it is no tensor and has a method ``to``, as packed sequences and the batches of graph libraries
+    have."""
+    return not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None))
 
 
 def call(model: nn.Module, batch: Any) -> Any:
