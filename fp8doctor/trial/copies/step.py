@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from fp8doctor.stacks.held_tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant
+from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
@@ -114,11 +115,27 @@ def training_step(
             before_backward()
             loss.backward()
             del output
-        optimizer.step()
+        with nullcontext() if job.optimizer else _made_up():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
+
+
+@contextmanager
+def _made_up() -> Iterator[None]:
+    """Blame an optimizer that nobody gave for what it raises, but not for the GPU or its memory. Raises
+    `NotReplicable`."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+        raise
+    except Exception as error:
+        raise NotReplicable(
+            f"the optimizer that was made up for it raises {sentence(error)}; give yours, as "
+            "build_optimizer(model) in a model file"
+        ) from error
 
 
 def optimizer_for(
