@@ -262,10 +262,10 @@ def _without_a_cause(report: Document) -> str:
         return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
     if verdict.basis == "modelled":
         return "No check found what would slow FP8 down."
-    if timed_on_cpu(report.facts):
-        return "A CPU tells nothing of what a GPU spends the step on."
     if verdict.status == "not_measured":
         return "No BF16 was timed beside it."
+    if timed_on_cpu(report.facts):
+        return "A CPU tells nothing of what a GPU spends the step on."
     return "What the step is made of was not profiled."
 
 
