@@ -539,7 +539,7 @@ def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
 def test_only_what_the_compiler_takes_is_a_share_of_what_it_would_take_without_caches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A first step that is slow for another reason, beside a graph from caches, is so without them too."""
+    """A first step that is slow for another reason, beside a graph from caches, is so without."""
     asked, first = itertools.count(), list[float]()
     monkeypatch.setattr(evidence, "_asked_of_caches", lambda: (next(asked), 0))
     graph = torch.compile(torch.square, backend="eager")
