@@ -31,6 +31,10 @@ from fp8doctor.finding import Finding, Saving, Treatment
 CONVERTS = "convert"
 """How the names of treatments begin after which other layers may be in FP8."""
 
+OF_BF16_TOO = frozenset({"CMP002", "CMP003", "CMP005", "MOD003"})
+"""Checks of how FP8 runs whose finding is left where no layer trains in FP8: `torch.compile` without effect,
+broken graphs, frames compiled again, and weights that are only stored in FP8."""
+
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what breaks the job first, then what makes FP8 impossible, then by
@@ -129,7 +133,8 @@ def as_timed(
 
 
 def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop what changes how FP8 runs where the filter leaves no layer in FP8, and nothing else is converted.
+    """Drop what changes how FP8 alone runs where the filter leaves no layer in FP8, and nothing else is
+    converted.
 
     Where to give FP8 up is planned too, it says the same in fewer words.
     """
@@ -140,7 +145,7 @@ def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
         return list(steps)
     instead = named.get(STAY_IN_BF16)
     stays = instead or _of_none(filters)
-    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8(step))]
+    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8_alone(step))]
     mends = dict.fromkeys(code for step in (stays, *moot) for code in step.mends)
     stays = msgspec.structs.replace(stays, mends=tuple(mends))
     by = instead or filters
@@ -188,6 +193,10 @@ def _holds(treatment: Treatment, other: Treatment) -> bool:
 def _changes_fp8(step: Step) -> bool:
     """Whether it changes how FP8 runs: before that no time tells whether to give FP8 up."""
     return any(check.changes_fp8 for check in registry.discover() if check.code in step.mends)
+
+
+def _changes_fp8_alone(step: Step) -> bool:
+    return _changes_fp8(step) and OF_BF16_TOO.isdisjoint(step.mends)
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
