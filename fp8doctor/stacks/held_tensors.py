@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_log = logging.getLogger("fp8doctor")
 
 DEEP = 3
 """Objects in objects that are looked into: one of them may hold the first again. A choice."""
@@ -64,6 +67,7 @@ def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
         for key, each in changed.items():
             copied[key] = each
     except Exception:  # of a class of the user's or a library's
+        _log.debug("a %s cannot be written to", type(mapping), exc_info=True)
         return changed
     return copied
 

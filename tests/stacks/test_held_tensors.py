@@ -4,7 +4,7 @@ same kind."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -165,14 +165,6 @@ class Reads(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return nn.functional.mse_loss(self.linear(batch.x), batch.y)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", ["named tuple", "frozen dataclass", "namespace", "object", "BatchEncoding"])
