@@ -115,7 +115,7 @@ def training_step(
             before_backward()
             loss.backward()
             del output
-        with nullcontext() if job.optimizer else _made_up():
+        with _made_up() if job.optimizer is None else nullcontext():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -129,9 +129,11 @@ def _made_up() -> Iterator[None]:
     `NotReplicable`."""
     try:
         yield
-    except (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if "CUDA error" in str(error):  # which a kernel before it may have met
+            raise
         raise NotReplicable(
             f"the optimizer that was made up for it raises {sentence(error)}; give yours, as "
             "build_optimizer(model) in a model file"
