@@ -86,6 +86,7 @@ class Cause(NamedTuple):
     severity="warning",
     changes_fp8=True,
     invalidates_model=True,
+    stays_in_bf16=True,
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks

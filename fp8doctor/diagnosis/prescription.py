@@ -31,10 +31,6 @@ from fp8doctor.finding import Finding, Saving, Treatment
 CONVERTS = "convert"
 """How the names of treatments begin after which other layers may be in FP8."""
 
-OF_BF16_TOO = frozenset({"CMP002", "CMP003", "CMP005", "MOD003"})
-"""Checks of how FP8 runs whose finding is left where no layer trains in FP8: `torch.compile` without effect,
-broken graphs, frames compiled again, and weights that are only stored in FP8."""
-
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``: what breaks the job first, then what makes FP8 impossible, then by
@@ -192,11 +188,15 @@ def _holds(treatment: Treatment, other: Treatment) -> bool:
 
 def _changes_fp8(step: Step) -> bool:
     """Whether it changes how FP8 runs: before that no time tells whether to give FP8 up."""
-    return any(check.changes_fp8 for check in registry.discover() if check.code in step.mends)
+    return any(check.changes_fp8 for check in _mended(step))
 
 
 def _changes_fp8_alone(step: Step) -> bool:
-    return _changes_fp8(step) and OF_BF16_TOO.isdisjoint(step.mends)
+    return _changes_fp8(step) and not any(check.stays_in_bf16 for check in _mended(step))
+
+
+def _mended(step: Step) -> list[registry.Check]:
+    return [check for check in registry.discover() if check.code in step.mends]
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
