@@ -42,6 +42,8 @@ class Check(msgspec.Struct, frozen=True):
     invalidates_model: bool = False
     """With its disease a model of the step is no model of what runs: compiled in name only, layers that stay
     out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
+    stays_in_bf16: bool = False
+    """Its disease is left where no layer trains in FP8."""
     about_shapes: bool = False
     """It proposes to keep layers in BF16 for their shapes alone, which timing the shapes may refute."""
     background: bool = False
@@ -74,13 +76,15 @@ def check(
     explained_by: Iterable[str] = (),
     changes_fp8: bool = False,
     invalidates_model: bool = False,
+    stays_in_bf16: bool = False,
     about_shapes: bool = False,
     background: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        causes, flags = tuple(explained_by), (changes_fp8, invalidates_model, about_shapes, background)
+        causes = tuple(explained_by)
+        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, background
         new = Check(code, name, area, severity, causes, function, *flags)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")

@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fp8doctor.analysis.compile_coverage import (
+    BACKENDS_WITHOUT_KERNELS,
     BESIDE_AT_MOST,
     compile_treatment,
     idle_marks,
@@ -49,17 +50,6 @@ from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Net
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
-
-BACKENDS_WITHOUT_KERNELS = (
-    "eager",
-    "eager_noexcept",
-    "eager_debug",
-    "pre_dispatch_eager",
-    "aot_eager",
-    "aot_eager_decomp_partition",
-)
-"""Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch
-2.13."""
 
 NOT_FAILURES = ("Unsupported", "SkipFrame")
 """What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
@@ -96,6 +86,7 @@ class Cause(NamedTuple):
     severity="warning",
     changes_fp8=True,
     invalidates_model=True,
+    stays_in_bf16=True,
 )
 def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks

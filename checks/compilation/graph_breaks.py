@@ -129,6 +129,7 @@ TE = Kind(
     severity="warning",
     changes_fp8=True,
     invalidates_model=True,
+    stays_in_bf16=True,
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:

@@ -56,6 +56,7 @@ CACHE = "past_key_values"
     severity="warning",
     changes_fp8=True,
     invalidates_model=True,
+    stays_in_bf16=True,
 )
 def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:

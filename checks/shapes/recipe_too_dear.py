@@ -35,7 +35,7 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms
+from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms, timed_on, timed_on_cpu
 from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.te_recipes import TE_RECIPES
@@ -63,9 +63,12 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
-    slow = None if recorded(facts, "trial.arms") else untimed(own, facts)
+    on_cpu = timed_on_cpu(facts)
+    slow = untimed(own, facts) if on_cpu or not recorded(facts, "trial.arms") else None
     if slow:
         return slow
+    if on_cpu:
+        return NotApplicable(reason="no other recipe was timed on a GPU")
     others = [
         (each, base)
         for each in facts.trial.arms
@@ -85,7 +88,6 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     base, best, gain = max(faster, key=lambda each: each[2].median)
     saved = saved_ms(base, best)
     recipe = _recipe(best)
-    on_cpu = facts.trial.device == "cpu"
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "own_recipe": tuple(own),
         "faster_recipe": recipe,
@@ -95,23 +97,18 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence |= {f"{_recipe(each)}_step_ms": each.step_ms for each, _ in others}
     evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
     return Finding(
-        severity="info" if on_cpu else None,
         title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
         explanation=(
             f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn"
             f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. "
-            + (
-                "Timed on a CPU, which says nothing about a GPU."
-                if on_cpu
-                else "The recipes differ in exactness too: watch the loss."
-            )
+            + "The recipes differ in exactness too: watch the loss."
         ),
         evidence=evidence,
         saving_ms=Saving(
             low=saved.low,
             high=saved.high,
             basis="measured",
-            gpu=facts.trial.gpu or facts.trial.device.upper(),
+            gpu=timed_on(facts.trial),
         ),
         treatment=describe(best.name, facts),
     )

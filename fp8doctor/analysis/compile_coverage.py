@@ -11,6 +11,17 @@ from fp8doctor.wording import plural
 NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
 """Classes whose casts only the compiler fuses, by class name; torchao 0.10 to 0.18."""
 
+BACKENDS_WITHOUT_KERNELS = (
+    "eager",
+    "eager_noexcept",
+    "eager_debug",
+    "pre_dispatch_eager",
+    "aot_eager",
+    "aot_eager_decomp_partition",
+)
+"""Backends that capture graphs and run them op by op. Source: ``torch/_dynamo/backends/debugging.py``, torch
+2.13."""
+
 BESIDE_AT_MOST = 4
 """Layers outside the blocks, such as a head, that are compiled one by one; with more of them the whole model
 is. Each is a line of the treatment. A choice of length."""

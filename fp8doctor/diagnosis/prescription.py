@@ -129,7 +129,8 @@ def as_timed(
 
 
 def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop what changes how FP8 runs where the filter leaves no layer in FP8, and nothing else is converted.
+    """Drop what changes how FP8 alone runs where the filter leaves no layer in FP8, and nothing else is
+    converted.
 
     Where to give FP8 up is planned too, it says the same in fewer words.
     """
@@ -140,7 +141,7 @@ def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
         return list(steps)
     instead = named.get(STAY_IN_BF16)
     stays = instead or _of_none(filters)
-    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8(step))]
+    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8_alone(step))]
     mends = dict.fromkeys(code for step in (stays, *moot) for code in step.mends)
     stays = msgspec.structs.replace(stays, mends=tuple(mends))
     by = instead or filters
@@ -187,7 +188,15 @@ def _holds(treatment: Treatment, other: Treatment) -> bool:
 
 def _changes_fp8(step: Step) -> bool:
     """Whether it changes how FP8 runs: before that no time tells whether to give FP8 up."""
-    return any(check.changes_fp8 for check in registry.discover() if check.code in step.mends)
+    return any(check.changes_fp8 for check in _mended(step))
+
+
+def _changes_fp8_alone(step: Step) -> bool:
+    return _changes_fp8(step) and not any(check.stays_in_bf16 for check in _mended(step))
+
+
+def _mended(step: Step) -> list[registry.Check]:
+    return [check for check in registry.discover() if check.code in step.mends]
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:

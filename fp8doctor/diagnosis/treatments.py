@@ -15,6 +15,7 @@ from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
+    BACKENDS_WITHOUT_KERNELS,
     WHY_WRAPPED,
     blocks_are_compiled,
     cache_off,
@@ -42,7 +43,7 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     recipe_change,
 )
-from fp8doctor.facts import Arm, Blocks, Facts, Linear, Network, if_recorded, recorded
+from fp8doctor.facts import Arm, Blocks, CompileMark, Facts, Linear, Network, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -66,12 +67,18 @@ def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as f
 
 
 def _compiled(facts: Facts) -> str:
-    """Compile BF16 in a form that nothing was timed for: the user's own, where all of the model is in it."""
+    """Compile BF16 in a form that nothing was timed for: the user's own, where all of the model is in it and
+    kernels come of it."""
     marks = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
     whole = any(mark.name == "" and recorded(mark, "compiles") and mark.compiles for mark in marks)
-    if whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network)):
+    every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
+    if every and not any(_without_kernels(mark) for mark in marks):
         return KEEP_OWN_COMPILE
     return "model = torch.compile(model)   # or block by block"
+
+
+def _without_kernels(mark: CompileMark) -> bool:
+    return recorded(mark, "backend") and mark.backend in BACKENDS_WITHOUT_KERNELS
 
 
 def as_best(bf16: Treatment, facts: Facts) -> Treatment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from fp8doctor.loading.job import Plan, is_trainer
 from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.loading.trainer_batch import own_batch
+from fp8doctor.stacks.held_tensors import named_tensors
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import behind_compile, method, read
 from fp8doctor.wording import error_in_words
@@ -129,21 +130,8 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
 def _main_tensor(batch: Any) -> Any:
     """Find the tensor that sizes the step: ``input_ids``, else the first that is neither a target nor a
     mask."""
-    named = list(_tensors(batch))
+    named = [(str(key), tensor) for key, tensor in named_tensors(batch)]
     inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name] or [
         tensor for _, tensor in named
     ]
     return dict(named).get("input_ids", inputs[0] if inputs else None)
-
-
-def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, str(key))
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item, name)

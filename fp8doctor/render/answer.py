@@ -52,6 +52,9 @@ MENDED = {
 }
 """Grave status -> what is so once its cause is mended, before anything about speed."""
 
+ON_CPU = " on the CPU"
+"""Stands behind a time that no GPU took."""
+
 MOST_CAUSES = 2
 """Causes that are named beside what they cost."""
 
@@ -151,15 +154,15 @@ def _numbers(report: Document) -> str:
         return _expected(expects.as_is, expects.compiled, expects.gpu) if expects else ""
     if not verdict.step_ms:
         return ""
+    where = ON_CPU if timed_on_cpu(report.facts) else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        return f"{verdict.step_ms:,.1f} ms a step, {verdict.basis or 'as it ran'}"
+        return f"{verdict.step_ms:,.1f} ms a step, {verdict.basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
-        return (
-            f"{verdict.step_ms:,.1f} ms a step as you run it, best BF16 {verdict.bf16_step_ms:,.1f}, measured"
-        )
+        best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
+        return f"{verdict.step_ms:,.1f} ms a step as you run it, {best}, measured{where}"
     if verdict.basis == "modelled":
-        return f"{verdict.step_ms:,.1f} ms a step, measured, against {verdict.bf16_step_ms:,.1f}, modelled"
-    where = " on the CPU" if timed_on_cpu(report.facts) else ""
+        best = f"{verdict.bf16_step_ms:,.1f}, modelled"
+        return f"{verdict.step_ms:,.1f} ms a step, measured{where}, against {best}"
     return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}{where}"
 
 
@@ -358,7 +361,9 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
         speed = _of_the_times_shown(report.facts) if how == "measured" else ""
         speed = speed or f"{verdict.achievable_speedup:.2f}×"
-        return End(f"FP8 would run at {speed} of the best BF16, {how}.", how)
+        here = how == "measured" and timed_on_cpu(report.facts)
+        where = f"{ON_CPU}, which says nothing about a GPU" if here else ""
+        return End(f"FP8 would run at {speed} of the best BF16, {how}{where}.", how)
     if verdict.status == "no_fp8":
         what = "no FP8" if verdict.basis == "measured" else "nothing"
         return End(f"What FP8 would give is not known: {what} was timed.")

@@ -35,8 +35,8 @@ def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
     watched = recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
     if not watched or recorded(facts, "trial.arms"):
         yield (
-            f"The loss is {used}, not the Trainer's ({trainer.own_loss}): give it as loss(output, batch) or "
-            "training_step(model, batch)."
+            f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: where it is another, "
+            "give it as loss(output, batch) or training_step(model, batch)."
         )
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.batch import core
+from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.stacks.looking import without_modes
-from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state.transformer_engine_state import open_autocast
 from fp8doctor.wording import sentence
 
@@ -54,7 +54,7 @@ class Capture:
     def _take(self, batch: Any) -> None:
         """Keep the batch as far as it is needed."""
         try:
-            self.batch = _each(batch, _copy if self._keep else _outline)
+            self.batch = with_tensors(batch, _copy if self._keep else _outline)
         except Exception as error:  # the memory may be full, and tensors may be of any class
             self.problem = f"the batch could not be kept: {sentence(error)}"
 
@@ -98,7 +98,7 @@ class Capture:
 
     def move(self, device: torch.device) -> None:
         """Move what was kept."""
-        self.batch = _each(self.batch, lambda each: each.to(device))
+        self.batch = with_tensors(self.batch, lambda each: each.to(device))
         self._gradients.update({at: each.to(device) for at, each in self._gradients.items()})
 
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
@@ -138,16 +138,3 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 def _outline(tensor: torch.Tensor) -> torch.Tensor:
     """Shape and dtype without data."""
     return torch.empty_like(tensor.detach(), device="meta")
-
-
-def _each(value: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The value with others in the place of its tensors."""
-    if isinstance(value, torch.Tensor):
-        return of(value)
-    if isinstance(value, Mapping):
-        return {key: _each(item, of) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_each(item, of) for item in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_each(item, of) for item in value)
-    return value

@@ -202,3 +202,22 @@ def test_a_step_that_raises_by_itself_is_not_told_to_change_nothing() -> None:
     said = answer(diagnose(replace(without_fp8(), trial=raises)))
     assert said.what == "The training step raises"
     assert said.fix == ("Mend what it raises, then run fp8doctor again.",)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        timed(
+            without_fp8(), ran("as_is", 224.8), ran("bf16_compiled", 174.9), ran("float8_tensorwise", 158.0)
+        ),
+        timed(without_fp8(), ran("as_is", 224.8), ran("bf16_compiled", 174.9)),
+        timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3)),
+        timed(DECODER_468M, ran("as_is", 878.4), ran("bf16", 241.3)),
+    ],
+    ids=["no FP8", "no FP8 timed", "raises", "slow"],
+)
+def test_no_time_of_a_cpu_stands_without_its_name(facts: Facts) -> None:
+    said = answer(diagnose(replace(facts, trial=replace(facts.trial, device="cpu", gpu=None))))
+    assert said.numbers.endswith("measured on the CPU")
+    if said.then.basis == "measured":
+        assert said.then.sentence.endswith(", measured on the CPU, which says nothing about a GPU.")

@@ -840,6 +840,31 @@ def test_a_step_that_raises_is_the_trials_reason() -> None:
     assert "the training step raises AttributeError" in (result.reason or "")
 
 
+class Sparse(nn.Module):
+    """AdamW takes no sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(96, 16, sparse=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens)  # type: ignore[no-any-return]
+
+
+def test_an_optimizer_that_was_made_up_is_no_fault_of_the_step() -> None:
+    model = Sparse()
+    of = job(model=model, batch=torch.arange(8), loss=None)
+    told = trial(of, AS_IS)
+    assert told.why == Reason.NOT_REPLICABLE
+    assert "the optimizer that was made up for it raises RuntimeError: Adam does not support" in str(
+        told.reason
+    )
+    own = torch.optim.AdamW(model.parameters())
+    assert trial(replace(of, optimizer=own), AS_IS).why == Reason.STEP_RAISES
+    fits = torch.optim.SparseAdam(list(model.parameters()))
+    assert trial(replace(of, optimizer=fits), AS_IS).why is None
+
+
 class OneHelper(Nobody):
     """There until it is ended."""
 

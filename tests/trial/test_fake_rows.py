@@ -125,8 +125,18 @@ class Cache:
         self.kept = OnGpu(32)
 
 
-def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
-    of = replace(job(convert_to_float8_training(Holding())), batch={"x": OnGpu(48, 32)})
+class Slot:
+    """One whose tensor is no attribute that it lists."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept = OnGpu(32)
+
+
+@pytest.mark.parametrize("kept", [None, Cache], ids=["none", "in an object"])
+def test_a_model_on_a_gpu_is_counted_without_touching_it(kept: Callable[[], Any] | None) -> None:
+    of = replace(job(convert_to_float8_training(Holding(kept and kept()))), batch={"x": OnGpu(48, 32)})
     with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
         of.model.scale.neg()
     assert counted(of).workload.rows == {"up": (48,)}
@@ -134,7 +144,7 @@ def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
 
 
 def test_what_would_touch_the_gpu_leaves_them_unknown() -> None:
-    of = replace(job(convert_to_float8_training(Holding(Cache()))), batch={"x": OnGpu(48, 32)})
+    of = replace(job(convert_to_float8_training(Holding(Slot()))), batch={"x": OnGpu(48, 32)})
     told = reason(counted(of))
     assert told.startswith("a forward on fake tensors raises ")
     assert "Cannot re-initialize CUDA" in told

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import MethodType
 from typing import Any, cast
 
@@ -12,9 +14,13 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 RATE = 1e-12
 """Learning rate of every replica: too small to move a weight, so that rounds compare, and not 0. With 0, and
@@ -23,25 +29,20 @@ with 1e-30, fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind."""
-    if isinstance(batch, torch.Tensor):
-        return batch.detach().to(device, copy=True)
-    if isinstance(batch, Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(move(value, device) for value in batch)
-    return batch
+    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind, and what
+    knows by itself how it moves does."""
+    if _moves_itself(batch):
+        try:
+            return copy.deepcopy(batch).to(device)
+        except Exception:  # of a class of the user's or a library's
+            _log.debug("a batch of %s does not move itself", type(batch), exc_info=True)
+    return with_tensors(batch, lambda tensor: tensor.detach().to(device, copy=True))
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor in a batch."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        yield from tensors(tuple(batch.values()))
-    elif isinstance(batch, (list, tuple)):
-        for each in batch:
-            yield from tensors(each)
+def _moves_itself(batch: Any) -> bool:
+    """Whether it is no tensor and has a method ``to``, as packed sequences and the batches of graph libraries
+    have."""
+    return not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None))
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -114,11 +115,29 @@ def training_step(
             before_backward()
             loss.backward()
             del output
-        optimizer.step()
+        with _made_up() if job.optimizer is None else nullcontext():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
+
+
+@contextmanager
+def _made_up() -> Iterator[None]:
+    """Blame an optimizer that nobody gave for what it raises, but not for the GPU or its memory. Raises
+    `NotReplicable`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if "CUDA error" in str(error):  # which a kernel before it may have met
+            raise
+        raise NotReplicable(
+            f"the optimizer that was made up for it raises {sentence(error)}; give yours, as "
+            "build_optimizer(model) in a model file"
+        ) from error
 
 
 def optimizer_for(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fp8doctor.trial.copies.step import tensors
+from fp8doctor.stacks.held_tensors import tensors
 
 PRODUCT = re.compile(r"mm|matmul|linear")
 """In the name of every function of torch that multiplies matrices."""

@@ -10,7 +10,6 @@ It takes some tenths of a second, and is no part of examining: only a report of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -22,10 +21,11 @@ from torch import nn
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
-from fp8doctor.trial.copies.step import call, tensors
+from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
@@ -127,13 +127,7 @@ class _Fakes:
 
     def of(self, value: Any) -> Any:
         """Put fakes in the place of all tensors of a batch; containers keep their kind."""
-        if isinstance(value, torch.Tensor):
-            return self._of(value)
-        if isinstance(value, Mapping):
-            return {key: self.of(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.of, value))
-        return value
+        return with_tensors(value, self._of)
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self._made:

@@ -25,11 +25,12 @@ from torch import nn
 
 from fp8doctor.facts import LayerNumerics, Trial
 from fp8doctor.stacks import NoTwin, recognise
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.copies.step import call, loss_of, tensors
+from fp8doctor.trial.copies.step import call, loss_of
 from fp8doctor.trial.layers.made_up import made_up
 from fp8doctor.trial.layers.part import NotMeasured, with_part
 from fp8doctor.trial.layers.precision_lost import Casts, Difference

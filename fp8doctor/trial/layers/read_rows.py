@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fp8doctor.trial.copies.step import tensors
+from fp8doctor.stacks.held_tensors import tensors
 
 
 class ReadRows(TorchFunctionMode):

@@ -18,11 +18,12 @@ from torch import nn
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
-from fp8doctor.trial.copies.step import call, move, tensors
+from fp8doctor.trial.copies.step import call, move
 from fp8doctor.trial.layers.expert_rows import ExpertRows
 from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.layers.shapes import of_interest

@@ -36,8 +36,8 @@ class Ready:
     """What was NaN or infinite while it warmed up, as `Arm.non_finite`."""
     frames_in_window: int = 0
     from_caches_s: float = 0.0
-    """Seconds that the warm-up took beyond its steps, where all its graphs came from the compiler's caches; 0
-    where one was compiled."""
+    """Seconds that the warm-up took beyond its steps, the compiler's own at most, where all its graphs came
+    from the compiler's caches; 0 where one was compiled."""
     turn: Turn | None = None
     """None on a CPU."""
     before_backward: list[Callable[[], None]] = field(default_factory=list)

@@ -178,11 +178,14 @@ class Bench(Layout):
                 ready = self._at_cut(attempt.plan, number, {})
             elif made and own:  # as many as the cut that compiled them
                 ready.compiled.graphs = next(iter(made.values())).compiled.graphs
+            if made and not next(iter(made.values())).compiled.from_caches:  # but that cut's
+                ready.compiled.from_caches, ready.from_caches_s = False, 0.0
             made[number] = ready
             if as_one or not self._serves_others(ready.model):
                 own = {}
         for number, ready in made.items():
             ready.warm_up_s = max(ready.warm_up_s, cold_s[number] or 0.0)
+            ready.compiled.from_caches &= all(each is None for each in cold_s.values())
         attempt.ready = [made[number] for number in numbers]
 
     def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:
@@ -256,7 +259,9 @@ class Bench(Layout):
             took_s,
             step_s,
             watched.non_finite(),
-            from_caches_s=max(0.0, took_s - LEAST_WARM_UP * step_s) if compiled.from_caches else 0.0,
+            from_caches_s=min(compiled.took_s, max(0.0, took_s - LEAST_WARM_UP * step_s))
+            if compiled.from_caches
+            else 0.0,
             turn=turn,
         )
         self._handed_out.append((self.at_work, ready))

@@ -2,15 +2,17 @@
 executed blocks.
 
 Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
-``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` and the raw events
-of the profiler, whose ``key_averages`` would take seconds, ``torch.autograd.profiler._is_profiler_enabled``
-and ``torch._C._autograd._profiler_enabled``, ``torch._C._current_graph_task_id``.
+``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` (its
+``duration_us`` on 2.13 alone) and the raw events of the profiler, whose ``key_averages`` would take seconds,
+``torch.autograd.profiler._is_profiler_enabled`` and ``torch._C._autograd._profiler_enabled``,
+``torch._C._current_graph_task_id``.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import tempfile
@@ -76,7 +78,10 @@ class Compilations:
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     from_caches: bool = False
-    """Whether the compiler's caches on disk held all graphs that were asked for, and some were."""
+    """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm
+    that was built: from an earlier run."""
+    took_s: float = math.inf
+    """Seconds that Dynamo and the compiler took; infinite where this torch does not tell."""
 
 
 @contextmanager
@@ -114,6 +119,8 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
             again = [each for each in log if each.recompile_reason]
             seen.recompilations = sum(not each.fail_type for each in again)
             seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
+        if kept is not None and all(hasattr(each, "duration_us") for each in log):
+            seen.took_s = sum(each.duration_us or 0 for each in log) / 1e6
         if kept is not None and all(hasattr(each, "compile_id") for each in log):
             seen.left_eager = _left_eager(log, model)
 

@@ -8,12 +8,15 @@ packed, and would wait with it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from fp8doctor.trial.measure.attempt import Ready
+
+log = logging.getLogger(__name__)
 
 HOST_BOUND = 0.08
 """Share that the head start saves from which on the host is said to set the pace. A choice, below the tenth
@@ -37,7 +40,9 @@ def waits_for_host(ready: Ready, device: torch.device) -> bool:
     waited_ms = _ms(partial(wait, CYCLES))
     usual_ms = min(_backward_ms(ready) for _ in range(rounds))
     cycles = int(CYCLES * usual_ms / waited_ms)
-    return saves(usual_ms, min(_backward_ms(ready, partial(wait, cycles)) for _ in range(rounds)))
+    ahead_ms = min(_backward_ms(ready, partial(wait, cycles)) for _ in range(rounds))
+    log.debug("backward and optimizer %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
+    return saves(usual_ms, ahead_ms)
 
 
 def saves(usual_ms: float, ahead_ms: float) -> bool:

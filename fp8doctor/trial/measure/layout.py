@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.tensors import has_data
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
-from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, tensors, training_step
+from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, training_step
 from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of
 from fp8doctor.trial.measure.evidence import executed

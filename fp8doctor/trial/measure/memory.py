@@ -30,9 +30,9 @@ from torch import Tensor, nn
 
 from fp8doctor.facts import MemoryParts
 from fp8doctor.stacks import fp8_copies
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.tensors import plain
 from fp8doctor.trial.copies.depth import Plan
-from fp8doctor.trial.copies.step import tensors
 
 CLOSE = 1.02
 """Most / least that a peak at full depth can be, up to which their middle is taken for it: it is 1 % off at

@@ -25,8 +25,8 @@ import torch
 
 from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.tensors import has_data
-from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state import settings
 from fp8doctor.trial.state.optimizers import inner
 from fp8doctor.trial.state.reached import reached

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.trial.copies.replica import OriginalTouched, Tripwire, unwrapped
-from fp8doctor.trial.copies.step import tensors
 from fp8doctor.trial.state.digest import attached, parts
 from fp8doctor.trial.state.optimizers import Settings, inner
 from fp8doctor.trial.state.reached import reached

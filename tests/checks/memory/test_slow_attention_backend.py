@@ -382,9 +382,12 @@ def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
     facts = tried(model, {"input_ids": TOKENS, "labels": TOKENS}, "as_is", more=alone("attention-sdpa"))
     arms = {arm.name: arm.reason for arm in facts.trial.arms}
     assert arms["attention-sdpa"] is None
-    (finding,), _ = with_measured_savings(facts, *run(select(discover(), ["MEM004"]), facts))
-    assert finding.saving_ms is not None
-    assert finding.saving_ms.basis == "measured"
+    saved = {}
+    for device in ("cuda", "cpu"):
+        timed = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device=device))
+        (finding,), _ = with_measured_savings(timed, *run(select(discover(), ["MEM004"]), timed))
+        saved[device] = finding.saving_ms and finding.saving_ms.basis
+    assert saved == {"cuda": "measured", "cpu": None}, "what a CPU saves says nothing about a GPU"
     assert model.config._attn_implementation == "eager"
 
 
