@@ -1,19 +1,20 @@
 """Whether the host sets the pace of a step, asked without a profiler before the arms are timed.
 
-The GPU is kept busy while the host launches what it can of a backward and the optimizer, about a thousand
-kernels. What is shorter for that head start waits for its launches; what the GPU sets the pace of takes as
-long as ever. The wait begins with the backward: a forward of transformers asks the GPU whether sequences are
-packed, and would wait with it.
+The GPU is kept busy while the host launches what it can of a forward, and again of a backward and the
+optimizer, about a thousand kernels each time. What is shorter for that head start waits for its launches;
+what the GPU sets the pace of takes as long as ever. The first wait begins with what is compiled: before it a
+model of transformers asks the GPU whether sequences are packed, and would wait with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
+from fp8doctor.trial.copies.compiling import before_compiled
 from fp8doctor.trial.measure.attempt import Ready
 
 log = logging.getLogger(__name__)
@@ -33,15 +34,17 @@ def waits_for_host(ready: Ready, device: torch.device) -> bool:
     """Whether a head start of the launches makes the step of an arm shorter, one of a single micro-batch;
     False on a CPU, and where torch has nothing to keep a GPU busy with."""
     wait = getattr(torch.cuda, "_sleep", None)  # private; torch 2.6 to 2.13
-    if device.type != "cuda" or wait is None:
+    if device.type != "cuda" or wait is None or ready.model is None:
         return False
     rounds = 1 if ready.step_s > LONG_STEP_S else ROUNDS
     wait(CYCLES)  # loads its kernel
-    waited_ms = _ms(partial(wait, CYCLES))
-    usual_ms = min(_backward_ms(ready) for _ in range(rounds))
-    cycles = int(CYCLES * usual_ms / waited_ms)
-    ahead_ms = min(_backward_ms(ready, partial(wait, cycles)) for _ in range(rounds))
-    log.debug("backward and optimizer %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
+    begin = _mark()
+    wait(CYCLES)
+    cycles_a_ms = CYCLES / _between_ms([begin], [_mark()])
+    usual_ms = min(_step_ms(ready) for _ in range(rounds))
+    busy = partial(wait, int(cycles_a_ms * usual_ms))
+    ahead_ms = min(_step_ms(ready, busy) for _ in range(rounds))
+    log.debug("forward and backward take %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
     return saves(usual_ms, ahead_ms)
 
 
@@ -50,26 +53,42 @@ def saves(usual_ms: float, ahead_ms: float) -> bool:
     return 1.0 - ahead_ms / usual_ms > HOST_BOUND
 
 
-def _backward_ms(ready: Ready, first: Callable[[], object] = lambda: None) -> float:
-    """Time a step on the GPU from its backward on, after what is enqueued first."""
-    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def _step_ms(ready: Ready, first: Callable[[], object] = lambda: None) -> float:
+    """Time a step on the GPU from its first compiled module on, without what is enqueued before that and
+    before its backward."""
+    begins: list[torch.cuda.Event] = []
+    ends: list[torch.cuda.Event] = []
 
-    def mark() -> None:
+    def forward() -> None:
+        if not begins:
+            first()
+            begins.append(_mark())
+
+    def backward() -> None:
+        if begins:
+            ends.append(_mark())
         first()
-        begin.record()
+        begins.append(_mark())
 
-    ready.before_backward.append(mark)
+    assert ready.model is not None
+    ready.before_backward.append(backward)
     try:
-        return _ms(ready.step, begin)
+        with before_compiled(ready.model, forward):
+            ready.step()
     finally:
-        ready.before_backward.remove(mark)
+        ready.before_backward.remove(backward)
+    ends.append(_mark())
+    return _between_ms(begins, ends)
 
 
-def _ms(enqueue: Callable[[], object], begin: torch.cuda.Event | None = None) -> float:
-    """Time what is enqueued on the GPU, from its own mark on if it has one."""
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-    marks[0].record()
-    enqueue()
-    marks[1].record()
-    marks[1].synchronize()
-    return float((begin or marks[0]).elapsed_time(marks[1]))
+def _mark() -> torch.cuda.Event:
+    """Record a moment of the GPU's current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between_ms(begins: Sequence[torch.cuda.Event], ends: Sequence[torch.cuda.Event]) -> float:
+    """Sum up the spans, when the GPU has come to the last end."""
+    ends[-1].synchronize()
+    return float(sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)))
