@@ -227,22 +227,34 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 
 def _compile_blocks(facts: Facts) -> Treatment:
-    covered = [
+    return compile_treatment(facts, _covered_by_blocks(facts))
+
+
+def _covered_by_blocks(facts: Facts) -> list[Linear]:
+    """List the layers that are compiled with the blocks: what is inside of one, and FP8 beside them."""
+    return [
         each
         for each in facts.network.linears
         if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)
     ]
-    return compile_treatment(facts, covered)
 
 
 def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch what is compiled as CUDA graphs."""
+    """Launch what is compiled as CUDA graphs; where nothing is, the blocks."""
     known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
     compiled = list(dict.fromkeys(name for name in known if name is not None))
+    if compiled:
+        lines = ["# in place of what compiles it now", _as_graphs(compiled, facts.network)]
+    else:
+        blocks = any(map(has_loop, facts.network.blocks))
+        covered = [each.name for each in _covered_by_blocks(facts)] if blocks else [""]
+        lines = [_as_graphs(covered, facts.network)]
+        if blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+            lines.append(cache_off(facts))
     return Treatment(
         name=CUDA_GRAPHS,
         summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
-        code=f"# in place of what compiles it now\n{_as_graphs(compiled, facts.network)}",
+        code="\n".join(lines),
     )
 
 

@@ -117,7 +117,11 @@ def compile_arms(
         try:
             if told != known:
                 facts = Facts.from_dict(told)
-                planned = {plan.name: plan for plan in arms(facts, proposed(facts), job)}
+                planned = {
+                    each.name: each
+                    for plan in arms(facts, proposed(facts), job)
+                    for each in (plan, *plan.if_host_bound)
+                }
                 lists, known = [blocks.name for blocks in facts.network.blocks], told
             cut = smallest(job, lists) if kept is None else Cut(kept)
             blocks = tuple(cut.kept.items())

@@ -247,14 +247,15 @@ class ArmBuilder:
 
     def recorded_kernels(self, base: ArmPlan) -> tuple[ArmPlan, ...]:
         """Plan ``base`` and compiled BF16 with their kernels recorded as CUDA graphs, where FP8 runs in
-        torchao's layers under the user's own compilation, which records none.
+        torchao's compiled layers, and nothing is recorded yet.
 
         The next micro-batch would overwrite what the backward of a graph still needs.
         """
         in_fp8 = self.context(()).in_fp8
-        compiled = in_fp8 and all(each.stack == "torchao" and each.compiled is not None for each in in_fp8)
-        otherwise = compiles_by_block(base.treatments) or records_cuda_graphs(self.job.model)
-        if not compiled or otherwise or self.job.workload.accumulate > 1:
+        by_block = COMPILE_BLOCKS in base.treatments
+        compiled = all(each.stack == "torchao" and (by_block or each.compiled is not None) for each in in_fp8)
+        recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
+        if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
             return ()
         graphs = Treatment(name=CUDA_GRAPHS, summary="", code="")
         bf16 = ArmPlan(

@@ -59,6 +59,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan, explores
@@ -69,6 +70,13 @@ _log = logging.getLogger("fp8doctor")
 IN_TIME_S = 0.5
 """Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
 longer. A choice."""
+
+
+STAYS_IN_THIS_PROCESS = NoNumber(
+    Reason.NOT_APPLICABLE,
+    "the memory of recorded CUDA graphs would stay taken in this process; the command `fp8doctor` times them "
+    "in one of its own",
+)
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -116,6 +124,8 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         trial = _without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
     finally:
         attempts.clear()
+        if run.own_process:
+            dynamo_state.forget_recorded_kernels()
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
@@ -124,13 +134,14 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
     """Make the bench, or say why there can be none."""
     try:
         as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
-        for_others = [
-            each.plan
-            for each in attempts
-            if each.no_number is None and is_for_others(each.plan, job, as_one=as_one)
-        ]
         return Bench(
-            job, lists, run.device, interrupts=run.own_process, ahead=run.ahead, for_others=for_others
+            job,
+            lists,
+            run.device,
+            interrupts=run.own_process,
+            ahead=run.ahead,
+            for_others=_for_others(attempts, job, as_one=as_one),
+            more=any(each.plan.if_host_bound for each in attempts),
         )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
@@ -145,6 +156,12 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
             return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
+
+
+def _for_others(attempts: Sequence[Attempt], job: Job, *, as_one: bool) -> list[ArmPlan]:
+    """List what may be compiled beside the trial."""
+    plans = [each.plan for each in attempts if each.no_number is None]
+    return [plan for plan in plans if is_for_others(plan, job, as_one=as_one)]
 
 
 def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
@@ -271,8 +288,10 @@ def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], r
     if not waits_for_host(attempt.ready[-1], bench.device):
         return
     first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
-    added = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in attempt.plan.if_host_bound]
-    attempts[first:first] = added
+    against = None if run.own_process else STAYS_IN_THIS_PROCESS
+    plans = attempt.plan.if_host_bound
+    attempts[first:first] = [Attempt(plan, no_number=run.skipped(plan.name) or against) for plan in plans]
+    bench.have_compiled(_for_others(attempts, bench.job, as_one=bench.as_one))
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:

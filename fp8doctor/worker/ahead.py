@@ -92,6 +92,8 @@ class Helpers:
         self._cuts: Sequence[Mapping[str, int] | None] = ()
         self._more = False
         """Whether helpers wait for more when all is done."""
+        self._taken: set[Work] = set()
+        """What the trial has come to."""
         self._builds: list[_Build] = []
         self._employed: int | None = None
         """Helpers that take work, or will once they have loaded the target; None before there was any."""
@@ -152,12 +154,12 @@ class Helpers:
     def begin(
         self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
     ) -> bool:
-        """Queue what was not begun before in the order of ``work``, and tell whether there is a helper. With
-        ``more`` helpers wait for the next call when all is done."""
+        """Queue what nobody has begun, the trial included, in the order of ``work``, and tell whether there
+        is a helper. With ``more`` helpers wait for the next call when all is done."""
         if not self._processes:  # none was asked for it, or those that were are ended
             return False
         with self._changed:
-            begun = {*self._took_s, *(build.work for build in self._builds if build.counts)}
+            begun = {*self._took_s, *self._taken, *(build.work for build in self._builds if build.counts)}
             self._waiting = [each for each in work if each not in begun and each[0] not in self._lost]
             self._asked, self._cuts, self._more = tuple(work), cuts, more
             if self._employed is None:
@@ -197,6 +199,7 @@ class Helpers:
         What is being compiled is waited for, so long at most. None where it was not compiled.
         """
         with self._changed:
+            self._taken.add(work)
             if work in self._waiting:
                 self._waiting.remove(work)
             began = time.monotonic()

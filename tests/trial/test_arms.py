@@ -20,7 +20,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.conductor import STAYS_IN_THIS_PROCESS, conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
@@ -412,7 +412,7 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
         (lambda: job(compiled_by_block()), ("cuda-graphs",), []),
         (lambda: job(compiled_by_block()), ("keep-in-bf16",), GRAPHS),
         (lambda: job(float8(Stacked().bfloat16())), (), []),
-        (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), []),
+        (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), GRAPHS),
         (lambda: job(llama(use_cache=False).bfloat16()), (), []),
     ],
     ids=[
@@ -437,9 +437,16 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
     assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(
+    ("waits", "own_process", "reason"),
+    [
+        (True, True, "CUDA graphs need a CUDA device"),
+        (True, False, STAYS_IN_THIS_PROCESS.sentence),
+        (False, True, None),
+    ],
+)
 def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
-    waits: bool, monkeypatch: pytest.MonkeyPatch
+    waits: bool, own_process: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conductor, "waits_for_host", lambda ready, device: waits)
     of = job(compiled_by_block())
@@ -448,11 +455,12 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
         for plan in arms(examine(of), [], of)
         if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
     ]
-    trial = conduct(of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600)))
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
+    trial = conduct(of, ["model.layers"], planned, run)
     names = [arm.name for arm in trial.arms]
     assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
-    assert reasons == ({"CUDA graphs need a CUDA device"} if waits else set())
+    assert reasons == ({reason} if reason else set())
     assert trial.why is None
 
 

@@ -68,12 +68,13 @@ class Bench(Layout):
         only: Cut | None = None,
         ahead: Ahead | None = None,
         for_others: Sequence[ArmPlan] = (),
+        more: bool = False,
     ) -> None:
         """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
 
         ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
-        is wanted, and ``ahead`` compiles ``for_others`` beside the trial: blocks at once, one graph of
-        several as soon as the cuts are known.
+        is wanted, and ``ahead`` compiles ``for_others`` beside the trial, and ``more`` later: blocks at once,
+        one graph of several as soon as the cuts are known.
         """
         super().__init__(job, lists, device, only, ahead or Nobody())
         self.interrupts, self._rounding, self._helped = interrupts, rounding(job.model, device), False
@@ -81,12 +82,19 @@ class Bench(Layout):
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
         if not self.as_one:
-            self._helped = self._ahead.begin([(plan.name, 0) for plan in for_others], [None])
+            self.have_compiled(for_others, more=more)
         self.lay_out()
         if self.as_one:
-            self._helped = self._ahead.begin(*self._at_every_cut(for_others))
+            self.have_compiled(for_others, more=more)
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
+
+    def have_compiled(self, plans: Sequence[ArmPlan], *, more: bool = False) -> None:
+        """Have these arms compiled beside the trial, in their order; with ``more`` it is called again."""
+        work, cuts = (
+            self._at_every_cut(plans) if self.as_one else ([(each.name, 0) for each in plans], [None])
+        )
+        self._helped = self._ahead.begin(work, cuts, more=more)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
