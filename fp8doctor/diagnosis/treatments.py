@@ -240,17 +240,16 @@ def _covered_by_blocks(facts: Facts) -> list[Linear]:
 
 
 def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch what is compiled as CUDA graphs; where nothing is, the blocks."""
+    """Launch what is compiled as CUDA graphs; the blocks where nothing is, or the whole, as it is timed."""
     known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
     compiled = list(dict.fromkeys(name for name in known if name is not None))
+    by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
+    names = [each.name for each in _covered_by_blocks(facts)] if by_block else compiled or [""]
+    lines = [_as_graphs(names, facts.network)]
     if compiled:
-        lines = ["# in place of what compiles it now", _as_graphs(compiled, facts.network)]
-    else:
-        blocks = any(map(has_loop, facts.network.blocks))
-        covered = [each.name for each in _covered_by_blocks(facts)] if blocks else [""]
-        lines = [_as_graphs(covered, facts.network)]
-        if blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
-            lines.append(cache_off(facts))
+        lines.insert(0, "# in place of what compiles it now")
+    if by_block and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+        lines.append(cache_off(facts))
     return Treatment(
         name=CUDA_GRAPHS,
         summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",

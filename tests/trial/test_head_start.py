@@ -56,4 +56,3 @@ def test_what_is_compiled_is_preceded_and_not_compiled_anew(
     assert torch.equal(model(x), expected)
     assert counters["stats"]["unique_graphs"] == frames
     assert [dict(module.__dict__) for module in model.modules()] == marks
-
