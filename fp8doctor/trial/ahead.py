@@ -15,6 +15,7 @@ no reading of the host (STP009) tells of it.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,7 @@ from torch import nn
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.copies import depth
@@ -45,6 +47,10 @@ SMALL_GIB, LONGEST_LOAD_S = 4.0, 30.0
 """Weights of a model that each helper may load without a look at the memory, and the seconds that its file
 took to load, up to which helpers load it too where nothing cuts it while it is built. A choice: a file that
 trains when it is imported would train again. A Gemma 2B took 20.6 s with a disk that had read nothing yet."""
+
+TRIES, PAUSE_S = 4, 2.0
+"""Builds of an arm that finds no memory, and the seconds between two. A choice: the trial and three helpers of
+a Gemma 2B filled an H100, until one of them was done 0.6 s later."""
 
 LOADING, HOST_SHARE = 3.0, 0.5
 """Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted
@@ -137,9 +143,14 @@ def compile_arms(
 
 
 def _built(bench: Bench, plan: ArmPlan) -> float | None:
-    attempt = Attempt(plan)
-    bench.build(attempt)
-    bench.let_go()
+    """Build an arm; once more where others had the memory, who may have given it back meanwhile."""
+    for number in range(TRIES):
+        time.sleep(PAUSE_S if number else 0.0)
+        attempt = Attempt(plan)
+        bench.build(attempt)
+        bench.let_go()
+        if attempt.why is not Reason.OUT_OF_MEMORY:
+            break
     return attempt.ready[0].warm_up_s if attempt.no_number is None else None
 
 

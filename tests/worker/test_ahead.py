@@ -22,6 +22,8 @@ from torch._dynamo.utils import counters
 import fp8doctor
 from fp8doctor.examine import examine
 from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Target, Workload
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.trial import ahead
@@ -563,6 +565,30 @@ def test_a_helper_whose_gpu_is_lost_builds_nothing_more(monkeypatch: pytest.Monk
     work = [(name, None, examine(of).to_dict()) for name in "ab"]
     built = list(ahead.compile_arms(of, work, lambda facts: (), torch.device("cpu")))
     assert built == ["it took the GPU's context down"]
+
+
+@pytest.mark.parametrize(("short", "times"), [(2, 3), (9, ahead.TRIES)])
+def test_what_found_no_memory_beside_others_is_built_once_more(
+    short: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PAUSE_S", 0.0)
+    monkeypatch.setattr(ahead, "arms", lambda facts, prescription, of: [ArmPlan("a", as_it_is)])
+    built: list[Attempt] = []
+    build = Bench.build
+
+    def crowded(self: Bench, attempt: Attempt) -> None:
+        built.append(attempt)
+        if len(built) > short:
+            build(self, attempt)
+        else:
+            attempt.no_number = NoNumber(Reason.OUT_OF_MEMORY, "others have it")
+
+    monkeypatch.setattr(Bench, "build", crowded)
+    of = job(blocks=2)
+    (seconds,) = ahead.compile_arms(
+        of, [("a", None, examine(of).to_dict())], lambda facts: (), torch.device("cpu")
+    )
+    assert (len(built), seconds is None) == (times, short >= times)
 
 
 class Noting(torch.nn.Linear):
