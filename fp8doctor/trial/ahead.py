@@ -49,8 +49,8 @@ took to load, up to which helpers load it too where nothing cuts it while it is 
 trains when it is imported would train again. A Gemma 2B took 20.6 s with a disk that had read nothing yet."""
 
 TRIES, PAUSE_S = 4, 2.0
-"""Builds of an arm that finds no memory, and the seconds between two. A choice: the trial and three helpers of
-a Gemma 2B filled an H100, until one of them was done 0.6 s later."""
+"""Builds of an arm that finds no memory, and the seconds between two. A choice: the trial and three helpers
+of a Gemma 2B filled an H100, until one of them was done 0.6 s later."""
 
 LOADING, HOST_SHARE = 3.0, 0.5
 """Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted
