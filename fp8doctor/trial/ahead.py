@@ -15,7 +15,6 @@ no reading of the host (STP009) tells of it.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -47,10 +46,6 @@ SMALL_GIB, LONGEST_LOAD_S = 4.0, 30.0
 """Weights of a model that each helper may load without a look at the memory, and the seconds that its file
 took to load, up to which helpers load it too where nothing cuts it while it is built. A choice: a file that
 trains when it is imported would train again. A Gemma 2B took 20.6 s with a disk that had read nothing yet."""
-
-TRIES, PAUSE_S = 4, 2.0
-"""Builds of an arm that finds no memory, and the seconds between two. A choice: the trial and three helpers
-of a Gemma 2B filled an H100, until one of them was done 0.6 s later."""
 
 LOADING, HOST_SHARE = 3.0, 0.5
 """Memory of the host that loading takes / the weights, which may be drawn in FP32 before they are converted
@@ -108,9 +103,10 @@ def compile_arms(
     work: Iterable[tuple[str, Mapping[str, int] | None, dict[str, Any]]],
     proposed: Callable[[Facts], Sequence[Step]],
     device: torch.device,
-) -> Iterator[float | str | None]:
+) -> Iterator[float | bool | str | None]:
     """Build each arm at its cut, as it is planned with its facts, and tell the seconds that its warm-up took;
-    None where it was not built. One that takes the GPU's context down is the last, told in a sentence.
+    None where it was not built, False where there was no memory for it. One that takes the GPU's context
+    down is the last, told in a sentence.
 
     A cut is told by the blocks that each list keeps; None is the smallest of all. ``proposed`` says what the
     checks propose by the facts.
@@ -142,15 +138,12 @@ def compile_arms(
             yield None
 
 
-def _built(bench: Bench, plan: ArmPlan) -> float | None:
-    """Build an arm; once more where others had the memory, who may have given it back meanwhile."""
-    for number in range(TRIES):
-        time.sleep(PAUSE_S if number else 0.0)
-        attempt = Attempt(plan)
-        bench.build(attempt)
-        bench.let_go()
-        if attempt.why is not Reason.OUT_OF_MEMORY:
-            break
+def _built(bench: Bench, plan: ArmPlan) -> float | bool | None:
+    attempt = Attempt(plan)
+    bench.build(attempt)
+    bench.let_go()
+    if attempt.why is Reason.OUT_OF_MEMORY:
+        return False
     return attempt.ready[0].warm_up_s if attempt.no_number is None else None
 
 

@@ -151,7 +151,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         )
     except Exception as error:
         _log.debug("the step raises", exc_info=True)
-        if run.ahead.end():  # what it had no memory for, whatever cuBLAS and the driver call that
+        if run.ahead.give_way():  # what it had no memory for, whatever cuBLAS and the driver call that
             free(run.device)
             return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
@@ -345,7 +345,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
     bench.build(attempt, until)
-    if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
+    while attempt.why is Reason.OUT_OF_MEMORY and run.ahead.give_way():  # whose memory it may have been
         attempt.no_number = None
         bench.build(attempt, until)
     if beyond := _beyond_gpu(attempt, attempts, bench, run):
@@ -399,9 +399,10 @@ def _beyond_gpu(
 
 
 def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber | None:
-    """Tell what is known once nobody compiles ahead, whose memory it may have been."""
-    found = known()
-    return known() if found and ahead.end() else found
+    """Tell what is known with the fewest that compile ahead, whose memory it may have been."""
+    while (found := known()) and ahead.give_way():
+        pass
+    return found
 
 
 def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:

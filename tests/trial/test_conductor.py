@@ -874,6 +874,8 @@ class OneHelper(Nobody):
         self.ended += 1
         return self.ended == 1
 
+    give_way = end
+
     def outcomes(self) -> dict[str, float | None]:
         return {"bf16_compiled": 8.0, "prescribed": None}
 
