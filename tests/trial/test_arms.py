@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -461,6 +462,33 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
     assert reasons == ({reason} if reason else set())
+    assert trial.why is None
+
+
+def test_a_head_start_that_raises_costs_the_question_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(ready: Ready, device: torch.device) -> bool:
+        assert ready.model is not None
+        ready.step()
+        for parameter in ready.model.parameters():  # where it ended in its backward
+            parameter.grad = torch.ones_like(parameter)
+        left.extend(ready.model.parameters())
+        raise torch.OutOfMemoryError("the launches of two steps at once")
+
+    left: list[nn.Parameter] = []
+    monkeypatch.setattr(conductor, "waits_for_host", raises)
+    of, cleared = job(compiled_by_block()), []
+    build = Bench.build
+
+    def next_arm(self: Bench, attempt: Attempt, until: float = math.inf) -> None:
+        cleared.append(all(each.grad is None for each in left))
+        build(self, attempt, until)
+
+    monkeypatch.setattr(Bench, "build", next_arm)
+    planned = [plan for plan in arms(examine(of), [], of) if plan.name in ("as_is", "bf16")]
+    trial = conduct(of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True))
+    assert left
+    assert all(cleared)
+    assert [arm.name for arm in trial.arms if arm.tried] == ["as_is", "bf16"]
     assert trial.why is None
 
 
