@@ -465,7 +465,9 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     assert trial.why is None
 
 
-def test_a_head_start_that_raises_costs_the_question_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def raises(ready: Ready, device: torch.device) -> bool:
         assert ready.model is not None
         ready.step()
@@ -485,7 +487,9 @@ def test_a_head_start_that_raises_costs_the_question_and_nothing_else(monkeypatc
 
     monkeypatch.setattr(Bench, "build", next_arm)
     planned = [plan for plan in arms(examine(of), [], of) if plan.name in ("as_is", "bf16")]
-    trial = conduct(of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True))
+    trial = conduct(
+        of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True)
+    )
     assert left
     assert all(cleared)
     assert [arm.name for arm in trial.arms if arm.tried] == ["as_is", "bf16"]
