@@ -74,8 +74,8 @@ longer. A choice."""
 
 STAYS_IN_THIS_PROCESS = NoNumber(
     Reason.NOT_APPLICABLE,
-    "the memory of recorded CUDA graphs would stay taken in this process; the command `fp8doctor` times them "
-    "in one of its own",
+    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
+    "one of its own",
 )
 
 

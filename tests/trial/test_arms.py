@@ -396,6 +396,10 @@ def test_which_arms_must_run_something_compiled() -> None:
 GRAPHS = ["cuda-graphs", "bf16_cuda_graphs"]
 
 
+def one_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.as_tensor(model(**batch).loss)
+
+
 def compiled_by_block(mode: str | None = None) -> nn.Module:
     """FP8 in every block, each compiled by its user."""
     model = float8(llama(use_cache=False).bfloat16())
@@ -412,6 +416,7 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
         (lambda: job(compiled_by_block(), workload=Workload(accumulate=2)), (), []),
         (lambda: job(compiled_by_block()), ("cuda-graphs",), []),
         (lambda: job(compiled_by_block()), ("keep-in-bf16",), GRAPHS),
+        (lambda: replace(job(compiled_by_block()), training_step=torch.compile(one_step)), (), []),
         (lambda: job(float8(Stacked().bfloat16())), (), []),
         (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), GRAPHS),
         (lambda: job(llama(use_cache=False).bfloat16()), (), []),
@@ -422,6 +427,7 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
         "micro-batches",
         "proposed",
         "changed",
+        "step compiled",
         "eager",
         "in its cure",
         "without FP8",
