@@ -97,7 +97,8 @@ def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
     numbers = sorted({fixes[each] for each in treatments if each in fixes})
     if not numbers or not all(each in fixes for each in treatments):
         return ""
-    return f"fix {numbers[0]}" if len(numbers) == 1 else f"fixes {' and '.join(map(str, numbers))}"
+    *others, last = map(str, numbers)
+    return f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
 
 
 def more_variants(count: int) -> str:

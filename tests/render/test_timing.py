@@ -203,6 +203,8 @@ def test_a_recipe_that_was_timed_by_block_says_so() -> None:
     assert variant_of(arms[1], arms, True, {}) == "FP8 rowwise, by block"
     assert variant_of(arms[1], arms, True, fixes) == "FP8 rowwise, by block", "fix 1 alone was not timed"
     assert variant_of(arms[1], arms, True, {**fixes, "compile-blocks": 2}) == "FP8 with fixes 1 and 2"
+    three = Arm(name="prescribed", base="as_is", treatments=("a", "b", "c"))
+    assert variant_of(three, [three], True, {"a": 1, "b": 2, "c": 3}) == "FP8 with fixes 1, 2 and 3"
 
 
 @pytest.mark.parametrize(
