@@ -37,7 +37,7 @@ from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.token_crossing import MANY_TOKENS, MOST_GROWTH
-from fp8doctor.analysis.treatment_table import LARGER_BATCH, MORE_TOKENS
+from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.treatments import cuda_graphs, stay_in_bf16
@@ -164,9 +164,10 @@ def as_prescribed(facts: Facts) -> str:
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""
+    with_graphs = recorded(changed, "treatments") and CUDA_GRAPHS in changed.treatments
     return (
         f" With the changes that were timed it is idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms "
-        "still: more tokens a step or CUDA graphs are left."
+        f"still: more tokens a step {'' if with_graphs else 'or CUDA graphs '}are left."
     )
 
 

@@ -30,6 +30,7 @@ from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import in_its_place, in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.names_in_python import names_in_python
+from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -86,6 +87,13 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
     best = best_bf16(facts)
     if best is None:
         return bf16
+    alike = bf16_as_prescribed(facts)
+    if alike is not None and alike.name == ArmName.BF16_CUDA_GRAPHS:
+        return replace(
+            bf16,
+            summary=bf16.summary.replace(", compiled", ", compiled with CUDA graphs"),
+            code=f"{without_fp8(facts)}\n{cuda_graphs(facts).code}",
+        )
     how = {ArmName.BF16: "", ArmName.BF16_AS_COMPILED: ", under your own torch.compile"}
     return replace(
         bf16,

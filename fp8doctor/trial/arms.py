@@ -249,13 +249,16 @@ class ArmBuilder:
         """Plan ``base`` and compiled BF16 with their kernels recorded as CUDA graphs, where FP8 runs in
         torchao's compiled layers, and nothing is recorded yet.
 
-        The next micro-batch would overwrite what the backward of a graph still needs.
+        The next micro-batch would overwrite what the backward of a graph still needs. Into a compiled step
+        blocks are traced as if they were not compiled.
         """
         in_fp8 = self.context(()).in_fp8
         by_block = COMPILE_BLOCKS in base.treatments
         compiled = all(each.stack == "torchao" and (by_block or each.compiled is not None) for each in in_fp8)
         recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
         if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
+            return ()
+        if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
             return ()
         graphs = Treatment(name=CUDA_GRAPHS, summary="", code="")
         bf16 = ArmPlan(

@@ -74,8 +74,8 @@ longer. A choice."""
 
 STAYS_IN_THIS_PROCESS = NoNumber(
     Reason.NOT_APPLICABLE,
-    "the memory of recorded CUDA graphs would stay taken in this process; the command `fp8doctor` times them "
-    "in one of its own",
+    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
+    "one of its own",
 )
 
 
@@ -285,7 +285,14 @@ def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], r
     """Add what is tried where the host sets the pace of this arm, if it does."""
     if not attempt.ready or not attempt.plan.if_host_bound:
         return
-    if not waits_for_host(attempt.ready[-1], bench.device):
+    bench.at_work = attempt.plan.name
+    try:
+        if not waits_for_host(attempt.ready[-1], bench.device):
+            return
+    except Exception:  # as where memory is short: the arm itself has run, and is timed all the same
+        _log.debug("the head start of %s raises", attempt.plan.name, exc_info=True)
+        still_there(bench.device, attempt.plan.name)
+        bench.forget_gradients()
         return
     first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
     against = None if run.own_process else STAYS_IN_THIS_PROCESS

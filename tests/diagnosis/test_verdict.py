@@ -401,6 +401,30 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     assert unknown.achievable_speedup is None
 
 
+def test_where_bf16_with_the_same_graphs_is_faster_the_plan_gives_fp8_up() -> None:
+    """FP8 that beats BF16 without them is no gain of FP8's."""
+    arms = {
+        "as_is": around(107.8),
+        "bf16": around(131.0),
+        "bf16_compiled": around(101.6),
+        "prescribed": around(93.2),
+        "bf16_cuda_graphs": around(85.0),
+    }
+    report = diagnose(Of(arms, treatments=("cuda-graphs",), bases={}).facts())
+    last = report.prescription[-1].treatment
+    assert last.name == "stay-in-bf16"
+    assert last.summary.startswith("stay in BF16, compiled with CUDA graphs: ")
+    assert 'mode="reduce-overhead"' in last.code
+    assert ".compile()" not in last.code, "not in another form than the one that was timed"
+    assert outlook(report).sentence == (
+        "FP8 cannot win here: leave it off, 85.0 ms in compiled BF16 with CUDA graphs."
+    )
+    even = diagnose(
+        Of({**arms, "bf16_cuda_graphs": around(99.0)}, treatments=("cuda-graphs",), bases={}).facts()
+    )
+    assert "stay-in-bf16" not in [step.treatment.name for step in even.prescription]
+
+
 def test_a_plan_that_may_save_nothing_promises_nothing() -> None:
     promising = Of(
         {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (41.0, 41.0, 41.1)}

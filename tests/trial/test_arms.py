@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -395,6 +396,10 @@ def test_which_arms_must_run_something_compiled() -> None:
 GRAPHS = ["cuda-graphs", "bf16_cuda_graphs"]
 
 
+def one_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.as_tensor(model(**batch).loss)
+
+
 def compiled_by_block(mode: str | None = None) -> nn.Module:
     """FP8 in every block, each compiled by its user."""
     model = float8(llama(use_cache=False).bfloat16())
@@ -411,6 +416,7 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
         (lambda: job(compiled_by_block(), workload=Workload(accumulate=2)), (), []),
         (lambda: job(compiled_by_block()), ("cuda-graphs",), []),
         (lambda: job(compiled_by_block()), ("keep-in-bf16",), GRAPHS),
+        (lambda: replace(job(compiled_by_block()), training_step=torch.compile(one_step)), (), []),
         (lambda: job(float8(Stacked().bfloat16())), (), []),
         (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), GRAPHS),
         (lambda: job(llama(use_cache=False).bfloat16()), (), []),
@@ -421,6 +427,7 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
         "micro-batches",
         "proposed",
         "changed",
+        "step compiled",
         "eager",
         "in its cure",
         "without FP8",
@@ -461,6 +468,37 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
     assert reasons == ({reason} if reason else set())
+    assert trial.why is None
+
+
+def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(ready: Ready, device: torch.device) -> bool:
+        assert ready.model is not None
+        ready.step()
+        for parameter in ready.model.parameters():  # where it ended in its backward
+            parameter.grad = torch.ones_like(parameter)
+        left.extend(ready.model.parameters())
+        raise torch.OutOfMemoryError("the launches of two steps at once")
+
+    left: list[nn.Parameter] = []
+    monkeypatch.setattr(conductor, "waits_for_host", raises)
+    of, cleared = job(compiled_by_block()), []
+    build = Bench.build
+
+    def next_arm(self: Bench, attempt: Attempt, until: float = math.inf) -> None:
+        cleared.append(all(each.grad is None for each in left))
+        build(self, attempt, until)
+
+    monkeypatch.setattr(Bench, "build", next_arm)
+    planned = [plan for plan in arms(examine(of), [], of) if plan.name in ("as_is", "bf16")]
+    trial = conduct(
+        of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True)
+    )
+    assert left
+    assert all(cleared)
+    assert [arm.name for arm in trial.arms if arm.tried] == ["as_is", "bf16"]
     assert trial.why is None
 
 

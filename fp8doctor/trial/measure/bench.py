@@ -140,10 +140,14 @@ class Bench(Layout):
         """Note why an arm has no number, and free what it took."""
         attempt.no_number = no_number
         attempt.ready.clear()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.forget_gradients()
         still_there(self.device, attempt.plan.name)
         self.let_go(attempt.plan.name)
+
+    def forget_gradients(self) -> None:
+        """Free what a step that did not end has left."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _at_every_cut(
         self, plans: Sequence[ArmPlan]

@@ -62,6 +62,10 @@ def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) ->
         "tokens a step or "
         "CUDA graphs are left."
     )
+    recorded = msgspec.structs.replace(still, treatments=("cuda-graphs",))
+    finding = host_bound(timed(facts, WAITING, bf16, recorded))
+    assert isinstance(finding, Finding)
+    assert finding.explanation.endswith(" still: more tokens a step are left.")
     busy = replaced(bf16, host_wait_pct=20.0)
     mended = host_bound(
         timed(
