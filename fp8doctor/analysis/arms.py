@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.analysis.median_interval import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -16,6 +16,12 @@ from fp8doctor.facts.arm_names import (
     is_conversion,
 )
 from fp8doctor.facts.no_number import why_of
+
+BF16_WITH = {
+    frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
+    frozenset({CUDA_GRAPHS}): ArmName.BF16_CUDA_GRAPHS,
+}
+"""Changes that help BF16 too -> BF16 with them, where there is such an arm."""
 
 
 def timed_on_cpu(facts: Facts) -> bool:
@@ -111,16 +117,17 @@ def fp8_totals(facts: Facts) -> list[Arm]:
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     """Find the best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not timed.
 
-    Where BF16 does not fit without checkpointing, it keeps it.
+    What does not fit with them, or is slower, stays without.
     """
     shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
+    name, best = BF16_WITH.get(frozenset(shared)), best_bf16(facts)
     if not shared:
-        return best_bf16(facts)
-    if shared != {CHECKPOINTING_OFF}:
-        return None
-    freed = [each for each in facts.trial.arms if each.name == ArmName.BF16_WITHOUT_CHECKPOINTING]
-    fits_not = any(not each.tried and why_of(each) is Reason.DOES_NOT_FIT for each in freed)
-    return best_bf16(facts) if fits_not else arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
+        return best
+    planned = [each for each in facts.trial.arms if each.name == name]
+    if any(not each.tried and why_of(each) is Reason.DOES_NOT_FIT for each in planned):
+        return best
+    changed = arm(facts.trial, name) if name else None
+    return min(filter(None, (changed, best)), key=lambda each: each.step_ms or 0.0) if changed else None
 
 
 def all_changes(trial: Trial, of: Arm) -> list[str]:

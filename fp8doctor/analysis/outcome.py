@@ -163,7 +163,8 @@ def bf16_saves(facts: Facts) -> Interval | None:
         or facts.trial.device == "cpu"
     ):
         return None
-    fp8, bf16 = best_fp8(facts), best_bf16(facts)
+    fp8 = best_fp8(facts)
+    bf16 = (fair_bf16(facts, fp8) if fp8 else None) or best_bf16(facts)
     if fp8 is None or bf16 is None or is_noise(bf16, fp8, facts.trial) or ratio(bf16, fp8).high >= 1:
         return None
     return saved_ms(fp8, bf16_as_prescribed(facts) or bf16)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.facts import Arm, Facts, recorded
-from fp8doctor.facts.arm_names import IN_BF16, ArmName, is_conversion
+from fp8doctor.facts.arm_names import IN_BF16, ArmName, in_first_window, is_conversion, is_of_first_window
 
 
 class RelativeSpeed(Struct, frozen=True):
@@ -32,8 +32,8 @@ class RelativeSpeed(Struct, frozen=True):
 
 
 def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
-    """Hold a step to the best BF16 of its like; None where that was not timed, as of a step without its
-    adapters."""
+    """Hold a step to the best BF16 of its like, as its own window saw it; None where that was not timed, as
+    of a step without its adapters."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None
@@ -43,5 +43,7 @@ def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     bf16 = best if in_bf16 else fair_bf16(facts, timed)
     if bf16 is None:
         return None
+    if base and is_of_first_window(base):
+        bf16 = arm(facts.trial, in_first_window(bf16.name)) or bf16
     speedup = ratio(bf16, timed)
     return RelativeSpeed(bf16, speedup, in_bf16, is_noise(bf16, timed, facts.trial))

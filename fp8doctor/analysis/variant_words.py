@@ -25,6 +25,7 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16_COMPILED: "BF16 compiled",
     ArmName.BF16_AS_COMPILED: "BF16 compiled your way",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
+    ArmName.BF16_CUDA_GRAPHS: "BF16, CUDA graphs",
     ArmName.SELF_CHECK: "the same step again",
     ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, compiled your way",
     ArmName.COMBINATION: "FP8 with all that gained",

@@ -46,6 +46,12 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.finding import Finding
 from fp8doctor.wording import in_ms, plural, times
 
+ALIKE: dict[str, str] = {
+    ArmName.BF16_WITHOUT_CHECKPOINTING: "checkpointing off",
+    ArmName.BF16_CUDA_GRAPHS: "CUDA graphs",
+}
+"""BF16 with a change that helps it too -> the change in words."""
+
 NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""
 
@@ -211,11 +217,8 @@ def _promise(facts: Facts) -> str:
             f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would gain from {names} too, which was "
             f"not timed.{stays}"
         )
-    alike = (
-        f" with checkpointing off too ({in_ms(measure.step_ms)})"
-        if measure.name == ArmName.BF16_WITHOUT_CHECKPOINTING
-        else ""
-    )
+    too = ALIKE.get(measure.name)
+    alike = f" with {too} too ({in_ms(measure.step_ms)})" if too else ""
     against = (
         f"which this timing cannot tell from BF16{alike}"
         if is_noise(measure, prescribed, facts.trial)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import BF16_WITH, arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
 from fp8doctor.analysis.token_crossing import crossing
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -67,10 +67,10 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
 
 def _bf16_after(facts: Facts, steps: Sequence[Step]) -> Arm | None:
     """Find the best BF16 that was timed with what the plan does to both."""
-    best, freed = best_bf16(facts), arm(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
-    if best is None or freed is None or all(step.treatment.name != CHECKPOINTING_OFF for step in steps):
-        return best
-    return min(best, freed, key=lambda each: each.step_ms or 0.0)
+    planned = {step.treatment.name for step in steps}
+    alike = (arm(facts.trial, name) for changes, name in BF16_WITH.items() if changes <= planned)
+    timed = [each for each in (best_bf16(facts), *alike) if each]
+    return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 
 def _total(facts: Facts, steps: Sequence[Step]) -> Arm | None:
@@ -110,6 +110,8 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
 def _form(bf16: Arm) -> str:
     if bf16.name == ArmName.BF16_WITHOUT_CHECKPOINTING:
         return "BF16 without checkpointing"
+    if bf16.name == ArmName.BF16_CUDA_GRAPHS:
+        return "compiled BF16 with CUDA graphs"
     return "compiled BF16" if bf16.name in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED) else "BF16"
 
 

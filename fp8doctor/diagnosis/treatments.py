@@ -16,22 +16,27 @@ from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
+    WHY_WRAPPED,
     blocks_are_compiled,
     cache_off,
     compile_all,
+    compile_loop,
     compile_treatment,
+    has_loop,
     is_inside,
     needs_compile,
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
+from fp8doctor.analysis.layers import in_its_place, in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.names_in_python import names_in_python
+from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
+    CUDA_GRAPHS,
     KEEP_IN_BF16,
     STAY_IN_BF16,
     TE_AUTOCAST,
@@ -39,10 +44,13 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     recipe_change,
 )
-from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Arm, Blocks, CompileMark, Facts, Linear, Network, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
+
+GRAPHS = "reduce-overhead"
+"""The mode of torch.compile that records CUDA graphs."""
 
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
@@ -79,6 +87,13 @@ def as_best(bf16: Treatment, facts: Facts) -> Treatment:
     best = best_bf16(facts)
     if best is None:
         return bf16
+    alike = bf16_as_prescribed(facts)
+    if alike is not None and alike.name == ArmName.BF16_CUDA_GRAPHS:
+        return replace(
+            bf16,
+            summary=bf16.summary.replace(", compiled", ", compiled with CUDA graphs"),
+            code=f"{without_fp8(facts)}\n{cuda_graphs(facts).code}",
+        )
     how = {ArmName.BF16: "", ArmName.BF16_AS_COMPILED: ", under your own torch.compile"}
     return replace(
         bf16,
@@ -220,12 +235,53 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 
 def _compile_blocks(facts: Facts) -> Treatment:
-    covered = [
+    return compile_treatment(facts, _covered_by_blocks(facts))
+
+
+def _covered_by_blocks(facts: Facts) -> list[Linear]:
+    """List the layers that are compiled with the blocks: what is inside of one, and FP8 beside them."""
+    return [
         each
         for each in facts.network.linears
         if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)
     ]
-    return compile_treatment(facts, covered)
+
+
+def cuda_graphs(facts: Facts) -> Treatment:
+    """Launch what is compiled as CUDA graphs; the blocks where nothing is, or the whole, as it is timed."""
+    known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
+    compiled = list(dict.fromkeys(name for name in known if name is not None))
+    by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
+    names = [each.name for each in _covered_by_blocks(facts)] if by_block else compiled or [""]
+    lines = [_as_graphs(names, facts.network)]
+    if compiled:
+        lines.insert(0, "# in place of what compiles it now")
+    if by_block and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+        lines.append(cache_off(facts))
+    return Treatment(
+        name=CUDA_GRAPHS,
+        summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
+        code="\n".join(lines),
+    )
+
+
+def _as_graphs(compiled: Sequence[str], network: Network) -> str:
+    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    if "" in compiled:
+        return f'model = torch.compile(model, mode="{GRAPHS}")'
+    lists = [
+        each for each in network.blocks if has_loop(each) and any(_is_in(name, each) for name in compiled)
+    ]
+    loops = [compile_loop(each, network, GRAPHS) for each in lists]
+    beside = [name for name in compiled if not any(_is_in(name, each) for each in lists)]
+    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
+    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
+    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
+
+
+def _is_in(name: str, blocks: Blocks) -> bool:
+    """Whether a module is one of these blocks, or inside of one."""
+    return not blocks.name or name.startswith(f"{blocks.name}.")
 
 
 def checkpointing_off(facts: Facts) -> Treatment:
@@ -350,6 +406,7 @@ LINES: dict[str, Callable[[Facts], Treatment | None]] = {
     KEEP_IN_BF16: _keep_in_bf16,
     **{name: functools.partial(recipe, name) for name in map(recipe_change, TORCHAO_RECIPES)},
     COMPILE_BLOCKS: _compile_blocks,
+    CUDA_GRAPHS: cuda_graphs,
     CHECKPOINTING_OFF: checkpointing_off,
     "fused-optimizer": _fused_optimizer,
     "cache-off": _cache_off,

@@ -27,6 +27,8 @@ class ArmName(StrEnum):
     """BF16 whose weights were moved by a last bit: only its loss is followed."""
     WITHOUT_ADAPTERS = "without_adapters"
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
+    BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
+    """Block by block, with the kernels of every block recorded."""
 
 
 BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
@@ -37,6 +39,7 @@ IN_BF16 = (
     ArmName.SELF_CHECK,
     ArmName.BF16_DISTURBED,
     ArmName.BF16_WITHOUT_CHECKPOINTING,
+    ArmName.BF16_CUDA_GRAPHS,
 )
 """Arms without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
 

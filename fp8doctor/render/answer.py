@@ -11,7 +11,7 @@ from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
@@ -335,7 +335,8 @@ def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
     """Find the step of the plan that makes BF16 faster as well, as timed."""
     if bf16_as_prescribed(report.facts) is None:
         return None
-    return next((n for n, step in enumerate(steps, 1) if step.treatment.name == CHECKPOINTING_OFF), None)
+    shared = that_help_bf16_too(step.treatment.name for step in steps)
+    return next((n for n, step in enumerate(steps, 1) if step.treatment.name in shared), None)
 
 
 def where_to_time(facts: Facts) -> str:

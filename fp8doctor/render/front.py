@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_bf16
+from fp8doctor.analysis.arms import arm, best_bf16
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.relative_speed import beside_bf16
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
@@ -20,7 +21,7 @@ from fp8doctor.render.ranks import Ranks
 from fp8doctor.render.screen import Entry, Screen, first_screen, plan
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
-from fp8doctor.wording import plural, times
+from fp8doctor.wording import in_ms, plural, times
 
 NOISY = "noisy"
 """Stands for a ratio that the timing does not tell."""
@@ -173,16 +174,27 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
 
 
 def _held_to(timing: Timing | None, facts: Facts) -> str:
-    """Name the variants that are held to another BF16 than the best."""
+    """Name the variants that are held to another BF16 than the best, and those that another window timed,
+    with what the best took there."""
     rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
     labels = {arm.name: label for label, arm in rows}
     best = if_recorded(best_bf16, facts)
+    before = arm(facts.trial, in_first_window(best.name)) if best else None
     held = [
-        f"{label} is held to {labels.get(found.bf16.name, '')}"
-        for label, arm in rows
-        if (found := if_recorded(beside_bf16, facts, arm)) and found.bf16 is not best
+        f"{label} is held to {labels.get(in_any_window(found.bf16.name), '')}"
+        for label, each in rows
+        if (found := if_recorded(beside_bf16, facts, each)) and found.bf16 not in (best, before)
     ]
-    return f"{'; '.join(held)}." if held else ""
+    sentences = [f"{'; '.join(held)}."] if held else []
+    earlier = [label for label, each in rows if if_recorded(_is_based_on_first_window, each)]
+    if best and before and earlier:
+        took = f"{labels.get(best.name, '')} took {in_ms(before.step_ms)}"
+        sentences.append(f"Timed earlier, when {took}: {' · '.join(earlier)}.")
+    return " ".join(sentences)
+
+
+def _is_based_on_first_window(timed: Arm) -> bool:
+    return bool(timed.base) and is_of_first_window(timed.base or "")
 
 
 def _untimed(timing: Timing | None) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
-from fp8doctor.analysis.variant_words import VARIANTS, variant
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family
+from fp8doctor.analysis.variant_words import CHANGES, VARIANTS, variant
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.wording import plural
@@ -70,13 +70,17 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
         return _with_fixes(alone, fixes) or variant(arm.name, fp8) if fp8 else variant(arm.name, fp8)
+    kinds = {family(each) for each in alone}  # of which the last stands
     below = next((_treatments(each) for each in arms if each.name == base), ())
+    below = tuple(each for each in below if family(each) not in kinds)
     if both := _with_fixes((*below, *alone), fixes):
         return both
     if by_block:
         return f"{variant(arm.name, fp8)}, by block"
-    numbers = _numbers(below, fixes)
-    return f"{variant(arm.name, fp8)}, {numbers or 'all fixes'}"
+    numbers = _numbers(below, fixes) or "all fixes"
+    if fixes and below and not any(each in fixes for each in below):  # the plan ends in none of them
+        numbers = ", ".join(CHANGES.get(each, each.replace("-", " ")) for each in below)
+    return f"{variant(arm.name, fp8)}, {numbers}"
 
 
 def _treatments(arm: Arm) -> tuple[str, ...]:
@@ -93,7 +97,8 @@ def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
     numbers = sorted({fixes[each] for each in treatments if each in fixes})
     if not numbers or not all(each in fixes for each in treatments):
         return ""
-    return f"fix {numbers[0]}" if len(numbers) == 1 else f"fixes {' and '.join(map(str, numbers))}"
+    *others, last = map(str, numbers)
+    return f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
 
 
 def more_variants(count: int) -> str:

@@ -24,6 +24,7 @@ from torch import nn
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.copies import depth
@@ -102,9 +103,10 @@ def compile_arms(
     work: Iterable[tuple[str, Mapping[str, int] | None, dict[str, Any]]],
     proposed: Callable[[Facts], Sequence[Step]],
     device: torch.device,
-) -> Iterator[float | str | None]:
+) -> Iterator[float | bool | str | None]:
     """Build each arm at its cut, as it is planned with its facts, and tell the seconds that its warm-up took;
-    None where it was not built. One that takes the GPU's context down is the last, told in a sentence.
+    None where it was not built, False where there was no memory for it. One that takes the GPU's context
+    down is the last, told in a sentence.
 
     A cut is told by the blocks that each list keeps; None is the smallest of all. ``proposed`` says what the
     checks propose by the facts.
@@ -117,7 +119,11 @@ def compile_arms(
         try:
             if told != known:
                 facts = Facts.from_dict(told)
-                planned = {plan.name: plan for plan in arms(facts, proposed(facts), job)}
+                planned = {
+                    each.name: each
+                    for plan in arms(facts, proposed(facts), job)
+                    for each in (plan, *plan.if_host_bound)
+                }
                 lists, known = [blocks.name for blocks in facts.network.blocks], told
             cut = smallest(job, lists) if kept is None else Cut(kept)
             blocks = tuple(cut.kept.items())
@@ -132,10 +138,12 @@ def compile_arms(
             yield None
 
 
-def _built(bench: Bench, plan: ArmPlan) -> float | None:
+def _built(bench: Bench, plan: ArmPlan) -> float | bool | None:
     attempt = Attempt(plan)
     bench.build(attempt)
     bench.let_go()
+    if attempt.why is Reason.OUT_OF_MEMORY:
+        return False
     return attempt.ready[0].warm_up_s if attempt.no_number is None else None
 
 

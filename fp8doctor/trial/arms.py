@@ -35,6 +35,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
 from fp8doctor.trial.treatments import TreatmentContext, known, treatments, without_compile_marks
 from fp8doctor.trial.treatments.adapters import without_adapters
@@ -63,6 +64,10 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
     prescribed = builder.prescribed(as_is, proposals) if in_fp8 and proposals else None
+    if prescribed:
+        prescribed = replace(prescribed, if_host_bound=builder.recorded_kernels(prescribed))
+    else:
+        as_is = replace(as_is, if_host_bound=builder.recorded_kernels(as_is))
     base = prescribed or as_is
     return [
         as_is,
@@ -239,6 +244,33 @@ class ArmBuilder:
                 )
             )
         return plans
+
+    def recorded_kernels(self, base: ArmPlan) -> tuple[ArmPlan, ...]:
+        """Plan ``base`` and compiled BF16 with their kernels recorded as CUDA graphs, where FP8 runs in
+        torchao's compiled layers, and nothing is recorded yet.
+
+        The next micro-batch would overwrite what the backward of a graph still needs. Into a compiled step
+        blocks are traced as if they were not compiled.
+        """
+        in_fp8 = self.context(()).in_fp8
+        by_block = COMPILE_BLOCKS in base.treatments
+        compiled = all(each.stack == "torchao" and (by_block or each.compiled is not None) for each in in_fp8)
+        recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
+        if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
+            return ()
+        if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
+            return ()
+        graphs = Treatment(name=CUDA_GRAPHS, summary="", code="")
+        bf16 = ArmPlan(
+            ArmName.BF16_CUDA_GRAPHS,
+            chain(in_form(ArmName.BF16_COMPILED, self.facts), self.change(graphs)),
+            fp8=False,
+            base=ArmName.BF16_COMPILED,
+            explored=True,
+            compiled=True,
+            by_block=True,
+        )
+        return replace(self.arm(base, graphs), explored=True), bf16
 
     def form_of(self, plan: ArmPlan) -> ArmName:
         """Name the form of BF16 that is compiled as this arm is."""

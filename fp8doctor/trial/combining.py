@@ -1,18 +1,20 @@
 """The second phase: what explorations gained becomes the prescription, and that is timed.
 
 The trial's window tells which explorations gained beyond doubt. The total of a single one was measured there.
-Several are put together and timed in a final window, beside the step as it is, every form of BF16 and the
-best of them alone: each round of it shares clocks and heat. The fastest total is the prescription.
+Several are put together and timed in a final window, beside the step as it is, every form of BF16, with what
+helps it too, and the best of them alone: each round of it shares clocks and heat. The fastest total is the
+prescription.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fp8doctor.analysis.arms import BF16_WITH
 from fp8doctor.analysis.median_interval import Interval, interval
-from fp8doctor.analysis.treatment_table import family
+from fp8doctor.analysis.treatment_table import family, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.admission import costs_of
@@ -136,7 +138,7 @@ def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
 def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     """Time what gained together beside the best of it alone; the faster of the two is the prescription."""
     tracer, run = window.tracer, window.tracer.run
-    references = [each for name in BASELINES if (each := window.timed(name))]
+    references = [each for name in (*BASELINES, *_alike(single, both)) if (each := window.timed(name))]
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
     until = run.budget.window_until(costs_of([single, both]), ())
@@ -152,6 +154,13 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
         run.progress("checking what gained, together", ArmName.COMBINATION)
         tracer.prove(both, explain=False)
     return Final(attempts, samples)
+
+
+def _alike(*totals: Attempt) -> Iterator[ArmName]:
+    """Name the BF16 with those changes of a total that help it too, as
+    `fp8doctor.analysis.arms.fair_bf16`."""
+    shared = {frozenset(that_help_bf16_too(total.plan.treatments)) for total in totals}
+    yield from (name for changes, name in BF16_WITH.items() if changes in shared)
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:

@@ -52,12 +52,14 @@ from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
+from fp8doctor.trial.measure.head_start import waits_for_host
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.undisturbed import free, undisturbed
 from fp8doctor.trial.variant import ArmPlan, explores
@@ -68,6 +70,13 @@ _log = logging.getLogger("fp8doctor")
 IN_TIME_S = 0.5
 """Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
 longer. A choice."""
+
+
+STAYS_IN_THIS_PROCESS = NoNumber(
+    Reason.NOT_APPLICABLE,
+    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
+    "one of its own",
+)
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -115,6 +124,8 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         trial = _without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
     finally:
         attempts.clear()
+        if run.own_process:
+            dynamo_state.forget_recorded_kernels()
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
@@ -123,13 +134,14 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
     """Make the bench, or say why there can be none."""
     try:
         as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
-        for_others = [
-            each.plan
-            for each in attempts
-            if each.no_number is None and is_for_others(each.plan, job, as_one=as_one)
-        ]
         return Bench(
-            job, lists, run.device, interrupts=run.own_process, ahead=run.ahead, for_others=for_others
+            job,
+            lists,
+            run.device,
+            interrupts=run.own_process,
+            ahead=run.ahead,
+            for_others=_for_others(attempts, job, as_one=as_one),
+            more=any(each.plan.if_host_bound for each in attempts),
         )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
@@ -139,14 +151,20 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         )
     except Exception as error:
         _log.debug("the step raises", exc_info=True)
-        if run.ahead.end():  # what it had no memory for, whatever cuBLAS and the driver call that
+        if run.ahead.give_way():  # what it had no memory for, whatever cuBLAS and the driver call that
             free(run.device)
             return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
 
-def _of_arms(attempts: Sequence[Attempt], tracer: Tracer) -> Trial:
+def _for_others(attempts: Sequence[Attempt], job: Job, *, as_one: bool) -> list[ArmPlan]:
+    """List what may be compiled beside the trial."""
+    plans = [each.plan for each in attempts if each.no_number is None]
+    return [plan for plan in plans if is_for_others(plan, job, as_one=as_one)]
+
+
+def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
@@ -240,11 +258,12 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
         return without(trial, bench.at_work, no_number)
 
 
-def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
+def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has.
 
     What a report can do without and others compile meanwhile is left to the end, and the first that they
-    have done comes first.
+    have done comes first. Where the host sets the pace of an arm, what helps against that is added before all
+    that nobody proposed.
     """
     left: dict[str, Attempt] = {}
     for attempt in attempts:
@@ -254,11 +273,32 @@ def _build(bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
             left[plan.name] = attempt
         else:
             _build_arm(attempt, bench, attempts, run)
+            _add_against_host(attempt, bench, attempts, run)
     while left:
         free = [each.plan for each in left.values() if each.plan.base not in left]
         chosen = _first_of(free, attempts, run)
         run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
         _build_arm(left.pop(chosen), bench, attempts, run)
+
+
+def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
+    """Add what is tried where the host sets the pace of this arm, if it does."""
+    if not attempt.ready or not attempt.plan.if_host_bound:
+        return
+    bench.at_work = attempt.plan.name
+    try:
+        if not waits_for_host(attempt.ready[-1], bench.device):
+            return
+    except Exception:  # as where memory is short: the arm itself has run, and is timed all the same
+        _log.debug("the head start of %s raises", attempt.plan.name, exc_info=True)
+        still_there(bench.device, attempt.plan.name)
+        bench.forget_gradients()
+        return
+    first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
+    against = None if run.own_process else STAYS_IN_THIS_PROCESS
+    plans = attempt.plan.if_host_bound
+    attempts[first:first] = [Attempt(plan, no_number=run.skipped(plan.name) or against) for plan in plans]
+    bench.have_compiled(_for_others(attempts, bench.job, as_one=bench.as_one))
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
@@ -302,7 +342,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     if attempt.plan.name == ArmName.SELF_CHECK and not any(
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
-        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
+        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
     costs = costs_of(attempts)
     essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
     until = run.budget.build_until(costs, essential=essential, needed=needed)
@@ -312,7 +352,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
     bench.build(attempt, until)
-    if attempt.why is Reason.OUT_OF_MEMORY and run.ahead.end():  # whose memory it may have been
+    while attempt.why is Reason.OUT_OF_MEMORY and run.ahead.give_way():  # whose memory it may have been
         attempt.no_number = None
         bench.build(attempt, until)
     if beyond := _beyond_gpu(attempt, attempts, bench, run):
@@ -366,9 +406,10 @@ def _beyond_gpu(
 
 
 def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber | None:
-    """Tell what is known once nobody compiles ahead, whose memory it may have been."""
-    found = known()
-    return known() if found and ahead.end() else found
+    """Tell what is known with the fewest that compile ahead, whose memory it may have been."""
+    while (found := known()) and ahead.give_way():
+        pass
+    return found
 
 
 def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:

@@ -67,5 +67,5 @@ def _made_of(name: str | None, plans: Mapping[str, ArmPlan]) -> Iterator[ArmPlan
     """Yield the arm, what it changes, and so on, without the functions, which do not compare: they follow
     from the rest, and from facts from before the trial."""
     while name is not None and name in plans:
-        yield replace(plans[name], make=as_it_is, change=as_it_is)
+        yield replace(plans[name], make=as_it_is, change=as_it_is, if_host_bound=())
         name = plans[name].base

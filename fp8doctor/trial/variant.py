@@ -60,6 +60,8 @@ class ArmPlan:
     """Whether compiled regions must be seen in it."""
     by_block: bool = False
     """Whether it compiles single blocks, in place of the user's own marks."""
+    if_host_bound: tuple[ArmPlan, ...] = ()
+    """What is tried too where the host sets the pace of this arm."""
 
 
 def explores(plan: ArmPlan) -> bool:

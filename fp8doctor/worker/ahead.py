@@ -37,8 +37,8 @@ TOLD = ("target", "batch", "seq", "trial")
 READY = b"ready\n"
 """What a helper tells when it has loaded the target, which it does when it is told the device and the layers.
 Then it is told one work after the other, each with all that it takes: the arm, the cut, and the facts that
-the arm is planned with. It tells the seconds, null where it could not compile it, or in a sentence that its
-GPU is lost to it, and ends."""
+the arm is planned with. It tells the seconds, null where it could not compile it, false where it found no
+memory for it, or in a sentence that its GPU is lost to it, and ends."""
 
 MOST_HELPERS, CORES_EACH = 3, 4
 """Helpers at most, and the cores that each of them and the trial need: a compilation keeps one core busy, and
@@ -71,6 +71,8 @@ class _Build:
     """Whether the trial may wait for it."""
     counts: bool = True
     """Whether the arm is still planned as it is built."""
+    helper: int = 0
+    """The number of the helper's process."""
 
 
 def most_helpers() -> int:
@@ -92,7 +94,11 @@ class Helpers:
         self._cuts: Sequence[Mapping[str, int] | None] = ()
         self._more = False
         """Whether helpers wait for more when all is done."""
+        self._taken: set[Work] = set()
+        """What the trial has come to."""
         self._builds: list[_Build] = []
+        self._gave_way: set[int] = set()
+        """Helpers that were ended for their memory."""
         self._employed: int | None = None
         """Helpers that take work, or will once they have loaded the target; None before there was any."""
         self._took_s: dict[Work, float | None] = {}
@@ -152,12 +158,12 @@ class Helpers:
     def begin(
         self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
     ) -> bool:
-        """Queue what was not begun before in the order of ``work``, and tell whether there is a helper. With
-        ``more`` helpers wait for the next call when all is done."""
+        """Queue what nobody has begun, the trial included, in the order of ``work``, and tell whether there
+        is a helper. With ``more`` helpers wait for the next call when all is done."""
         if not self._processes:  # none was asked for it, or those that were are ended
             return False
         with self._changed:
-            begun = {*self._took_s, *(build.work for build in self._builds if build.counts)}
+            begun = {*self._took_s, *self._taken, *(build.work for build in self._builds if build.counts)}
             self._waiting = [each for each in work if each not in begun and each[0] not in self._lost]
             self._asked, self._cuts, self._more = tuple(work), cuts, more
             if self._employed is None:
@@ -197,6 +203,7 @@ class Helpers:
         What is being compiled is waited for, so long at most. None where it was not compiled.
         """
         with self._changed:
+            self._taken.add(work)
             if work in self._waiting:
                 self._waiting.remove(work)
             began = time.monotonic()
@@ -262,6 +269,21 @@ class Helpers:
         )
         return done
 
+    def give_way(self) -> bool:
+        """End the helper that was the last to begin something, whose work the others take up again, or one
+        that is at nothing; tell whether there was one."""
+        living = [process for process in self._processes if process.poll() is None]
+        if not living:
+            return False
+        with self._changed:
+            began = {build.helper: build.began for build in self._builds}
+            process = max(living, key=lambda each: began.get(each.pid, 0.0))
+            self._gave_way.add(process.pid)
+        self._processes.remove(process)
+        _end(process)
+        _log.debug("a helper %s", self._after("gave way"))
+        return True
+
     def end(self) -> bool:
         """End every helper with all that it started, and tell whether there was one."""
         there = bool(self._processes)
@@ -284,7 +306,7 @@ class Helpers:
             with suppress(OSError), process.stdout, process.stdin:  # it died
                 alive = process.stdout.readline() == READY
                 _log.debug("a helper %s", self._after("loaded the target" if alive else "died"))
-                while alive and (taken := self._next()):
+                while alive and (taken := self._next(process.pid)):
                     build, line = taken
                     alive = self._finish(build, _answer(process, line))
         finally:
@@ -293,29 +315,38 @@ class Helpers:
                 self._employed -= 1
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[_Build, bytes] | None:
-        """Take the next work, with what a helper is told of it; None where there will be none."""
+    def _next(self, helper: int) -> tuple[_Build, bytes] | None:
+        """Take the next work, with what a helper is told of it; None where there will be none, nor anything
+        that another leaves."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or not self._more)
+            self._changed.wait_for(lambda: self._waiting or not (self._more or self._builds))
             if not self._waiting:
                 return None
-            build = _Build(self._waiting.pop(0), time.monotonic())
+            build = _Build(self._waiting.pop(0), time.monotonic(), helper=helper)
             self._builds.append(build)
             arm, number = build.work
             return build, msgspec.json.encode((arm, self._cuts[number], self._facts))
 
     def _finish(self, build: _Build, told: bytes) -> bool:
-        """Note what became of a work, and tell whether its helper lives."""
+        """Note what became of a work, and tell whether its helper goes on.
+
+        One that found no memory ends: there is room for fewer. Its work, and that of one that gave way, is
+        done by the others.
+        """
         answer, alive = None, told.endswith(b"\n")
         try:
             answer = json.loads(told) if alive else None
         except ValueError:  # nonsense
             alive = False
         lost = answer if isinstance(answer, str) else None
-        seconds = None if lost else answer
+        short = answer is False or (not alive and build.helper in self._gave_way)
+        seconds = None if lost or short else answer
         with self._changed:
             self._builds.remove(build)
-            if build.counts:
+            assert self._employed is not None
+            if build.counts and short and self._employed > 1 and build.work not in self._taken:
+                self._waiting.insert(0, build.work)
+            elif build.counts:
                 self._took_s[build.work] = seconds
                 if lost:  # at another cut it would cost another helper its GPU
                     self._lost[build.work[0]] = lost
@@ -323,8 +354,9 @@ class Helpers:
             self._changed.notify_all()
         how = "did not compile" if seconds is None else f"compiled in {seconds:.1f} s"
         otherwise = "" if build.counts else ", which is planned otherwise now"
+        otherwise = ", for want of memory" if short else otherwise
         _log.debug("a helper %s", self._after(f"{how} {build.work}{otherwise}"))
-        return alive and not lost
+        return alive and not lost and not short
 
     def _after(self, done: str) -> str:
         """Tell what was done, and when, for the log."""

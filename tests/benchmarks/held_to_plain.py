@@ -30,7 +30,7 @@ LARGE = 1e9
 BF16 = ("bf16", "bf16_compiled", "bf16_as_compiled")
 """Arms whose plain change has the arm's own name. All others are made of their treatments."""
 
-ALIKE = {"bf16_without_checkpointing": "checkpointing-off"}
+ALIKE = {"bf16_without_checkpointing": "checkpointing-off", "bf16_cuda_graphs": "cuda-graphs"}
 """Arms without treatments that are their base and one change by hand."""
 
 UNASKED = ("no_time_left", "not_expected_to_fit", "still_compiling")

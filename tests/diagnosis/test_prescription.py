@@ -7,7 +7,7 @@ import copy
 import msgspec
 import pytest
 
-from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST
+from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST, CUDA_GRAPHS
 from fp8doctor.areas import Severity
 from fp8doctor.checks.lora import adapters_converted
 from fp8doctor.checks.shapes import gemms_too_small
@@ -201,7 +201,7 @@ def test_a_prescription_is_the_sequence_of_its_steps() -> None:
 
 
 def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
-    for name in SENSIBLE:
+    for name in (*SENSIBLE, CUDA_GRAPHS):
         treatment = describe(name, gemms_too_small.SICK if name == KEEP_IN_BF16 else DECODER_468M)
         assert treatment is not None
         assert treatment.name == name

@@ -390,9 +390,39 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     report = diagnose(Of(too_large, treatments=("checkpointing-off",), bases={}).facts())
     assert "With checkpointing-off: 93.2 ms, 1.28x of BF16." in report.verdict.summary
     assert outlook(report).sentence.endswith(": 93.2 ms, 1.28x of the best BF16 (119.6 ms).")
+    graphs = {**arms, "bf16_cuda_graphs": around(95.0)}
+    verdict = diagnose(Of(graphs, treatments=("cuda-graphs",), bases={}).facts()).verdict
+    assert "With cuda-graphs: 93.2 ms, 1.02x of BF16 with CUDA graphs too (95.0 ms)." in verdict.summary
+    slower = {**arms, "bf16_cuda_graphs": around(121.0)}
+    verdict = diagnose(Of(slower, treatments=("cuda-graphs",), bases={}).facts()).verdict
+    assert "With cuda-graphs: 93.2 ms, 1.28x of BF16." in verdict.summary, "BF16 may do without them"
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
     assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
     assert unknown.achievable_speedup is None
+
+
+def test_where_bf16_with_the_same_graphs_is_faster_the_plan_gives_fp8_up() -> None:
+    """FP8 that beats BF16 without them is no gain of FP8's."""
+    arms = {
+        "as_is": around(107.8),
+        "bf16": around(131.0),
+        "bf16_compiled": around(101.6),
+        "prescribed": around(93.2),
+        "bf16_cuda_graphs": around(85.0),
+    }
+    report = diagnose(Of(arms, treatments=("cuda-graphs",), bases={}).facts())
+    last = report.prescription[-1].treatment
+    assert last.name == "stay-in-bf16"
+    assert last.summary.startswith("stay in BF16, compiled with CUDA graphs: ")
+    assert 'mode="reduce-overhead"' in last.code
+    assert ".compile()" not in last.code, "not in another form than the one that was timed"
+    assert outlook(report).sentence == (
+        "FP8 cannot win here: leave it off, 85.0 ms in compiled BF16 with CUDA graphs."
+    )
+    even = diagnose(
+        Of({**arms, "bf16_cuda_graphs": around(99.0)}, treatments=("cuda-graphs",), bases={}).facts()
+    )
+    assert "stay-in-bf16" not in [step.treatment.name for step in even.prescription]
 
 
 def test_a_plan_that_may_save_nothing_promises_nothing() -> None:

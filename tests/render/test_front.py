@@ -356,3 +356,19 @@ def test_the_modelled_end_counts_the_tokens_that_the_plan_asks_for() -> None:
         "After all fixes about 1.04× of the best BF16 (modelled on H200), too close for the cost model to "
         "tell."
     )
+
+
+def test_what_an_earlier_window_timed_is_held_to_that_window_and_says_so() -> None:
+    arms = (
+        ran(ArmName.AS_IS, 60.0),
+        ran(ArmName.BF16_COMPILED, 30.0),
+        ran(ArmName.PRESCRIBED, 28.0, treatments=("recipe-rowwise", "keep-in-bf16"), base="as_is"),
+        ran("as_is_first", 40.0),
+        ran("bf16_compiled_first", 20.0),
+        ran("recipe-rowwise", 25.0, treatments=("recipe-rowwise",), base="as_is_first"),
+    )
+    first = front(diagnose(timed(DECODER_468M, *arms)))
+    (earlier,) = (each for each in first.variants if each.ms == 25.0)
+    assert earlier.speed == "0.80×"
+    assert first.held_to == f"Timed earlier, when BF16 compiled took 20.0 ms: {earlier.label}."
+    assert not front(diagnose(timed(DECODER_468M, *arms[:3]))).held_to

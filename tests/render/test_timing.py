@@ -203,6 +203,30 @@ def test_a_recipe_that_was_timed_by_block_says_so() -> None:
     assert variant_of(arms[1], arms, True, {}) == "FP8 rowwise, by block"
     assert variant_of(arms[1], arms, True, fixes) == "FP8 rowwise, by block", "fix 1 alone was not timed"
     assert variant_of(arms[1], arms, True, {**fixes, "compile-blocks": 2}) == "FP8 with fixes 1 and 2"
+    three = Arm(name="prescribed", base="as_is", treatments=("a", "b", "c"))
+    assert variant_of(three, [three], True, {"a": 1, "b": 2, "c": 3}) == "FP8 with fixes 1, 2 and 3"
+
+
+@pytest.mark.parametrize(
+    ("change", "fixes", "label"),
+    [
+        ("cuda-graphs", {"cuda-graphs": 1}, "FP8 with fix 1"),
+        ("recipe-rowwise", {"cuda-graphs": 1}, "FP8 rowwise, compiled"),
+        ("recipe-rowwise", {"recipe-rowwise": 2, "cuda-graphs": 1}, "FP8 rowwise, compiled"),
+        ("recipe-rowwise", {"compile-blocks": 1}, "FP8 rowwise, fix 1"),
+        ("recipe-rowwise", {}, "FP8 rowwise, all fixes"),
+    ],
+)
+def test_what_was_built_on_a_plan_of_before_names_what_is_in_it(
+    change: str, fixes: dict[str, int], label: str
+) -> None:
+    """CUDA graphs stand for the compiled blocks that they were tried on, and are the plan now."""
+    arms = [
+        Arm(name="prescribed", base="as_is", treatments=("cuda-graphs",)),
+        Arm(name="prescribed_first", base="as_is_first", treatments=("compile-blocks",)),
+        Arm(name=change, base="prescribed_first", treatments=(change,)),
+    ]
+    assert variant_of(arms[2], arms, True, fixes) == label
 
 
 def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:

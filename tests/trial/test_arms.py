@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +19,15 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.conductor import STAYS_IN_THIS_PROCESS, conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.head_start import saves, waits_for_host
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 from tests.checks.trials import tried
@@ -388,6 +391,126 @@ def test_which_arms_must_run_something_compiled() -> None:
         "float8_tensorwise",
         "float8_rowwise",
     }
+
+
+GRAPHS = ["cuda-graphs", "bf16_cuda_graphs"]
+
+
+def one_step(model: nn.Module, batch: Any) -> torch.Tensor:
+    return torch.as_tensor(model(**batch).loss)
+
+
+def compiled_by_block(mode: str | None = None) -> nn.Module:
+    """FP8 in every block, each compiled by its user."""
+    model = float8(llama(use_cache=False).bfloat16())
+    for block in model.model.layers:
+        block.compile(mode=mode)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("of", "proposed", "tried"),
+    [
+        (lambda: job(compiled_by_block()), (), GRAPHS),
+        (lambda: job(compiled_by_block("reduce-overhead")), (), []),
+        (lambda: job(compiled_by_block(), workload=Workload(accumulate=2)), (), []),
+        (lambda: job(compiled_by_block()), ("cuda-graphs",), []),
+        (lambda: job(compiled_by_block()), ("keep-in-bf16",), GRAPHS),
+        (lambda: replace(job(compiled_by_block()), training_step=torch.compile(one_step)), (), []),
+        (lambda: job(float8(Stacked().bfloat16())), (), []),
+        (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), GRAPHS),
+        (lambda: job(llama(use_cache=False).bfloat16()), (), []),
+    ],
+    ids=[
+        "compiled",
+        "recorded",
+        "micro-batches",
+        "proposed",
+        "changed",
+        "step compiled",
+        "eager",
+        "in its cure",
+        "without FP8",
+    ],
+)
+def test_where_the_host_sets_the_pace_kernels_are_recorded(
+    of: Callable[[], Job], proposed: tuple[str, ...], tried: list[str]
+) -> None:
+    """In FP8 as it is to be, and in BF16, which gains from it too."""
+    found = plans(of(), *proposed)
+    base = found["prescribed" if proposed else "as_is"]
+    assert [plan.name for plan in base.if_host_bound] == tried
+    assert not any(plan.if_host_bound for plan in found.values() if plan is not base)
+    assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
+
+
+@pytest.mark.parametrize(
+    ("waits", "own_process", "reason"),
+    [
+        (True, True, "CUDA graphs need a CUDA device"),
+        (True, False, STAYS_IN_THIS_PROCESS.sentence),
+        (False, True, None),
+    ],
+)
+def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
+    waits: bool, own_process: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conductor, "waits_for_host", lambda ready, device: waits)
+    of = job(compiled_by_block())
+    planned = [
+        plan
+        for plan in arms(examine(of), [], of)
+        if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
+    ]
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
+    trial = conduct(of, ["model.layers"], planned, run)
+    names = [arm.name for arm in trial.arms]
+    assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
+    reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
+    assert reasons == ({reason} if reason else set())
+    assert trial.why is None
+
+
+def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def raises(ready: Ready, device: torch.device) -> bool:
+        assert ready.model is not None
+        ready.step()
+        for parameter in ready.model.parameters():  # where it ended in its backward
+            parameter.grad = torch.ones_like(parameter)
+        left.extend(ready.model.parameters())
+        raise torch.OutOfMemoryError("the launches of two steps at once")
+
+    left: list[nn.Parameter] = []
+    monkeypatch.setattr(conductor, "waits_for_host", raises)
+    of, cleared = job(compiled_by_block()), []
+    build = Bench.build
+
+    def next_arm(self: Bench, attempt: Attempt, until: float = math.inf) -> None:
+        cleared.append(all(each.grad is None for each in left))
+        build(self, attempt, until)
+
+    monkeypatch.setattr(Bench, "build", next_arm)
+    planned = [plan for plan in arms(examine(of), [], of) if plan.name in ("as_is", "bf16")]
+    trial = conduct(
+        of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True)
+    )
+    assert left
+    assert all(cleared)
+    assert [arm.name for arm in trial.arms if arm.tried] == ["as_is", "bf16"]
+    assert trial.why is None
+
+
+def test_a_cpu_is_its_own_host() -> None:
+    assert not waits_for_host(Ready(*[None] * 9), torch.device("cpu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("usual_ms", "ahead_ms", "saved"), [(62.0, 61.0, False), (62.0, 45.0, True), (62.0, 64.0, False)]
+)
+def test_a_head_start_tells_who_sets_the_pace(usual_ms: float, ahead_ms: float, saved: bool) -> None:
+    assert saves(usual_ms, ahead_ms) is saved
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,9 @@ class Beside(Nobody):
     def __init__(self, steps: Callable[[], int] = lambda: 0) -> None:
         self.steps, self.begun_at = steps, []
 
-    def begin(self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None]) -> bool:
+    def begin(
+        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
+    ) -> bool:
         self.asked, self.taken = [(arm, cuts[number]) for arm, number in work], []
         self.begun_at.append(self.steps())
         return True

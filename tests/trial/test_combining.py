@@ -6,14 +6,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.trial import combining
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.attempt import Attempt, Samples
+from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.results import _both_windows
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 BLOCKWISE = ArmPlan(
@@ -86,3 +90,52 @@ def test_a_recipe_that_was_timed_by_block_is_prescribed_with_the_blocks(
         final.attempts[0].plan.make(cast(Any, None))
         assert tuple(done) == prescribed, "the arm that applies it does what was timed"
         assert final.samples == {("prescribed", 0): samples[prescribed[-1], 0]}
+
+
+@pytest.mark.parametrize(
+    ("won", "alike"), [("cuda-graphs", ["bf16_cuda_graphs"]), ("keep-in-bf16", [])], ids=["shared", "own"]
+)
+def test_the_fair_bf16_is_timed_in_the_window_of_the_prescription(
+    won: str, alike: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two windows share no clocks, and a host may be half as fast in the second."""
+    times = {"as_is": 40.0, "bf16_compiled": 20.0, won: 12.0, "bf16_cuda_graphs": 8.0, "recipe-rowwise": 30.0}
+    samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
+    plans = [
+        ArmPlan("as_is", as_it_is, fp8=True),
+        ArmPlan("bf16_compiled", as_it_is, fp8=False),
+        ArmPlan(won, as_it_is, (won,), True, "as_is", as_it_is, explored=True),
+        ArmPlan("bf16_cuda_graphs", as_it_is, (), False, "bf16_compiled", explored=True),
+        ArmPlan("recipe-rowwise", as_it_is, ("recipe-rowwise",), True, "as_is", as_it_is, explored=True),
+    ]
+    windows: list[list[str]] = []
+
+    def in_turn(tracer: Any, attempts: list[Attempt], *until: object) -> Samples:
+        windows.append([each.plan.name for each in attempts])
+        return {(each.plan.name, 0): [20.0, 20.1, 20.2] for each in attempts}
+
+    monkeypatch.setattr(combining, "time_in_turn", in_turn)
+    monkeypatch.setattr(combining, "beyond_gpu", lambda *of: None)
+    bench = SimpleNamespace(
+        plan=Plan((), (Cut({}),)), build=lambda *of: None, device=torch.device("cpu"), drop=lambda *of: None
+    )
+    run = TrialRun(torch.device("cpu"), Budget(60))
+    tracer = cast(Any, SimpleNamespace(bench=bench, run=run, prove=lambda *of, **how: None))
+    final = best_total(Window(tracer, list(map(Attempt, plans)), samples), None)
+    assert windows == [["as_is", "bf16_compiled", *alike, "prescribed", "combination"]]
+    assert final
+    assert [each.plan.name for each in final.attempts] == windows[0]
+
+
+def test_the_bf16_of_the_first_window_is_kept_for_what_was_timed_there_alone() -> None:
+    names = ["as_is", "bf16", "bf16_compiled", "recipe-rowwise"]
+    first = [
+        Arm(name=name, base="as_is" if "recipe" in name else None, tried=True, why=None) for name in names
+    ]
+    final = [Arm(name=name, base=None, tried=True, why=None) for name in (*names[:3], "prescribed")]
+    assert [each.name for each in _both_windows(first, final)] == [
+        *(*names[:3], "prescribed"),
+        *("as_is_first", "bf16_first", "bf16_compiled_first", "recipe-rowwise"),
+    ]
+    alone = _both_windows(first[:3], [*final[:3], final[3]])
+    assert [each.name for each in alone] == [*names[:3], "prescribed"], "nothing is held to them"

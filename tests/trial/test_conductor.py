@@ -315,6 +315,7 @@ def test_several_winners_are_put_together_and_timed_beside_what_they_are_compare
         "bf16": (50, None),
         "prescribed": (50, "as_is"),
         "as_is_first": (100, None),
+        "bf16_first": (50, None),
         "prescribed_first": (90, "as_is_first"),
         "a": (72, "prescribed_first"),
         "b": (63, "prescribed_first"),
@@ -873,6 +874,8 @@ class OneHelper(Nobody):
     def end(self) -> bool:
         self.ended += 1
         return self.ended == 1
+
+    give_way = end
 
     def outcomes(self) -> dict[str, float | None]:
         return {"bf16_compiled": 8.0, "prescribed": None}

@@ -200,11 +200,11 @@ class StandInBench:
 
 
 class Ends(Nobody):
-    """Compiles ahead, and takes memory until it is ended."""
+    """Compiles ahead, and takes memory until it gives way."""
 
     ended = False
 
-    def end(self) -> bool:
+    def give_way(self) -> bool:
         first, self.ended = not self.ended, True
         return first
 

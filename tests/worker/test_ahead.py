@@ -22,6 +22,8 @@ from torch._dynamo.utils import counters
 import fp8doctor
 from fp8doctor.examine import examine
 from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Target, Workload
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.trial import ahead
@@ -174,9 +176,11 @@ def test_what_was_compiled_before_all_is_known_counts_where_it_is_planned_alike(
     assert of.outcomes() == {"c": 2, "a": 2, "b": 1}
 
 
+@pytest.mark.parametrize("taken", [False, True])
 def test_what_is_being_compiled_by_another_plan_is_not_waited_for_and_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    taken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Unless the trial has come to it meanwhile."""
     held = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(1e-2)"
     of = helpers(monkeypatch, BY_FACTS.replace("print(len", f"exec({held!r}); print(len"))
     of.know(named("m"))
@@ -186,12 +190,13 @@ def test_what_is_being_compiled_by_another_plan_is_not_waited_for_and_compiled_a
     assert of._waiting == [("c", 0), ("b", 0)], "in the new order, without what is being compiled"
     of.know(named("mm"), {"a", "b"})
     assert (of.begun(), of.under_way()) == (frozenset(), {"c"})
-    assert of.take(("a", 0), None) is None
+    if taken:
+        assert of.take(("a", 0), None) is None
     of.begin([("a", 0), ("c", 0)], [None])
-    assert of.under_way() == {"a", "c"}
+    assert of.under_way() == ({"c"} if taken else {"a", "c"})
     (tmp_path / "go").touch()
     wait_for("all of it", lambda: not of.under_way())
-    assert of.outcomes() == {"a": 2, "c": 2}
+    assert of.outcomes() == {"a": None if taken else 2, "c": 2}
 
 
 def test_helpers_that_wait_for_more_end_with_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,6 +565,71 @@ def test_a_helper_whose_gpu_is_lost_builds_nothing_more(monkeypatch: pytest.Monk
     work = [(name, None, examine(of).to_dict()) for name in "ab"]
     built = list(ahead.compile_arms(of, work, lambda facts: (), torch.device("cpu")))
     assert built == ["it took the GPU's context down"]
+
+
+@pytest.mark.parametrize(("why", "told"), [(Reason.OUT_OF_MEMORY, False), (Reason.RAISES, None)])
+def test_a_helper_tells_that_it_found_no_memory(
+    why: Reason, told: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crowded(self: Bench, attempt: Attempt) -> None:
+        attempt.no_number = NoNumber(why, "others have it")
+
+    monkeypatch.setattr(ahead, "arms", lambda facts, prescription, of: [ArmPlan("a", as_it_is)])
+    monkeypatch.setattr(Bench, "build", crowded)
+    of = job(blocks=2)
+    work = [("a", None, examine(of).to_dict())]
+    assert list(ahead.compile_arms(of, work, lambda facts: (), torch.device("cpu"))) == [told]
+
+
+NO_MEMORY_TWICE = f"""{LOADED}
+import os, time
+for line in sys.stdin:
+    arm = json.loads(line)[0]
+    try:
+        os.mkdir(f"FOLDER/{{arm}}")
+        print("false", flush=True)
+    except FileExistsError:
+        print(1.0, flush=True)
+"""
+"""Finds no memory for an arm that nobody tried before."""
+
+
+def test_a_helper_that_finds_no_memory_leaves_its_work_to_the_others_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three filled an H100 beside a Gemma 2B, whose BF16 then ended all of them."""
+    of = helpers(monkeypatch, NO_MEMORY_TWICE.replace("FOLDER", str(tmp_path)), count=3)
+    of.begin([("a", 0), ("b", 0)], CUTS)
+    wait_for("all of it", lambda: not of.under_way())
+    assert of.outcomes() == {"a": 1.0, "b": 1.0}
+    wait_for("the end of all", lambda: all(process.poll() is not None for process in of._processes))
+
+
+def test_the_last_helper_gives_a_work_up_that_it_finds_no_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = helpers(monkeypatch, NO_MEMORY_TWICE.replace("FOLDER", str(tmp_path)))
+    of.begin([("a", 0)], CUTS)
+    wait_for("its end", lambda: not of.under_way())
+    assert of.outcomes() == {"a": None}
+
+
+def test_the_last_that_began_gives_way_and_the_others_take_up_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(1e-2)"
+    of = helpers(monkeypatch, BY_FACTS.replace("print(len", f"exec({held!r}); print(len"), count=2)
+    of.know(named("m"))
+    of.begin([("a", 0), ("b", 0)], [None])
+    wait_for("both of them at work", lambda: of.begun() == {"a", "b"})
+    assert of.give_way()
+    wait_for("its work to be left", lambda: len(of._builds) == 1)
+    assert (of.begun(), of.under_way()) == ({"a"}, {"a", "b"})
+    (tmp_path / "go").touch()
+    wait_for("all of it", lambda: not of.under_way())
+    assert of.outcomes() == {"a": 1, "b": 1}
+    of.end()
+    assert not of.give_way()
 
 
 class Noting(torch.nn.Linear):

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -63,6 +65,35 @@ def records_cuda_graphs(model: nn.Module) -> bool:
     )
     settings = (getattr(context_of(mark), "compiler_config", None) or {} for mark in marks)
     return any(each.get("triton.cudagraphs") for each in settings)
+
+
+@contextmanager
+def before_compiled(model: nn.Module, function: Callable[[], object]) -> Iterator[None]:
+    """Call a function whenever a compiled module of the model is called, outside of what is compiled."""
+    marks = [(state, name, state[name]) for state, name in _outermost_marks(model)]
+    for state, name, mark in marks:
+        state[name] = partial(_call_both, function, mark)
+    try:
+        yield
+    finally:
+        for state, name, mark in marks:
+            state[name] = mark
+
+
+def _outermost_marks(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield where the compiled call of each module lies that is in no other compiled one."""
+    state = module.__dict__
+    for name in ("_compiled_call_impl", "forward"):
+        if context_of(state.get(name)) is not None:
+            yield state, name
+            return
+    for child in module.children():
+        yield from _outermost_marks(child)
+
+
+def _call_both(first: Callable[[], object], then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    first()
+    return then(*args, **kwargs)
 
 
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:

@@ -70,6 +70,10 @@ class Ahead(Protocol):
         """Wait, so long at most, until nobody compiles one of these arms any more, and name those that nobody
         does."""
 
+    def give_way(self) -> bool:
+        """End the last that was begun beside the trial, which others take up again, for its memory; tell
+        whether there was any."""
+
     def end(self) -> bool:
         """End all that is done beside the trial, and tell whether there was any."""
 
@@ -111,6 +115,9 @@ class Nobody:
 
     def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
         return frozenset(arms)
+
+    def give_way(self) -> bool:
+        return False
 
     def end(self) -> bool:
         return False

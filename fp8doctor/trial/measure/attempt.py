@@ -40,6 +40,8 @@ class Ready:
     from the compiler's caches; 0 where one was compiled."""
     turn: Turn | None = None
     """None on a CPU."""
+    before_backward: list[Callable[[], None]] = field(default_factory=list)
+    """What is called whenever its backward begins."""
 
 
 @dataclass

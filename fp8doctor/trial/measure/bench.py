@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -67,12 +68,13 @@ class Bench(Layout):
         only: Cut | None = None,
         ahead: Ahead | None = None,
         for_others: Sequence[ArmPlan] = (),
+        more: bool = False,
     ) -> None:
         """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
 
         ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
-        is wanted, and ``ahead`` compiles ``for_others`` beside the trial: blocks at once, one graph of
-        several as soon as the cuts are known.
+        is wanted, and ``ahead`` compiles ``for_others`` beside the trial, and ``more`` later: blocks at once,
+        one graph of several as soon as the cuts are known.
         """
         super().__init__(job, lists, device, only, ahead or Nobody())
         self.interrupts, self._rounding, self._helped = interrupts, rounding(job.model, device), False
@@ -80,12 +82,19 @@ class Bench(Layout):
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
         if not self.as_one:
-            self._helped = self._ahead.begin([(plan.name, 0) for plan in for_others], [None])
+            self.have_compiled(for_others, more=more)
         self.lay_out()
         if self.as_one:
-            self._helped = self._ahead.begin(*self._at_every_cut(for_others))
+            self.have_compiled(for_others, more=more)
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
+
+    def have_compiled(self, plans: Sequence[ArmPlan], *, more: bool = False) -> None:
+        """Have these arms compiled beside the trial, in their order; with ``more`` it is called again."""
+        work, cuts = (
+            self._at_every_cut(plans) if self.as_one else ([(each.name, 0) for each in plans], [None])
+        )
+        self._helped = self._ahead.begin(work, cuts, more=more)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
@@ -131,10 +140,14 @@ class Bench(Layout):
         """Note why an arm has no number, and free what it took."""
         attempt.no_number = no_number
         attempt.ready.clear()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        self.forget_gradients()
         still_there(self.device, attempt.plan.name)
         self.let_go(attempt.plan.name)
+
+    def forget_gradients(self) -> None:
+        """Free what a step that did not end has left."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
 
     def _at_every_cut(
         self, plans: Sequence[ArmPlan]
@@ -194,8 +207,11 @@ class Bench(Layout):
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
         turns = Turns(self.device)
-        step = training_step(self.job, variant, optimizer, self.device, turns.note)
-        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
+        begins: list[Callable[[], None]] = [turns.note]
+        step = training_step(self.job, variant, optimizer, self.device, partial(_call_all, begins))
+        ready = self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
+        ready.before_backward = begins
+        return ready
 
     def _serves_others(self, model: nn.Module | None) -> bool:
         """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
@@ -240,8 +256,9 @@ class Bench(Layout):
         holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
         if self.device.type == "cuda":
             floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
-            peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
-            turn = turns.above(floor_gib)
+            if not records_cuda_graphs(model):  # whose own memory the allocator does not count
+                peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
+                turn = turns.above(floor_gib)
         took_s = time.monotonic() - began
         tried_again = None if retries is None else (alloc_retries(self.device) or 0) - retries
         ready = Ready(
@@ -296,6 +313,11 @@ def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], t
             return step()
 
     return apart
+
+
+def _call_all(functions: Iterable[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _gone() -> torch.Tensor:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from fp8doctor.analysis.arms import BF16_WITH
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
@@ -332,13 +333,13 @@ def compiled_anew(cost: Cost, from_caches_s: float) -> Cost:
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """Sum up the window of what gained together, the best of it and the baselines; 0 where fewer than two can
-    have gained."""
+    """Sum up the window of what gained together, the best of it and BF16 in each of its forms; 0 where fewer
+    than two can have gained."""
     tried = [costs[name] for name in explored if name in costs]
     if len(tried) < 2:
         return 0.0
     best = min(tried, key=lambda cost: cost.steps_s[-1])
-    baselines = [costs[name] for name in BASELINES if name in costs]
+    baselines = [costs[name] for name in (*BASELINES, *BF16_WITH.values()) if name in costs]
     return (
         max(cost.build_s for cost in tried)
         + timer.LEAST_ROUNDS * round_s([*baselines, best, best])

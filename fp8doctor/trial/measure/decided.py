@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.analysis import even
+from fp8doctor.analysis.arms import BF16_WITH
 from fp8doctor.analysis.median_interval import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
@@ -53,7 +54,8 @@ def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator
         return
     changes = next(each.treatments for each in arms if each.name == prescribed)
     if shared := that_help_bf16_too(changes):  # as `fp8doctor.analysis.arms.fair_bf16`
-        bf16 = fastest(ArmName.BF16_WITHOUT_CHECKPOINTING) if shared == {CHECKPOINTING_OFF} else None
+        name = BF16_WITH.get(frozenset(shared))
+        bf16 = fastest(name, *BF16_BASELINES) if name in times else None
     if bf16:
         yield _ratio(times[bf16], times[prescribed])
 

@@ -13,7 +13,7 @@ from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
-from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
+from fp8doctor.facts.arm_names import IN_BF16, ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
@@ -96,7 +96,7 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
     """Put the arms of the final window before those of the first.
 
     An arm of the first window that was timed again keeps a place, under another name, where it is the base of
-    an arm of its own window, and where it does not fit.
+    an arm of its own window, or the BF16 that one is held to, and where it does not fit.
     """
     again = {arm.name for arm in final}
     aside = [
@@ -104,6 +104,8 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
         for arm in first
     ]
     bases = {arm.base for arm in aside}
+    if any(base and is_of_first_window(base) for base in bases):
+        bases |= {in_first_window(name) for name in IN_BF16}
     kept = [
         arm
         for arm in aside

@@ -1,8 +1,8 @@
 """torch.compile's state in this process: settings, counters, workers, and its entries for the user's code.
 
 Private names read here, verified on torch 2.13 (entries and ``reset_code`` on 2.11 too): ``counters``,
-``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``
-and ``process_pool``. One that is missing is left out.
+``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``,
+``process_pool`` and ``reset_cudagraph_trees``. One that is missing is left out.
 """
 
 from __future__ import annotations
@@ -118,6 +118,15 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
         yield code
         for constant in code.co_consts:
             yield from _nested(constant)
+
+
+def forget_recorded_kernels() -> None:
+    """Give up every CUDA graph of torch.compile in this process, the user's too: what was compiled with one
+    stays in memory on a GPU, and its graphs with it (torch 2.11)."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        with suppress(AttributeError):
+            trees.reset_cudagraph_trees()
 
 
 def workers() -> dict[str, Any]:

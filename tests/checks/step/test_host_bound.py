@@ -11,6 +11,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.checks.step.host_bound import host_bound
+from fp8doctor.diagnosis.treatments import cuda_graphs
 from fp8doctor.facts import Arm, Facts, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
@@ -61,6 +62,10 @@ def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) ->
         "tokens a step or "
         "CUDA graphs are left."
     )
+    recorded = msgspec.structs.replace(still, treatments=("cuda-graphs",))
+    finding = host_bound(timed(facts, WAITING, bf16, recorded))
+    assert isinstance(finding, Finding)
+    assert finding.explanation.endswith(" still: more tokens a step are left.")
     busy = replaced(bf16, host_wait_pct=20.0)
     mended = host_bound(
         timed(
@@ -138,23 +143,23 @@ def sequential() -> nn.Module:
 
 
 @pytest.mark.parametrize("block", [Own, sequential])
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_lines_for_graphs_run(look: Look, block: Callable[[], nn.Module], whole: bool) -> None:
+@pytest.mark.parametrize("form", ["whole", "blocks", "eager"])
+def test_the_lines_for_graphs_run(look: Look, block: Callable[[], nn.Module], form: str) -> None:
+    """Block by block in every form, as they are timed."""
     model = convert_to_float8_training(Plain(block).bfloat16())
-    if whole:
+    if form == "whole":
         model.compile()
-    else:
+    elif form == "blocks":
         for i, each in enumerate(model.layers):
             model.layers[i] = torch.compile(each)
-    finding = host_bound(timed(look(model, tokens=256), WAITING))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert ("for " in finding.treatment.code) is not whole
+    code = cuda_graphs(look(model, tokens=256)).code
+    assert "for " in code
+    assert ("in place of" in code) is (form != "eager")
     fresh = convert_to_float8_training(Plain(block).bfloat16())
     scope = {"model": fresh, "torch": torch}
-    exec(finding.treatment.code, scope)
+    exec(code, scope)
     assert all(linear.compiled is not None for linear in look(scope["model"], tokens=256).network.linears)
-    assert 'mode="reduce-overhead"' in finding.treatment.code
+    assert 'mode="reduce-overhead"' in code
 
 
 TRAINER = TrainerArguments(kind="trl.trainer.sft_config.SFTConfig")

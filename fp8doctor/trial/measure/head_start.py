@@ -1,0 +1,95 @@
+"""Whether the host sets the pace of a step, asked without a profiler before the arms are timed.
+
+The GPU is kept busy while the host launches what it can of a forward, and again of a backward and the
+optimizer, about a thousand kernels each time. What is shorter for that head start waits for its launches;
+what the GPU sets the pace of takes as long as ever. The first wait begins with what is compiled: before it a
+model of transformers asks the GPU whether sequences are packed, and would wait with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from fp8doctor.trial.copies.compiling import before_compiled
+from fp8doctor.trial.measure.attempt import Ready
+
+log = logging.getLogger(__name__)
+
+HOST_BOUND = 0.05
+"""Share that the head start saves from which on the host is said to set the pace. A choice, below the tenth
+of the step that STP001 speaks of, since the queue of a GPU holds only a part of the launches: a Gemma 2B that
+is idle for a fifth of its step saved 7 % (H100)."""
+
+ROUNDS, LONG_STEP_S = 2, 0.2
+"""Steps of each kind, of which the shortest counts, and the seconds of a step of which one is enough."""
+
+CYCLES = 10**7
+"""Cycles of the GPU's clock, some 5 ms, by whose time the wait is told how long to be."""
+
+
+def waits_for_host(ready: Ready, device: torch.device) -> bool:
+    """Whether a head start of the launches makes the step of an arm shorter, one of a single micro-batch;
+    False on a CPU, and where torch has nothing to keep a GPU busy with."""
+    wait = getattr(torch.cuda, "_sleep", None)  # private; torch 2.6 to 2.13
+    if device.type != "cuda" or wait is None or ready.model is None:
+        return False
+    rounds = 1 if ready.step_s > LONG_STEP_S else ROUNDS
+    wait(CYCLES)  # loads its kernel
+    begin = _mark()
+    wait(CYCLES)
+    cycles_a_ms = CYCLES / _between_ms([begin], [_mark()])
+    usual_ms = min(_step_ms(ready) for _ in range(rounds))
+    busy = partial(wait, int(cycles_a_ms * usual_ms))
+    ahead_ms = min(_step_ms(ready, busy) for _ in range(rounds))
+    log.debug("forward and backward take %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
+    return saves(usual_ms, ahead_ms)
+
+
+def saves(usual_ms: float, ahead_ms: float) -> bool:
+    """Whether the head start saved a good part."""
+    return 1.0 - ahead_ms / usual_ms > HOST_BOUND
+
+
+def _step_ms(ready: Ready, first: Callable[[], object] = lambda: None) -> float:
+    """Time a step on the GPU from its first compiled module on, without what is enqueued before that and
+    before its backward."""
+    begins: list[torch.cuda.Event] = []
+    ends: list[torch.cuda.Event] = []
+
+    def forward() -> None:
+        if not begins:
+            first()
+            begins.append(_mark())
+
+    def backward() -> None:
+        if begins:
+            ends.append(_mark())
+        first()
+        begins.append(_mark())
+
+    assert ready.model is not None
+    ready.before_backward.append(backward)
+    try:
+        with before_compiled(ready.model, forward):
+            ready.step()
+    finally:
+        ready.before_backward.remove(backward)
+    ends.append(_mark())
+    return _between_ms(begins, ends)
+
+
+def _mark() -> torch.cuda.Event:
+    """Record a moment of the GPU's current stream."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _between_ms(begins: Sequence[torch.cuda.Event], ends: Sequence[torch.cuda.Event]) -> float:
+    """Sum up the spans, when the GPU has come to the last end."""
+    ends[-1].synchronize()
+    return float(sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)))
