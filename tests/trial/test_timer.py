@@ -275,6 +275,9 @@ def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPa
     [
         ([0.0], [Visit(1, 2)]),
         ([600.0], [Visit(1, 1)]),
+        ([750.0], [Visit(1, 1)]),
+        ([751.0], [Visit(0, 1)]),
+        ([160.0, 800.0], [Visit(1, 2), Visit(0, 1)]),
         ([201.0], [Visit(1, 1)]),
         ([200.0], [Visit(1, 2)]),
         ([150.0], [Visit(1, 2)]),
