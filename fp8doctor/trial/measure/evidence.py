@@ -5,7 +5,7 @@ Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.
 ``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` (its
 ``duration_us`` on 2.13 alone) and the raw events of the profiler, whose ``key_averages`` would take seconds,
 ``torch.autograd.profiler._is_profiler_enabled`` and ``torch._C._autograd._profiler_enabled``,
-``torch._C._current_graph_task_id``.
+``torch._C._current_graph_task_id``, and ``ids_to_funcs`` of Inductor's manager of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import re
+import sys
 import tempfile
 import threading
 import time
@@ -77,6 +78,8 @@ class Compilations:
     recompilations: int = NOT_RECORDED
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
+    recorded: int = NOT_RECORDED
+    """Functions whose kernels were recorded as CUDA graphs."""
     from_caches: bool = False
     """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm
     that was built: from an earlier run."""
@@ -96,7 +99,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
 
     seen, before, broken = Compilations(), compiled_so_far(), dict(utils.counters["graph_break"])
     kept, log = getattr(utils, "_compilation_metrics", None), deque[Any]()
-    asked = _asked_of_caches()
+    asked, recorded = _asked_of_caches(), _recorded()
     if kept is not None:
         utils._compilation_metrics = log
     try:
@@ -104,7 +107,9 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     finally:
         if kept is not None:
             utils._compilation_metrics = kept
-        after = compiled_so_far()
+        after, now = compiled_so_far(), _recorded()
+        if recorded and now:
+            seen.recorded = now[1] - (recorded[1] if now[0] is recorded[0] else 0)
         hits, misses = (now - was for now, was in zip(_asked_of_caches(), asked, strict=True))
         seen.from_caches = hits > 0 and not misses
         seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
@@ -132,6 +137,20 @@ def _asked_of_caches() -> tuple[int, int]:
     counted = counters["inductor"]
     compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
     return counted.get("fxgraph_cache_hit", 0), compiled
+
+
+def _recorded() -> tuple[object, int] | None:
+    """Count the functions that Inductor has recorded as CUDA graphs, beside the manager that holds them; None
+    where this torch does not tell."""
+    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None, 0
+    try:
+        manager = trees.get_container(torch.cuda.current_device()).tree_manager
+        return manager, 0 if manager is None else len(manager.ids_to_funcs)
+    except Exception:  # as of a private name that is gone
+        _log.debug("the CUDA graphs of Inductor cannot be counted", exc_info=True)
+        return None
 
 
 def _few(reasons: Iterable[str]) -> tuple[str, ...]:
