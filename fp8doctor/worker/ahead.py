@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from fp8doctor.facts import Facts
+from fp8doctor.worker import helper_process
 
 _log = logging.getLogger("fp8doctor")
 
@@ -64,6 +64,8 @@ Work = tuple[str, int]
 class _Build:
     """A work that a helper is at."""
 
+    helper: int
+    """The number of the helper's process."""
     work: Work
     began: float
     """``time.monotonic``."""
@@ -71,8 +73,6 @@ class _Build:
     """Whether the trial may wait for it."""
     counts: bool = True
     """Whether the arm is still planned as it is built."""
-    helper: int = 0
-    """The number of the helper's process."""
 
 
 def most_helpers() -> int:
@@ -112,8 +112,8 @@ class Helpers:
         self._processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # the system may give no further process
             for _ in range(count):
-                self._processes.append(_started(json.dumps(request)))
-        self._pipes = {process.pid: _pipes(process) for process in self._processes}
+                self._processes.append(helper_process.started(json.dumps(request)))
+        self._pipes = {process.pid: helper_process.pipes(process) for process in self._processes}
 
     @property
     def started(self) -> int:
@@ -126,9 +126,10 @@ class Helpers:
         What the target has set in the environment holds for them from before it, as the GPUs that are seen.
         """
         for process in self._processes[:]:
-            if _pipes(process) != self._pipes[process.pid]:  # the target closed them: its files may be there
+            if helper_process.pipes(process) != self._pipes[process.pid]:
+                # the target closed them: its files may be there
                 self._processes.remove(process)
-                _end(process)
+                helper_process.end(process)
                 _KEPT.append(process)
         self._told, now = time.monotonic(), dict(os.environ)
         environ = {
@@ -136,7 +137,7 @@ class Helpers:
         }
         how = {"device": device, "layers": layers, "environ": environ}
         while len(self._processes) > count:
-            _end(self._processes.pop())
+            helper_process.end(self._processes.pop())
         for process in self._processes:
             assert process.stdin is not None
             with suppress(OSError):  # it died
@@ -184,16 +185,16 @@ class Helpers:
         if not stopped:
             yield
             return
-        bound = threading.Timer(LONGEST_PAUSE_S, _signal, (stopped, signal.SIGCONT))
+        bound = threading.Timer(LONGEST_PAUSE_S, helper_process.send, (stopped, signal.SIGCONT))
         bound.daemon = True
         bound.start()
         try:
-            _signal(stopped, signal.SIGSTOP)
+            helper_process.send(stopped, signal.SIGSTOP)
             if self._builds:  # who loads the target queues little
                 time.sleep(SETTLING_S)
             yield
         finally:
-            _signal(stopped, signal.SIGCONT)
+            helper_process.send(stopped, signal.SIGCONT)
             bound.cancel()
             bound.join()  # it wakes nobody whom the next pause stops
 
@@ -280,7 +281,7 @@ class Helpers:
             process = max(living, key=lambda each: began.get(each.pid, 0.0))
             self._gave_way.add(process.pid)
         self._processes.remove(process)
-        _end(process)
+        helper_process.end(process)
         _log.debug("a helper %s", self._after("gave way"))
         return True
 
@@ -288,7 +289,7 @@ class Helpers:
         """End every helper with all that it started, and tell whether there was one."""
         there = bool(self._processes)
         for process in self._processes:
-            _end(process)
+            helper_process.end(process)
         self._processes = []
         with self._changed:
             self._waiting, self._more = [], False
@@ -308,7 +309,7 @@ class Helpers:
                 _log.debug("a helper %s", self._after("loaded the target" if alive else "died"))
                 while alive and (taken := self._next(process.pid)):
                     build, line = taken
-                    alive = self._finish(build, _answer(process, line))
+                    alive = self._finish(build, helper_process.answer(process, line))
         finally:
             with self._changed:
                 assert self._employed is not None
@@ -322,7 +323,7 @@ class Helpers:
             self._changed.wait_for(lambda: self._waiting or not (self._more or self._builds))
             if not self._waiting:
                 return None
-            build = _Build(self._waiting.pop(0), time.monotonic(), helper=helper)
+            build = _Build(helper, self._waiting.pop(0), time.monotonic())
             self._builds.append(build)
             arm, number = build.work
             return build, msgspec.json.encode((arm, self._cuts[number], self._facts))
@@ -353,70 +354,10 @@ class Helpers:
                     self._waiting = [work for work in self._waiting if work[0] not in self._lost]
             self._changed.notify_all()
         how = "did not compile" if seconds is None else f"compiled in {seconds:.1f} s"
-        otherwise = "" if build.counts else ", which is planned otherwise now"
-        otherwise = ", for want of memory" if short else otherwise
-        _log.debug("a helper %s", self._after(f"{how} {build.work}{otherwise}"))
+        why = ", for want of memory" if short else "" if build.counts else ", which is planned otherwise now"
+        _log.debug("a helper %s", self._after(f"{how} {build.work}{why}"))
         return alive and not lost and not short
 
     def _after(self, done: str) -> str:
         """Tell what was done, and when, for the log."""
         return f"{done}, {time.monotonic() - self._told:.1f} s after it was told to load"
-
-
-def _started(request: str) -> subprocess.Popen[bytes]:
-    """Start a process as this one was started. It is of the same process group, which ends with this one."""
-    return subprocess.Popen(
-        [*sys.orig_argv[:-1], request],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _pipes(process: subprocess.Popen[bytes]) -> list[tuple[int, int]] | None:
-    """Tell the pipes to and from a helper apart from other files under their numbers; None where one is
-    closed."""
-    try:
-        found = [os.fstat(pipe.fileno()) for pipe in (process.stdin, process.stdout) if pipe]
-    except OSError:
-        return None
-    return [(each.st_dev, each.st_ino) for each in found]
-
-
-def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    """Send a signal to those that are there still."""
-    for process in processes:
-        process.send_signal(number)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a helper, and the workers of its compiler: they would go on beside what is timed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGSTOP)  # it starts no more of them
-        for pid in list(_started_by(process.pid)):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        process.kill()
-    process.wait()
-
-
-def _started_by(pid: int) -> Iterator[int]:
-    """Name the processes that one has started, and that these have, as far as the system tells."""
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children") as file:
-                children = list(map(int, file.read().split()))
-            for child in children:
-                yield child
-                yield from _started_by(child)
-
-
-def _answer(process: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """Send a line and hear the answer: nothing of a helper that died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(OSError):
-        process.stdin.write(line + b"\n")
-        process.stdin.flush()
-        return process.stdout.readline()
-    return b""
