@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL, CUDA_GRAPHS
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
@@ -27,6 +29,9 @@ BESIDE_AT_MOST = 4
 is. Each is a line of the treatment. A choice of length."""
 
 TORCH_NN = "torch.nn."
+
+GRAPHS = "reduce-overhead"
+"""The mode of torch.compile that records CUDA graphs."""
 
 WHY_WRAPPED = "# wrapped: before torch 2.15 .compile() in place compiles nothing on classes of torch.nn"
 
@@ -79,6 +84,52 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
         summary="compile block by block, after the conversion to FP8",
         code="\n".join(lines),
     )
+
+
+def covered_by_blocks(facts: Facts) -> list[Linear]:
+    """List the layers that are compiled with the blocks: what is inside of one, and FP8 beside them."""
+    return [
+        each
+        for each in facts.network.linears
+        if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)
+    ]
+
+
+def cuda_graphs(facts: Facts) -> Treatment:
+    """Launch what is compiled as CUDA graphs; the blocks where nothing is, or the whole, as it is timed."""
+    known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
+    compiled = list(dict.fromkeys(name for name in known if name is not None))
+    by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
+    names = [each.name for each in covered_by_blocks(facts)] if by_block else compiled or [""]
+    lines = [_as_graphs(names, facts.network)]
+    if compiled:
+        lines.insert(0, "# in place of what compiles it now")
+    if by_block and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+        lines.append(cache_off(facts))
+    return Treatment(
+        name=CUDA_GRAPHS,
+        summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
+        code="\n".join(lines),
+    )
+
+
+def _as_graphs(compiled: Sequence[str], network: Network) -> str:
+    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    if "" in compiled:
+        return f'model = torch.compile(model, mode="{GRAPHS}")'
+    lists = [
+        each for each in network.blocks if has_loop(each) and any(_is_in(name, each) for name in compiled)
+    ]
+    loops = [compile_loop(each, network, GRAPHS) for each in lists]
+    beside = [name for name in compiled if not any(_is_in(name, each) for each in lists)]
+    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
+    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
+    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
+
+
+def _is_in(name: str, blocks: Blocks) -> bool:
+    """Whether a module is one of these blocks, or inside of one."""
+    return not blocks.name or name.startswith(f"{blocks.name}.")
 
 
 def blocks_are_compiled(network: Network) -> bool:

@@ -16,18 +16,15 @@ from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
-    WHY_WRAPPED,
     blocks_are_compiled,
     cache_off,
     compile_all,
-    compile_loop,
     compile_treatment,
-    has_loop,
-    is_inside,
-    needs_compile,
+    covered_by_blocks,
+    cuda_graphs,
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.layers import in_its_place, in_python, layer_label, may_be_taken
+from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.outcome import bf16_as_prescribed
@@ -44,13 +41,10 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     recipe_change,
 )
-from fp8doctor.facts import Arm, Blocks, CompileMark, Facts, Linear, Network, if_recorded, recorded
+from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
-
-GRAPHS = "reduce-overhead"
-"""The mode of torch.compile that records CUDA graphs."""
 
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
@@ -235,53 +229,7 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 
 def _compile_blocks(facts: Facts) -> Treatment:
-    return compile_treatment(facts, _covered_by_blocks(facts))
-
-
-def _covered_by_blocks(facts: Facts) -> list[Linear]:
-    """List the layers that are compiled with the blocks: what is inside of one, and FP8 beside them."""
-    return [
-        each
-        for each in facts.network.linears
-        if needs_compile(each) or any(is_inside(each, blocks) for blocks in facts.network.blocks)
-    ]
-
-
-def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch what is compiled as CUDA graphs; the blocks where nothing is, or the whole, as it is timed."""
-    known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
-    compiled = list(dict.fromkeys(name for name in known if name is not None))
-    by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
-    names = [each.name for each in _covered_by_blocks(facts)] if by_block else compiled or [""]
-    lines = [_as_graphs(names, facts.network)]
-    if compiled:
-        lines.insert(0, "# in place of what compiles it now")
-    if by_block and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
-        lines.append(cache_off(facts))
-    return Treatment(
-        name=CUDA_GRAPHS,
-        summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
-        code="\n".join(lines),
-    )
-
-
-def _as_graphs(compiled: Sequence[str], network: Network) -> str:
-    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
-    if "" in compiled:
-        return f'model = torch.compile(model, mode="{GRAPHS}")'
-    lists = [
-        each for each in network.blocks if has_loop(each) and any(_is_in(name, each) for name in compiled)
-    ]
-    loops = [compile_loop(each, network, GRAPHS) for each in lists]
-    beside = [name for name in compiled if not any(_is_in(name, each) for each in lists)]
-    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
-    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
-    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
-
-
-def _is_in(name: str, blocks: Blocks) -> bool:
-    """Whether a module is one of these blocks, or inside of one."""
-    return not blocks.name or name.startswith(f"{blocks.name}.")
+    return compile_treatment(facts, covered_by_blocks(facts))
 
 
 def checkpointing_off(facts: Facts) -> Treatment:

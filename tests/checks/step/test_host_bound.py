@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.compile_coverage import cuda_graphs
 from fp8doctor.checks.step.host_bound import host_bound
-from fp8doctor.diagnosis.treatments import cuda_graphs
 from fp8doctor.facts import Arm, Facts, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
