@@ -39,10 +39,10 @@ from fp8doctor.trial.admission import (
     worth_waiting_after_s,
     worth_waiting_s,
 )
+from fp8doctor.trial.against_host import add_against_host, for_others
 from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan, named_in
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
-from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.ahead import PATIENCE, Ahead, lost_beside
@@ -52,7 +52,6 @@ from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
-from fp8doctor.trial.measure.head_start import waits_for_host
 from fp8doctor.trial.measure.pairs import time_in_pairs
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
@@ -70,13 +69,6 @@ _log = logging.getLogger("fp8doctor")
 IN_TIME_S = 0.5
 """Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
 longer. A choice."""
-
-
-STAYS_IN_THIS_PROCESS = NoNumber(
-    Reason.NOT_APPLICABLE,
-    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
-    "one of its own",
-)
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -140,7 +132,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
             run.device,
             interrupts=run.own_process,
             ahead=run.ahead,
-            for_others=_for_others(attempts, job, as_one=as_one),
+            for_others=for_others(attempts, job, as_one=as_one),
             more=any(each.plan.if_host_bound for each in attempts),
         )
     except (NotReplicable, OriginalTouched) as error:
@@ -156,12 +148,6 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
             return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
-
-
-def _for_others(attempts: Sequence[Attempt], job: Job, *, as_one: bool) -> list[ArmPlan]:
-    """List what may be compiled beside the trial."""
-    plans = [each.plan for each in attempts if each.no_number is None]
-    return [plan for plan in plans if is_for_others(plan, job, as_one=as_one)]
 
 
 def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
@@ -273,32 +259,12 @@ def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
             left[plan.name] = attempt
         else:
             _build_arm(attempt, bench, attempts, run)
-            _add_against_host(attempt, bench, attempts, run)
+            add_against_host(attempt, bench, attempts, run)
     while left:
         free = [each.plan for each in left.values() if each.plan.base not in left]
         chosen = _first_of(free, attempts, run)
         run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
         _build_arm(left.pop(chosen), bench, attempts, run)
-
-
-def _add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
-    """Add what is tried where the host sets the pace of this arm, if it does."""
-    if not attempt.ready or not attempt.plan.if_host_bound:
-        return
-    bench.at_work = attempt.plan.name
-    try:
-        if not waits_for_host(attempt.ready[-1], bench.device):
-            return
-    except Exception:  # as where memory is short: the arm itself has run, and is timed all the same
-        _log.debug("the head start of %s raises", attempt.plan.name, exc_info=True)
-        still_there(bench.device, attempt.plan.name)
-        bench.forget_gradients()
-        return
-    first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
-    against = None if run.own_process else STAYS_IN_THIS_PROCESS
-    plans = attempt.plan.if_host_bound
-    attempts[first:first] = [Attempt(plan, no_number=run.skipped(plan.name) or against) for plan in plans]
-    bench.have_compiled(_for_others(attempts, bench.job, as_one=bench.as_one))
 
 
 def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:

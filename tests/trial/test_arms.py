@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,13 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial import conductor
+from fp8doctor.trial import against_host
+from fp8doctor.trial.against_host import STAYS_IN_THIS_PROCESS
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.conductor import STAYS_IN_THIS_PROCESS, conduct
+from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -444,6 +446,20 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
     assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
 
 
+class Told(Nobody):
+    """Notes whether more was to come, and the arms that it was told last."""
+
+    def __init__(self) -> None:
+        self.more, self.arms = list[bool](), list[str]()
+
+    def begin(
+        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
+    ) -> bool:
+        self.more.append(more)
+        self.arms = [arm for arm, _ in work]
+        return False
+
+
 @pytest.mark.parametrize(
     ("waits", "own_process", "reason"),
     [
@@ -455,15 +471,19 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
 def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     waits: bool, own_process: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conductor, "waits_for_host", lambda ready, device: waits)
+    monkeypatch.setattr(against_host, "waits_for_host", lambda ready, device: waits)
     of = job(compiled_by_block())
     planned = [
         plan
         for plan in arms(examine(of), [], of)
         if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
     ]
-    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
+    beside = Told()
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process, ahead=beside)
     trial = conduct(of, ["model.layers"], planned, run)
+    asked = GRAPHS if waits and own_process else []
+    assert beside.more == [True, False], "helpers wait for what may be added, and for no more"
+    assert [name for name in beside.arms if name in GRAPHS] == asked
     names = [arm.name for arm in trial.arms]
     assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
@@ -483,7 +503,7 @@ def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
         raise torch.OutOfMemoryError("the launches of two steps at once")
 
     left: list[nn.Parameter] = []
-    monkeypatch.setattr(conductor, "waits_for_host", raises)
+    monkeypatch.setattr(against_host, "waits_for_host", raises)
     of, cleared = job(compiled_by_block()), []
     build = Bench.build
 

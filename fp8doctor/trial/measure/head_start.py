@@ -17,7 +17,7 @@ import torch
 from fp8doctor.trial.copies.compiling import before_compiled
 from fp8doctor.trial.measure.attempt import Ready
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger("fp8doctor")
 
 HOST_BOUND = 0.05
 """Share that the head start saves from which on the host is said to set the pace. A choice, below the tenth
@@ -45,7 +45,7 @@ def waits_for_host(ready: Ready, device: torch.device) -> bool:
     usual_ms = min(_step_ms(ready) for _ in range(rounds))
     busy = partial(wait, int(cycles_a_ms * usual_ms))
     ahead_ms = min(_step_ms(ready, busy) for _ in range(rounds))
-    log.debug("forward and backward take %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
+    _log.debug("forward and backward take %.1f ms, launched ahead %.1f ms", usual_ms, ahead_ms)
     return saves(usual_ms, ahead_ms)
 
 

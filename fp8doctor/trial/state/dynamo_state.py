@@ -1,8 +1,8 @@
 """torch.compile's state in this process: settings, counters, workers, and its entries for the user's code.
 
 Private names read here, verified on torch 2.13 (entries and ``reset_code`` on 2.11 too): ``counters``,
-``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``,
-``process_pool`` and ``reset_cudagraph_trees``. One that is missing is left out.
+``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``
+and ``process_pool``; on torch 2.11 with a GPU: ``reset_cudagraph_trees``. One that is missing is left out.
 """
 
 from __future__ import annotations
