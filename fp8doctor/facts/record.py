@@ -16,12 +16,15 @@ import functools
 import math
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from fp8doctor.facts.secrets import without_secrets
 from fp8doctor.facts.unrecorded import NOT_RECORDED, guard
+from fp8doctor.signals import signals_deferred
 
 Value = int | float | str | bool | None
 """One piece of evidence; a number's unit stands in its key (``_ms``, ``_gib``, ``_pct``)."""
@@ -36,9 +39,18 @@ R = TypeVar("R", bound="Record")
 MANY_DIGITS = re.compile(rb"\d{20}")
 """As many digits as the largest number of 64 bits has."""
 
-_first_use = threading.RLock()
-"""msgspec (0.22.0) puts a type's layout together at its first use, in steps during which another thread that
-uses the type reads the half-finished one and crashes the process."""
+_one_thread = threading.RLock()
+
+
+@contextmanager
+def _first_use() -> Iterator[None]:
+    """Guard what may be the first use of a type, when msgspec (0.22.0) puts its layout together.
+
+    Another thread that uses the type meanwhile reads half of a layout and crashes the process; and what the
+    handler of a signal raises, such as KeyboardInterrupt, is lost in the hash of an annotation.
+    """
+    with _one_thread, signals_deferred():
+        yield
 
 
 class UnreadableDocument(ValueError):
@@ -69,7 +81,7 @@ SETTLED = frozenset({bool, type(None), type(NOT_RECORDED)})
 def _layout(kind: type[Record]) -> tuple[tuple[str, bool, bool], ...]:
     """Of each field: its name, and whether it holds a float (annotated ``float`` or ``float | None``), and
     prose. No record exists before it was asked for, so its facts are guarded here."""
-    with _first_use:
+    with _first_use():
         fields = msgspec.structs.fields(kind)
         guard(kind, fields)
         return tuple(
@@ -129,7 +141,7 @@ def to_builtins(record: Record) -> dict[str, Any]:
 def from_builtins(kind: type[R], data: Any) -> R:
     """A record from plain values. Raises `UnreadableDocument` naming the key that does not fit."""
     try:
-        with _first_use:
+        with _first_use():
             return msgspec.convert(data, type=kind)
     except msgspec.ValidationError as error:
         raise UnreadableDocument(f"not a {kind.__name__.lower()} of this format: {error}") from None
@@ -137,7 +149,7 @@ def from_builtins(kind: type[R], data: Any) -> R:
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """What reads JSON lines of this type, or of one of these types."""
-    with _first_use:
+    with _first_use():
         return msgspec.json.Decoder(kind)
 
 

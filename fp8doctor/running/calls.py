@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.running.signals import signals_deferred
 from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.looking import without_modes
 
 _log = logging.getLogger("fp8doctor")

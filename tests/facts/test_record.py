@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -152,3 +153,44 @@ def test_many_threads_may_read_the_first_document_at_once() -> None:
         for _ in range(5)
     ]
     assert ended == [0] * 5
+
+
+def test_an_interrupt_is_not_lost_while_the_first_document_is_read() -> None:
+    """msgspec 0.22.0 alone loses KeyboardInterrupt at 88 of the first 3000 calls of this program, in the hash
+    of an annotation; the worker's parent then waited for a script that nobody wanted any more."""
+    program = """
+        import os, signal, sys
+        from fp8doctor.facts import Facts
+
+        def interrupted_at(call):
+            calls = 0
+            def count(frame, event, argument):
+                nonlocal calls
+                calls += event == "call"
+                if calls == call and event == "call":
+                    os.kill(os.getpid(), signal.SIGINT)
+            try:
+                sys.setprofile(count)
+                Facts.from_dict({"network": {"parameters": 1}})
+            except KeyboardInterrupt:
+                return 0
+            finally:
+                sys.setprofile(None)
+            return 1 if calls >= call else 2
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        outcomes = []
+        for call in range(1, 3000, 17):
+            if (process := os.fork()) == 0:
+                os._exit(interrupted_at(call))
+            outcomes.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        print(len(outcomes), set(outcomes))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONGEST_S,
+    )
+    assert done.stdout == "177 {0}\n"

@@ -1,4 +1,4 @@
-"""Signals that arrive while code of ours runs in the script's thread."""
+"""Signals that arrive where what their handlers raise would be lost, or be taken for ours."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+_NUMBERS = signal.valid_signals()
+
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Call the script's own handlers when the block has ended, so that what they raise is nobody's but the
-    script's.
+    """Call the handlers of signals when the block has ended, so that what they raise comes out of it.
 
     Only the main thread runs handlers. Signals without a handler in Python do what they always do.
     """
@@ -26,7 +27,7 @@ def signals_deferred() -> Iterator[None]:
         arrived.append((number, frame))
 
     own: dict[int, Callable[..., Any]] = {}
-    for number in signal.valid_signals():
+    for number in _NUMBERS:
         handler = signal.getsignal(number)
         if callable(handler) and not isinstance(handler, signal.Handlers):
             own[number] = handler
