@@ -151,9 +151,15 @@ def ratio(a: Arm, b: Arm) -> Interval:
 
     Arms of different windows share none: then the interval is as wide as both of theirs allow.
     """
-    if len(a.rounds_ms) == len(b.rounds_ms):
+    if share_rounds(a, b):
         return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
     return ratio_apart(a.rounds_ms, b.rounds_ms)
+
+
+def share_rounds(a: Arm, b: Arm) -> bool:
+    """Whether one window timed both. Recordings that do not name it tell it by the number of rounds alone."""
+    named = recorded(a, "window") and recorded(b, "window")
+    return len(a.rounds_ms) == len(b.rounds_ms) and (not named or a.window == b.window)
 
 
 def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
@@ -173,7 +179,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
 
 def saved_ms(base: Arm, changed: Arm) -> Interval:
     """Compute what a change saves of a step, in ms, round by round; of different windows as `ratio` does."""
-    if len(base.rounds_ms) == len(changed.rounds_ms):
+    if share_rounds(base, changed):
         return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
     over, under = interval(base.rounds_ms), interval(changed.rounds_ms)
     return Interval(median=over.median - under.median, low=over.low - under.high, high=over.high - under.low)

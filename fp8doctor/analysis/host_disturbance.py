@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fp8doctor.analysis.arms import ratio
+from fp8doctor.analysis.arms import ratio, share_rounds
 from fp8doctor.analysis.even import EVEN, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, HostLoad, Trial, if_recorded, recorded
@@ -64,7 +64,7 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
     at.
     """
     late = if_recorded(late_on_the_other_side, bf16, fp8, trial)
-    if late is None or len(bf16.rounds_ms) != len(fp8.rounds_ms):
+    if late is None or not share_rounds(bf16, fp8):
         return False
     timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
     assert quiet is not None

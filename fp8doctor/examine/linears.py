@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -32,6 +33,16 @@ VISITED = (
     "moe_k",
 )
 """Names of the experts that a token visits in a configuration. ``top_k`` is for generation."""
+
+VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
+"""The same on a router, or the module that holds one. Source: transformers 5; ``TopKGate`` of DeepSpeed."""
+
+DEEPEST_IN_EXPERTS = 6
+"""Modules from a layer up to what holds the router: the layer under its adapters, a part of an expert, the
+expert, their list, and that."""
+
+TOP_OF = re.compile(r"Top(\d)(?:Router|Gate)$")
+"""Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router``. Source: transformers 5.23."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -177,13 +188,16 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 def visited_experts(place: Place, config: Any) -> int | None:
     """Count the experts a token visits, as the modules around say, else the configuration."""
     at: Place | None = place
-    for _ in range(4):
+    for _ in range(DEEPEST_IN_EXPERTS):
         if at is None:
             break
-        for each in (at, *(child for child in at.children if child.name.endswith(ROUTER_NAMES))):
-            for name in ("top_k", *VISITED):
+        routers = [child for child in at.children if child.name.endswith(ROUTER_NAMES)]
+        for each in (at, *routers):
+            for name in VISITED_BY_ROUTER if routers else ("top_k", *VISITED):
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
+            if each in routers and (named := TOP_OF.search(type(each.module).__name__)):
+                return int(named[1])
         at = at.parent
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 

@@ -248,15 +248,16 @@ def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cov
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     if is_expert_list(place):
-        experts = len(beside)
+        kind = type(beside[child_name])  # NllbMoe keeps a dropout among its experts
+        experts = sum(type(each) is kind for each in beside.values())
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
     return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
 
 
 def is_expert_list(place: Place) -> bool:
-    """Whether this is a list of expert modules, one of which a token visits."""
+    """Whether this is a list or dictionary of expert modules, some of which a token visits."""
     return (
-        is_a(place.module, nn.ModuleList)
+        (is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict))
         and "expert" in place.name.rpartition(".")[2].lower()
         and len(children_of(place.module)) > 1
     )

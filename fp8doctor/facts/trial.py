@@ -216,7 +216,9 @@ class Arm(Record, frozen=True, kw_only=True):
     """Interval that holds the true median with 90 % confidence; the range of two to four rounds, None of
     one."""
     rounds_ms: tuple[float, ...] = NOT_RECORDED
-    """One figure per interleaved round; the same round of two arms shares clocks and heat."""
+    """One figure per interleaved round; the same round of two arms of one window shares clocks and heat."""
+    window: int = NOT_RECORDED
+    """Which of the trial's windows timed it: 1, or 2 for the final one."""
     peak_gib: float | None = NOT_RECORDED
     """None on a CPU. Where the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED

@@ -148,12 +148,12 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
         tracer.prove(both)
         if both.no_number is None:
             renamed = _samples_of(samples, ArmName.COMBINATION, ArmName.PRESCRIBED)
-            return Final([*references, both], samples | renamed)
+            return Final([*references, both], samples | renamed, timed_again=True)
         both.plan = replace(both.plan, name=ArmName.COMBINATION)
     else:
         run.progress("checking what gained, together", ArmName.COMBINATION)
         tracer.prove(both, explain=False)
-    return Final(attempts, samples)
+    return Final(attempts, samples, timed_again=True)
 
 
 def _alike(*totals: Attempt) -> Iterator[ArmName]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fp8doctor import inspect_model, load_report
-from fp8doctor.analysis.arms import best_bf16, ratio
+from fp8doctor.analysis.arms import best_bf16, ratio, saved_ms
 from fp8doctor.analysis.even import is_decided, swallows_effect
 from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.cli.gate import Gate
@@ -466,6 +466,16 @@ def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> Non
     assert compared.median == 0.5
     assert compared.low <= 9 / 20.5
     assert compared.high >= 11 / 20
+
+
+def test_windows_of_as_many_rounds_are_told_apart() -> None:
+    steady = tuple(10.0 + 0.1 * number for number in range(6))
+    one, later = Arm(name="a", rounds_ms=steady, window=1), Arm(name="b", rounds_ms=steady, window=2)
+    beside = msgspec.structs.replace(later, window=1)
+    assert ratio(one, beside).low == ratio(one, beside).high == 1
+    assert saved_ms(one, beside).high == 0
+    assert ratio(one, later).low < 1 < ratio(one, later).high
+    assert saved_ms(one, later).low < 0 < saved_ms(one, later).high
 
 
 def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:

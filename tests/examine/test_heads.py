@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.examine.models import Block, network
@@ -130,3 +131,34 @@ def test_litgpts_name_for_the_experts_of_a_token() -> None:
     model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
     linears = {each.name: each for each in network(model).linears}
     assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
+
+
+class Top2Gate(nn.Linear):
+    """As fairseq's, which says by its name alone how many experts a token visits."""
+
+
+def deepspeeds() -> nn.Module:
+    gate = nn.Linear(32, 4, bias=False)
+    gate.k = 2  # type: ignore[assignment]
+    return Around(gate=gate, deepspeed_experts=nn.ModuleList(Block() for _ in range(4)))
+
+
+def by_name_of_the_router() -> nn.Module:
+    return Around(gate=Top2Gate(32, 4), experts=nn.ModuleDict({f"expert_{i}": Block() for i in range(4)}))
+
+
+def lora_on_experts() -> nn.Module:
+    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
+    layer.top_k = 2  # type: ignore[assignment]
+    return get_peft_model(Around(moe=layer), LoraConfig(target_modules=["up"])).base_model.model.moe
+
+
+@pytest.mark.parametrize("build", [deepspeeds, by_name_of_the_router])
+def test_a_router_says_how_many_experts_a_token_visits(build: Callable[[], nn.Module]) -> None:
+    experts = [each for each in network(build()).linears if each.role == "experts"]
+    assert [each.flops_per_token for each in experts[:2]] == [6 * 32 * 128 * 2 / 4] * 2
+
+
+def test_experts_with_adapters_are_visited_as_often() -> None:
+    base = next(each for each in network(lora_on_experts()).linears if each.adapter == "base")
+    assert base.flops_per_token == 2 * 32 * 128 * 2 / 4

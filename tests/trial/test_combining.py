@@ -39,6 +39,7 @@ def test_the_faster_form_of_the_prescription_stands(own_ms: float, stands: bool)
             ("prescribed", OWN.treatments)
         ]
         assert final.samples == {("prescribed", 0): samples[OWN.name, 0]}
+        assert not final.timed_again
 
 
 def test_where_the_fixes_do_not_fit_together_the_best_that_fits_alone_is_prescribed() -> None:
@@ -125,6 +126,7 @@ def test_the_fair_bf16_is_timed_in_the_window_of_the_prescription(
     assert windows == [["as_is", "bf16_compiled", *alike, "prescribed", "combination"]]
     assert final
     assert [each.plan.name for each in final.attempts] == windows[0]
+    assert final.timed_again
 
 
 def test_the_bf16_of_the_first_window_is_kept_for_what_was_timed_there_alone() -> None:

@@ -96,3 +96,5 @@ class Final:
 
     attempts: list[Attempt]
     samples: Samples
+    timed_again: bool = False
+    """Whether the samples are of a window of their own; else of the first."""

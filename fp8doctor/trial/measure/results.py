@@ -41,8 +41,14 @@ def report(
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
         recomputed=tracer.bench.recomputed,
         arms=_both_windows(
-            [_arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK],
-            [_arm(plan, attempt, final.samples) for attempt in final.attempts] if final else [],
+            [
+                _arm(plan, attempt, samples, 1)
+                for attempt in attempts
+                if attempt.plan.name != ArmName.SELF_CHECK
+            ],
+            [_arm(plan, attempt, final.samples, 1 + final.timed_again) for attempt in final.attempts]
+            if final
+            else [],
         ),
         self_check_ratio=ratio,
         health=health,
@@ -118,7 +124,7 @@ def _aside(name: str, again: set[str]) -> str:
     return in_first_window(name) if name in again else name
 
 
-def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
+def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
     if attempt.no_number is not None or attempt.proof is None:
         return Arm(
@@ -165,6 +171,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         low_ms=at.low if len(full) > 1 else None,
         high_ms=at.high if len(full) > 1 else None,
         rounds_ms=tuple(full),
+        window=window,
         peak_gib=NOT_RECORDED if peak and peak_gib is None else peak_gib,
         static_gib=plan.full([each.static_gib for each in holds]),
         beside=attempt.beside,
