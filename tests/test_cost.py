@@ -31,9 +31,9 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
 from fp8doctor.render.certainty import certainty
-from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep
+from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep, measured_steps, recorded_steps
 
-SWEPT = cost_model.swept()
+SWEPT = measured_steps.swept()
 
 DECODER_468M = [(1024, 1024, 96), (1024, 4096, 48), (4096, 1024, 24)]
 DECODER_8B_WIDE = [(4096, 4096, 16), (4096, 14336, 8), (14336, 4096, 4)]
@@ -79,7 +79,7 @@ def test_gemms_take_about_the_kernel_time_that_was_measured(
 
 
 def test_fp8_makes_a_large_gemm_as_much_faster_as_was_measured() -> None:
-    times = {(kind, *shape): ms for kind, _, shape, ms in cost_model.gemm_rows(SWEPT)}
+    times = {(kind, *shape): ms for kind, _, shape, ms in measured_steps.gemm_rows(SWEPT)}
     large = [
         times["bf16", *shape] / ms
         for (kind, *shape), ms in times.items()
@@ -147,7 +147,7 @@ def test_a_tiny_gemm_takes_a_launch_and_one_tile() -> None:
 
 
 def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
-    for what, _, ours, theirs in cost_model.gemm_errors(SWEPT, gpu_spec("H200")):
+    for what, _, ours, theirs in measured_steps.gemm_errors(SWEPT, gpu_spec("H200")):
         assert ours < 0.7 * theirs, what
         assert ours < (0.10 if "larger" in what or what == "all" else 0.40), what
 
@@ -349,7 +349,7 @@ def test_a_product_has_the_datasheet_of_its_own_board(product: str, name: str) -
 )
 def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) -> None:
     facts = replace(
-        cost_model.facts_of(cost_model.measured_steps()[0]),
+        measured_steps.facts_of(measured_steps.steps()[0]),
         gpus=(Gpu(name=product, visible=True),),
         assumed_gpu=None,
     )
@@ -398,13 +398,13 @@ def test_peaks_are_dense_and_fp8_doubles_them_where_it_exists() -> None:
             assert 1.9 < spec.fp8_tflops / spec.bf16_tflops < 2.1
 
 
-STEPS = cost_model.rows()
+STEPS = measured_steps.rows()
 BOUNDED = [row for row in STEPS if row.table in cost_model.BOUNDED]
 COMPARED = [row for row in BOUNDED if not row.is_baseline]
 
 
 @pytest.mark.parametrize("row", BOUNDED, ids=lambda row: f"{row.job}: {row.arm}")
-def test_a_measured_step_is_modelled_within_its_bound(row: cost_model.Row) -> None:
+def test_a_measured_step_is_modelled_within_its_bound(row: measured_steps.Row) -> None:
     assert abs(row.time_error) <= cost_model.BOUND
     assert abs(row.error) <= cost_model.BOUND
 
@@ -412,7 +412,7 @@ def test_a_measured_step_is_modelled_within_its_bound(row: cost_model.Row) -> No
 @pytest.mark.parametrize(
     "row", [row for row in COMPARED if not row.is_even], ids=lambda row: f"{row.job}: {row.arm}"
 )
-def test_what_was_faster_than_compiled_bf16_is_modelled_as_faster(row: cost_model.Row) -> None:
+def test_what_was_faster_than_compiled_bf16_is_modelled_as_faster(row: measured_steps.Row) -> None:
     assert row.right_sign
 
 
@@ -426,42 +426,42 @@ def test_the_rows_that_have_no_sign_are_those_that_were_measured_even() -> None:
     [COMPARED, [row for row in COMPARED if row.torchao_says_something]],
     ids=["every arm", "compiled torchao arms"],
 )
-def test_the_model_is_nearer_than_torchaos_own_roofline(rows: list[cost_model.Row]) -> None:
+def test_the_model_is_nearer_than_torchaos_own_roofline(rows: list[measured_steps.Row]) -> None:
     assert len(rows) in (13, 6)
     assert mean(abs(row.error) for row in rows) < mean(abs(row.torchao_error) for row in rows)
     assert sum(abs(row.error) < abs(row.torchao_error) for row in rows) >= len(rows) - 1
 
 
 @pytest.fixture(scope="module")
-def told() -> list[cost_model.Told]:
+def told() -> list[recorded_steps.Told]:
     """What every patient and job whose trial relies on its times is told without it, and the speedup in
     it."""
-    return [row for row in cost_model.told() if row.is_held]
+    return [row for row in recorded_steps.told() if row.is_held]
 
 
 def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
-    told: list[cost_model.Told],
+    told: list[recorded_steps.Told],
 ) -> None:
     assert [(row.patient, row.error) for row in told if row.is_missed] == []
     assert [row.patient for row in told if row.sign == "untold"] == []
 
 
 def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_further_off(
-    told: list[cost_model.Told],
+    told: list[recorded_steps.Told],
 ) -> None:
     assert {row.patient for row in told if row.may_be_off > OFF} == {
         "llama_8b_lora_r32",
         "llama_8b_lora_r8",
         "vit_large",
     }
-    facts = load_report(cost_model.JOBS / "h200-gemma2_2b_eager_attention.json").facts
-    report = diagnose(cost_model.without_trial(facts))
+    facts = load_report(recorded_steps.JOBS / "h200-gemma2_2b_eager_attention.json").facts
+    report = diagnose(recorded_steps.without_trial(facts))
     assert certainty(report).startswith(
         "Not quite: a model of a step may be off by 25 %, since host and GPU take about as long for it."
     )
 
 
-def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[cost_model.Told]) -> None:
+def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[recorded_steps.Told]) -> None:
     held_out = [row for row in told if row.use == "held out"]
     assert len(held_out) >= 20
     assert mean(abs(row.error) for row in held_out) < 0.05
@@ -479,8 +479,8 @@ def test_every_measured_row_is_there() -> None:
 
 SAVED = [
     (eager, after)
-    for eager in cost_model.measured_steps()
-    for after in cost_model.measured_steps()
+    for eager in measured_steps.steps()
+    for after in measured_steps.steps()
     if eager["arm"] == "FP8 tensorwise eager"
     and after == eager | {"arm": "FP8 tensorwise compiled", "compiled": True, "ms": after["ms"]}
 ]
@@ -494,7 +494,7 @@ SAVED = [
 def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(
     eager: dict[str, object], after: dict[str, object]
 ) -> None:
-    facts = replace(cost_model.facts_of(eager), assumed_gpu="H200")
+    facts = replace(measured_steps.facts_of(eager), assumed_gpu="H200")
     saving = eager_cast_saving(
         facts, [linear for linear in facts.network.linears if linear.use == "training"]
     )
@@ -675,7 +675,7 @@ def only_body(facts: Facts) -> Network:
 def test_transformer_engine_casts_inputs_and_weights_again(patient: str, tokens: int, casts: float) -> None:
     """As the first casts for 4.48 ms with checkpointing and for 2.39 without; the other, recomputed by
     Transformer Engine's own function, is held out."""
-    facts = load_report(cost_model.PATIENTS / f"h200-{patient}.json").facts
+    facts = load_report(recorded_steps.PATIENTS / f"h200-{patient}.json").facts
     parts = [
         layer_ms(replace(linear, checkpointed="blocks"), tokens, gpu_spec("H200"), "eager")
         for linear in facts.network.linears
@@ -700,7 +700,7 @@ def test_adapters_in_fp32_multiply_without_tensor_cores() -> None:
 def test_uncompiled_adapters_cost_the_same_in_any_block() -> None:
     """What the kernels between the GEMMs of h200-te_lora took, whose blocks are not transformers'; its
     adapters in fp32 are held out."""
-    facts = load_report(cost_model.PATIENTS / "h200-te_lora.json").facts
+    facts = load_report(recorded_steps.PATIENTS / "h200-te_lora.json").facts
     modelled = modelled_step(facts, gpu_spec("H200"))
     assert modelled
     seen = next(arm.breakdown for arm in facts.trial.arms if arm.name == "as_is").families_ms

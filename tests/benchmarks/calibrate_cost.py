@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fp8doctor import gpus
 from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, step, step_gemms_ms
 from fp8doctor.cost.step import FP8_HOST_MS
-from tests.benchmarks.cost_model import gemm_errors, gemm_rows
+from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
 
 SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json"
 
