@@ -21,7 +21,7 @@ class Job:
     target: Target
     workload: Workload
     batch: Any = None
-    """Mapping (keyword arguments), tuple (positional), or the one argument; of a step of the user's, whatever it
+    """Mapping (keyword arguments), tuple (positional), or the one argument; of a user's own step, what it
     takes."""
     loss: Callable[..., Any] | None = None
     """``loss(output, batch)``."""
