@@ -219,7 +219,12 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     counted rows.
 
     Experts keep the share of a token's visits, because the router decides their rows anew in every step.
+    Where nothing says how many of them a token visits, their counted rows do.
     """
+    if not any(recorded(each, "flops_share_pct") for each in facts.linears()):
+        work = counted_work(facts)
+        done = sum(work.values())
+        return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / done if done else 0.0
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
@@ -235,6 +240,35 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
     total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def counted_work(facts: Facts) -> dict[str, float]:
+    """Count the GEMM FLOPs of every layer by its rows, where experts do not say how many of them a token
+    visits. Empty where their rows were not counted either; an expert among others that was never called did
+    no work."""
+    unknown = [each for each in facts.linears() if _visits_unknown(each)]
+    if not any(rows_seen(each, facts) for each in unknown):
+        return {}
+    called = any(each.gemms == 1 and rows_seen(each, facts) for each in unknown)
+    tokens, work, trained = step_tokens(facts) or 0, {}, False
+    for each in facts.linears():
+        seen = rows_seen(each, facts)
+        trained = trained or (recorded(each, "requires_grad") and each.requires_grad is True)
+        if recorded(each, "flops_per_token"):
+            rows = 0 if never_called(each, facts) else sum(seen) or tokens
+            work[each.name] = rows * (each.flops_per_token or 0.0)
+        elif _visits_unknown(each) and (seen or (called and each.gemms == 1)):
+            passes = 1 + trained + (each.requires_grad is True and each.use != "storage")
+            work[each.name] = 2.0 * passes * sum(seen) * each.in_features * each.out_features
+        else:
+            return {}
+    return work
+
+
+def _visits_unknown(linear: Linear) -> bool:
+    """Whether this is an expert of which nothing says how often a token visits it."""
+    told = all(recorded(linear, each) for each in ("role", "gemms", "requires_grad", "use"))
+    return told and linear.role == "experts" and not recorded(linear, "flops_per_token")
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:
@@ -255,8 +289,9 @@ def never_called(linear: Linear, facts: Facts) -> bool:
 
 def shares_are_known(facts: Facts) -> bool:
     """Whether the model's GEMM FLOPs could be counted: where experts do not say how many of them a token
-    visits, no layer has a share."""
-    return any(recorded(each, "flops_share_pct") for each in facts.network.linears)
+    visits, and nobody counted their rows, no layer has a share."""
+    told = any(recorded(each, "flops_share_pct") for each in facts.network.linears)
+    return told or bool(counted_work(facts))
 
 
 def main_rows(facts: Facts) -> int | None:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor import cost
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor import cost, inspect_model
+from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
 from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
 from fp8doctor.cost.step import modelled_step
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Linear, Target, Trial, Workload
+from fp8doctor.facts import Facts, Linear, Target, Trial, Workload, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.loading.job import Job
@@ -156,3 +156,43 @@ def test_a_layer_of_which_a_fact_is_missing_costs_no_report(fact: str) -> None:
     )
     assert not {each.code for each in report.outcomes if each.outcome == "crashed"}
     assert "4096 rows" in text.render(report) or fact == "name"
+
+
+class OfModalities(nn.Module):
+    """Experts of which each has the tokens of its modality, and nothing says how many a token visits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(512, 512)
+        self.modality_experts = nn.ModuleDict(
+            {each: nn.Linear(512, 2048) for each in ("image", "text", "sound")}
+        )
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        both = self.qkv(torch.cat([image, text], 1))
+        image, text = both.split([image.shape[1], text.shape[1]], 1)
+        return self.modality_experts["image"](image).mean() + self.modality_experts["text"](text).mean()
+
+
+def of_modalities() -> Facts:
+    batch = {"image": torch.ones(2, 192, 512), "text": torch.ones(2, 64, 512)}
+    model = convert_to_float8_training(OfModalities())
+    return inspect_model(model, batch, trial=False, assume_gpu="h100").facts
+
+
+def test_rows_tell_what_experts_do_not() -> None:
+    facts = of_modalities()
+    assert not recorded(facts.network.linears[0], "flops_share_pct")
+    work = [512 * 512, 384 * 2048, 128 * 2048, 0]
+    assert shares_are_known(facts)
+    assert [flops_share_pct([each], facts) for each in facts.linears()] == pytest.approx(
+        [100 * each / sum(work) for each in work]
+    )
+
+
+def test_without_their_rows_no_share_is_known() -> None:
+    facts = of_modalities()
+    rows = {"qkv": facts.workload.rows["qkv"]}
+    facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
+    assert not shares_are_known(facts)
+    assert flops_share_pct(facts.linears(), facts) == 0.0
