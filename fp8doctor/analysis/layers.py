@@ -219,12 +219,11 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     counted rows.
 
     Experts keep the share of a token's visits, because the router decides their rows anew in every step.
-    Where nothing says how many of them a token visits, their counted rows do.
+    Their counted rows tell it where nothing says how many of them a token visits, and where they hang on no
+    data.
     """
-    if not any(recorded(each, "flops_share_pct") for each in facts.linears()):
-        work = counted_work(facts)
-        done = sum(work.values())
-        return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / done if done else 0.0
+    if work := counted_work(facts):
+        return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / (sum(work.values()) or 1.0)
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
@@ -243,32 +242,36 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
 
 
 def counted_work(facts: Facts) -> dict[str, float]:
-    """Count the GEMM FLOPs of every layer by its rows, where experts do not say how many of them a token
-    visits. Empty where their rows were not counted either; an expert among others that was never called did
-    no work."""
-    unknown = [each for each in facts.linears() if _visits_unknown(each)]
-    if not any(rows_seen(each, facts) for each in unknown):
+    """Count the GEMM FLOPs of every layer by its rows, in a model whose experts are better told by theirs.
+    Empty in other models, and where their rows were not counted; an expert among others that was never called
+    did no work."""
+    by_rows = {each.name: each for each in facts.linears() if _told_by_rows(each, facts)}
+    if not any(rows_seen(each, facts) for each in by_rows.values()):
         return {}
-    called = any(each.gemms == 1 and rows_seen(each, facts) for each in unknown)
+    called = any(each.gemms == 1 and rows_seen(each, facts) for each in by_rows.values())
     tokens, work, trained = step_tokens(facts) or 0, {}, False
     for each in facts.linears():
         seen = rows_seen(each, facts)
         trained = trained or (recorded(each, "requires_grad") and each.requires_grad is True)
-        if recorded(each, "flops_per_token"):
-            rows = 0 if never_called(each, facts) else sum(seen) or tokens
-            work[each.name] = rows * (each.flops_per_token or 0.0)
-        elif _visits_unknown(each) and (seen or (called and each.gemms == 1)):
+        if each.name in by_rows and (seen or (called and each.gemms == 1)):
             passes = 1 + trained + (each.requires_grad is True and each.use != "storage")
             work[each.name] = 2.0 * passes * sum(seen) * each.in_features * each.out_features
+        elif recorded(each, "flops_per_token"):
+            rows = 0 if never_called(each, facts) else sum(seen) or tokens
+            work[each.name] = rows * (each.flops_per_token or 0.0)
         else:
             return {}
     return work
 
 
-def _visits_unknown(linear: Linear) -> bool:
-    """Whether this is an expert of which nothing says how often a token visits it."""
+def _told_by_rows(linear: Linear, facts: Facts) -> bool:
+    """Whether this is an expert of which nothing says how often a token visits it, or whose rows hang on no
+    data: fake tensors have none, and a router could not decide them."""
     told = all(recorded(linear, each) for each in ("role", "gemms", "requires_grad", "use"))
-    return told and linear.role == "experts" and not recorded(linear, "flops_per_token")
+    if not told or linear.role != "experts":
+        return False
+    static = recorded(facts, "workload.rows") and not recorded(facts, "trial.rows")
+    return not recorded(linear, "flops_per_token") or (static and linear.gemms == 1)
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import cost, inspect_model
@@ -196,3 +197,31 @@ def test_without_their_rows_no_share_is_known() -> None:
     facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
     assert not shares_are_known(facts)
     assert flops_share_pct(facts.linears(), facts) == 0.0
+
+
+class Masked(nn.Module):
+    """Every expert sees every token, and the router's choice is a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k, self.gate = 2, nn.Linear(512, 4)
+        self.experts = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(self.top_k, -1)
+        each = (
+            expert(x) * ((chosen == i) * weights).sum(-1, keepdim=True)
+            for i, expert in enumerate(self.experts)
+        )
+        return sum(each, torch.zeros_like(x)).mean()
+
+
+def test_masked_experts_do_the_work_of_all_tokens() -> None:
+    model, x = nn.Sequential(nn.Linear(512, 512), Masked()), torch.ones(256, 512)
+    with FlopCounterMode(display=False) as counter:
+        model(x.requires_grad_()).backward()
+    done = sum(counter.get_flop_counts()["Global"].values())
+    converted = convert_to_float8_training(model, module_filter_fn=lambda layer, name: "gate" not in name)
+    facts = inspect_model(converted, x.detach(), trial=False).facts
+    experts = [each for each in facts.linears() if each.role == "experts"]
+    assert flops_share_pct(experts, facts) == pytest.approx(100 * 4 * 6 * 256 * 512 * 512 / done)
