@@ -156,8 +156,9 @@ NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 
 
 def is_nn_linear(linear: Linear) -> bool:
-    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it."""
-    if linear.features.get("functional"):
+    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it, with a
+    Parameter for its weight; torchao's conversion raises on a weight that is computed in each forward."""
+    if linear.features.get("functional") or linear.features.get("computed_weight"):
         return False
     if linear.role in ("router", "experts"):
         return linear.kind.endswith("Linear")
@@ -167,10 +168,13 @@ def is_nn_linear(linear: Linear) -> bool:
 def may_be_taken(linear: Linear) -> bool:
     """Whether a converter without a filter may take this layer, which is in 16 or 32 bits now.
 
-    A router may be of a class that derives from nn.Linear and returns more than it does.
+    A router may be of a class that derives from nn.Linear and returns more than it does. On a computed weight
+    the converter raises.
     """
     return linear.use == "none" and (
-        linear.role == "router" or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+        linear.role == "router"
+        or bool(linear.features.get("computed_weight"))
+        or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
     )
 
 
