@@ -65,7 +65,8 @@ def inspect_model(
     """Say what keeps FP8 from being faster on this model. The model and the process stay as they are.
 
     ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments),
-    a tuple (positional arguments) or a tensor; a Trainer brings one of its own data. ``optimizer`` is an
+    a tuple (positional arguments) or the one argument: a tensor, a dataclass, an object with tensors; a
+    ``training_step`` takes a list too. A Trainer brings one of its own data. ``optimizer`` is an
     instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
     for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or compiled as one graph)
@@ -134,7 +135,8 @@ def _job(
         optimizer = optimizer if optimizer is not None else plan.optimizer
         autocast = autocast if autocast is not None else plan.autocast
         accumulate = accumulate if accumulate != 1 else plan.accumulate
-    given = checked_batch(batch, "batch") if batch is not None else None
+    own_step = training_step is not None
+    given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
     made = resolve(root, given, plan=plan, trainer=trainer)
     return Job(
         model=root,

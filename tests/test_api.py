@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import pickle
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import recorded
@@ -372,3 +374,46 @@ def test_what_a_trainer_turns_on_in_train_only_is_told(
         )
         report = inspect_model(transformers.Trainer(model, arguments), trial=False)
         assert ("Without the checkpointing that train() turns on." in " ".join(str(report).split())) == told
+
+
+@dataclasses.dataclass
+class Graph:
+    nodes: torch.Tensor
+    edges: torch.Tensor
+
+
+@dataclasses.dataclass
+class Graphs:
+    """A batch of a user's own class, with another inside."""
+
+    graph: Graph
+    target: torch.Tensor
+
+
+class OnGraphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_nodes, self.of_edges = nn.Linear(32, 16), nn.Linear(48, 16)
+
+    def forward(self, batch: Graphs) -> torch.Tensor:
+        return self.of_nodes(batch.graph.nodes).mean() + self.of_edges(batch.graph.edges).mean()
+
+
+def test_a_batch_of_a_users_own_class_is_the_one_argument() -> None:
+    batch = Graphs(Graph(torch.ones(64, 32), torch.ones(256, 48)), torch.ones(64))
+    facts = inspect_model(convert_to_float8_training(OnGraphs()), batch, trial=False).facts
+    assert facts.workload.rows == {"of_nodes": (64,), "of_edges": (256,)}
+
+
+def test_a_list_is_for_a_training_step_to_take_apart() -> None:
+    """A DataLoader makes a list of pairs."""
+
+    def step(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
+        inputs, targets = batch
+        return (model(inputs) - targets).square().mean()
+
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 16)))
+    pair = [torch.ones(64, 32), torch.ones(64, 16)]
+    assert inspect_model(model, pair, training_step=step, trial=False).facts.workload.rows == {"0": (64,)}
+    with pytest.raises(TypeError, match="not list"):
+        inspect_model(model, pair, trial=False)

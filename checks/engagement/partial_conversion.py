@@ -12,8 +12,9 @@ of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual rea
 ones. Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does not
 divide, and leaves all later ones. Its torchao path skips the first and the last Linear. A filter of
 exact names matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's
-LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert weights are no nn.Linear. A
-filter of your own that leaves out less than half is information only.
+LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert weights are no nn.Linear,
+and weight_norm leaves no weight to convert. A filter of your own that leaves out less than half is
+information only.
 
 What to do. Per reason; the finding names yours.
 
@@ -127,6 +128,14 @@ REASONS = {
         "convert the plain Linears first, then add LoRA around them",
         "# torchtune's LoRALinear is no nn.Linear: build the model without it, then\n"
         "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))   # peft",
+    ),
+    "computed": (
+        "have a weight that is computed in each forward (weight_norm, spectral_norm), on which torchao's "
+        "conversion raises",
+        "convert-before-parametrizing",
+        "convert first, and put the parametrization around the converted layer's weight",
+        "# a sketch: the plain Linear, then its conversion, then what computes its weight\n"
+        "convert_to_float8_training(model)\nlayer = weight_norm(model.layer)",
     ),
     "end": (
         "are the first or the last Linear, which Accelerate's torchao path leaves out",
@@ -277,6 +286,8 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
         return "attention"
     if linear.kind in NO_LINEAR:
         return "class"
+    if linear.features.get("computed_weight"):
+        return "computed"
     if is_behind_a_stop(linear, facts):
         return "sibling"
     if is_wrapped(linear, facts.training) and not any(is_wrapped(each, facts.training) for each in fp8):

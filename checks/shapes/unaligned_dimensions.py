@@ -36,7 +36,7 @@ from collections.abc import Callable
 from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
-from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, counted_work, flops_share_pct, would_be_converted
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -48,6 +48,10 @@ from fp8doctor.wording import plural
 WORTH_MENTIONING_PCT = 1.0
 """Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half
 the 2 % within which a step measured against itself repeats."""
+
+LEAST_WIDTH = 2 * FP8_MULTIPLE
+"""Features from which on a side may be padded. Below it padding makes up to 1.9 times the work (17 to 32),
+and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
 
 
 @check(
@@ -147,16 +151,17 @@ def skipped_by_converters(facts: Facts) -> list[Linear]:
 
 
 def little_work(facts: Facts) -> Callable[[Linear], bool]:
-    """Return whether no width of a layer is worth padding: it has fewer outputs or inputs than one multiple,
-    such as scores or coordinates, or next to no work in the step."""
+    """Return whether no width of a layer is worth padding: it has a handful of outputs or inputs, such as
+    scores, coordinates or actions, or next to no work in the step."""
     alike: dict[tuple[int, int], list[Linear]] = {}
     for each in facts.network.linears:
         alike.setdefault((each.in_features, each.out_features), []).append(each)
 
     @functools.cache
     def hardly_counts(sides: tuple[int, int]) -> bool:
-        counted = all(recorded(each, "flops_share_pct") for each in alike[sides])
-        return min(sides) < FP8_MULTIPLE or (
+        told = all(recorded(each, "flops_share_pct") for each in alike[sides])
+        counted = told or bool(counted_work(facts))
+        return min(sides) < LEAST_WIDTH or (
             counted and flops_share_pct(alike[sides], facts) < WORTH_MENTIONING_PCT
         )
 

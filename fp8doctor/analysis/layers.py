@@ -156,8 +156,9 @@ NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 
 
 def is_nn_linear(linear: Linear) -> bool:
-    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it."""
-    if linear.features.get("functional"):
+    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it, with a
+    Parameter for its weight; torchao's conversion raises on a weight that is computed in each forward."""
+    if linear.features.get("functional") or linear.features.get("computed_weight"):
         return False
     if linear.role in ("router", "experts"):
         return linear.kind.endswith("Linear")
@@ -167,10 +168,13 @@ def is_nn_linear(linear: Linear) -> bool:
 def may_be_taken(linear: Linear) -> bool:
     """Whether a converter without a filter may take this layer, which is in 16 or 32 bits now.
 
-    A router may be of a class that derives from nn.Linear and returns more than it does.
+    A router may be of a class that derives from nn.Linear and returns more than it does. On a computed weight
+    the converter raises.
     """
     return linear.use == "none" and (
-        linear.role == "router" or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+        linear.role == "router"
+        or bool(linear.features.get("computed_weight"))
+        or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
     )
 
 
@@ -219,7 +223,11 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     counted rows.
 
     Experts keep the share of a token's visits, because the router decides their rows anew in every step.
+    Their counted rows tell it where nothing says how many of them a token visits, and where they hang on no
+    data.
     """
+    if work := counted_work(facts):
+        return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / (sum(work.values()) or 1.0)
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
@@ -235,6 +243,39 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
     total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
+
+
+def counted_work(facts: Facts) -> dict[str, float]:
+    """Count the GEMM FLOPs of every layer by its rows, in a model whose experts are better told by theirs.
+    Empty in other models, and where their rows were not counted; an expert among others that was never called
+    did no work."""
+    by_rows = {each.name: each for each in facts.linears() if _told_by_rows(each, facts)}
+    if not any(rows_seen(each, facts) for each in by_rows.values()):
+        return {}
+    called = any(each.gemms == 1 and rows_seen(each, facts) for each in by_rows.values())
+    tokens, work, trained = step_tokens(facts) or 0, {}, False
+    for each in facts.linears():
+        seen = rows_seen(each, facts)
+        trained = trained or (recorded(each, "requires_grad") and each.requires_grad is True)
+        if each.name in by_rows and (seen or (called and each.gemms == 1)):
+            passes = 1 + trained + (each.requires_grad is True and each.use != "storage")
+            work[each.name] = 2.0 * passes * sum(seen) * each.in_features * each.out_features
+        elif recorded(each, "flops_per_token"):
+            rows = 0 if never_called(each, facts) else sum(seen) or tokens
+            work[each.name] = rows * (each.flops_per_token or 0.0)
+        else:
+            return {}
+    return work
+
+
+def _told_by_rows(linear: Linear, facts: Facts) -> bool:
+    """Whether this is an expert of which nothing says how often a token visits it, or whose rows hang on no
+    data: fake tensors have none, and a router could not decide them."""
+    told = all(recorded(linear, each) for each in ("role", "gemms", "requires_grad", "use"))
+    if not told or linear.role != "experts":
+        return False
+    static = recorded(facts, "workload.rows") and not recorded(facts, "trial.rows")
+    return not recorded(linear, "flops_per_token") or (static and linear.gemms == 1)
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:
@@ -255,8 +296,9 @@ def never_called(linear: Linear, facts: Facts) -> bool:
 
 def shares_are_known(facts: Facts) -> bool:
     """Whether the model's GEMM FLOPs could be counted: where experts do not say how many of them a token
-    visits, no layer has a share."""
-    return any(recorded(each, "flops_share_pct") for each in facts.network.linears)
+    visits, and nobody counted their rows, no layer has a share."""
+    told = any(recorded(each, "flops_share_pct") for each in facts.network.linears)
+    return told or bool(counted_work(facts))
 
 
 def main_rows(facts: Facts) -> int | None:

@@ -8,7 +8,7 @@ import msgspec
 
 from fp8doctor.analysis.cast_shares import cast_shares
 from fp8doctor.analysis.layer_gain import RECIPES, ROWWISE, Gain, gain_of, gains, judged, timed_shapes
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import counted_work, fits_fp8, flops_share_pct
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.analysis.token_crossing import MANY_TOKENS, crossing_of, is_given, lose_for_sure
@@ -139,7 +139,7 @@ def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
     """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
     layers = judged(facts)
-    if not all(recorded(each, "flops_share_pct") for each in layers):
+    if not (all(recorded(each, "flops_share_pct") for each in layers) or counted_work(facts)):
         raise Unrecorded(Linear, "flops_share_pct")
     share_pct = flops_share_pct(layers, facts)
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct

@@ -103,6 +103,7 @@ BY_HAND = frozenset(
         CONVERT_BASE_FIRST,
         "convert-before-compile",
         "convert-before-lora",
+        "convert-before-parametrizing",
         "convert-experts",
         "convert-first",
         "convert-the-rest",

@@ -41,6 +41,9 @@ DEEPEST_IN_EXPERTS = 6
 """Modules from a layer up to what holds the router: the layer under its adapters, a part of an expert, the
 expert, their list, and that."""
 
+DEEPEST_LIST = 2
+"""Modules from what stands beside a router down to an expert: their list, or the module of several lists."""
+
 TOP_OF = re.compile(r"Top(\d)(?:Router|Gate)$")
 """Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router``. Source: transformers 5.23."""
 
@@ -159,7 +162,22 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))
     ):
         return "router"
-    return "body"
+    return "router" if chooses_experts(place, layer) else "body"
+
+
+def chooses_experts(place: Place, layer: Layer) -> bool:
+    """Whether a layer has an output for each of the experts that stand beside it, or beside what holds it."""
+    holder = place.parent
+    for _ in range(2):
+        if holder is None:
+            return False
+        below = holder.children
+        for _ in range(DEEPEST_LIST):
+            below = [each for child in below for each in child.children]
+            if any(each.experts == layer.out_features for each in below):
+                return True
+        holder = holder.parent
+    return False
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,7 +16,7 @@ from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, tensors_of
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, tensor, tensors_of
 
 WRAPPERS = {
     ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
@@ -39,6 +40,15 @@ WRAPPERS = {
 
 REGIONS = ("wrapper", "composable", "whole_forward")
 """Forms of checkpointing that recompute the very module they are found on."""
+
+NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
+"""Names of experts that are children of a module one by one."""
+
+OF_EXPERTS = re.compile(r"expert|moe|mixture|switch", re.IGNORECASE)
+"""Classes whose list beside a router is one of experts, whatever it is called."""
+
+ROUTERS = ("router", "gate", "gating", "switch", "wg")
+"""How the name of a router ends. ``wg``: DeepSpeed's."""
 
 INNER_NAMES = frozenset(WRAPPERS.values())
 
@@ -247,20 +257,49 @@ def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cov
         )
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
-    if is_expert_list(place):
+    if child_name in (among := expert_modules(place)):
         kind = type(beside[child_name])  # NllbMoe keeps a dropout among its experts
-        experts = sum(type(each) is kind for each in beside.values())
+        experts = sum(type(each) is kind for each in among.values())
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
     return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
 
 
-def is_expert_list(place: Place) -> bool:
-    """Whether this is a list or dictionary of expert modules, some of which a token visits."""
-    return (
-        (is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict))
-        and "expert" in place.name.rpartition(".")[2].lower()
-        and len(children_of(place.module)) > 1
-    )
+def expert_modules(place: Place) -> dict[str, nn.Module]:
+    """Find the children of a module that are experts, some of which a token visits; experts that are shared
+    are visited by every token, and none of these.
+
+    The author calls them so, one by one or the list of them, or the module of the list and of a router with
+    an output for each is one of experts.
+    """
+    beside = {name: child for name, child in children_of(place.module).items() if child is not None}
+    own = place.name.rpartition(".")[2].lower()
+    if "shared" in own:
+        return {}
+    if is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict):
+        found = beside if "expert" in own or _has_a_router(place, len(beside)) else {}
+    else:
+        found = {name: child for name, child in beside.items() if NUMBERED_EXPERT.search(name)}
+    return found if len(found) > 1 else {}
+
+
+def _has_a_router(place: Place, experts: int) -> bool:
+    """Whether beside this list, or the module that holds it, stands a router with so many outputs, in a class
+    of experts."""
+    holder, of_experts = place.parent, False
+    for _ in range(2):
+        if holder is None:
+            return False
+        of_experts = of_experts or bool(OF_EXPERTS.search(type(holder.module).__name__))
+        if of_experts and any(
+            (weight := tensor(child, "weight")) is not None
+            and weight.ndim == 2
+            and weight.shape[0] == experts
+            for name, child in children_of(holder.module).items()
+            if child is not None and name.endswith(ROUTERS)
+        ):
+            return True
+        holder = holder.parent
+    return False
 
 
 def wrapped_child(module: nn.Module) -> nn.Module | None:

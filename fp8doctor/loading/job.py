@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8doctor.facts import Target, Workload
+from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.looking import read
 
 
@@ -20,7 +21,8 @@ class Job:
     target: Target
     workload: Workload
     batch: Any = None
-    """Mapping (keyword arguments), tuple (positional) or tensor."""
+    """Mapping (keyword arguments), tuple (positional), or the one argument; of a user's own step, what it
+    takes."""
     loss: Callable[..., Any] | None = None
     """``loss(output, batch)``."""
     optimizer: Any = None
@@ -142,11 +144,18 @@ def checked_accumulate(value: Any) -> int:
     return value
 
 
-def checked_batch(value: Any, what: str) -> Any:
-    """Check a batch that was given. Raises TypeError for anything but a mapping, a tuple or a tensor."""
+def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
+    """Check a batch that was given. Raises TypeError for what no model is called with.
+
+    A list is what a DataLoader makes of pairs: ``own_step``, a training step of the user's, takes it apart,
+    and no model is called with it.
+    """
     import torch
 
     if isinstance(value, (Mapping, tuple, torch.Tensor)):
+        return value
+    moves = not isinstance(value, (type, torch.nn.Module)) and callable(getattr(value, "to", None))
+    if (own_step or not isinstance(value, list)) and (moves or any(True for _ in tensors(value))):
         return value
     raise TypeError(
         f"{what} has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, "

@@ -72,7 +72,7 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
     autocast = _setting(names, "autocast", checked_autocast, file)
     accumulate = _setting(names, "accumulate", checked_accumulate, file)
     loss, training_step = _loss(names, file), _function(names, "training_step", file)
-    given = _example_batch(names, file)
+    given = _example_batch(names, file, own_step=training_step is not None)
     if given is not None and (batch is not None or seq is not None):
         raise UserError(
             f"--batch and --seq size a made-up batch, but {file} has an example_batch(); change it there"
@@ -316,14 +316,14 @@ def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file
         raise UserError(f"{file}: {error}") from None
 
 
-def _example_batch(names: dict[str, Any], file: str) -> Any:
+def _example_batch(names: dict[str, Any], file: str, *, own_step: bool) -> Any:
     make = _function(names, "example_batch", file)
     if make is None:
         return None
     with blamed(f"example_batch() in {file}"):
         batch = make()
     try:
-        return checked_batch(batch, f"what example_batch() in {file} returns")
+        return checked_batch(batch, f"what example_batch() in {file} returns", own_step=own_step)
     except TypeError as error:
         raise UserError(str(error)) from None
 

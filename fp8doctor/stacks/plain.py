@@ -94,7 +94,8 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         size if type(size) is int else known for size, known in zip(own, of_weight, strict=True)
     )
     bias = tensor(module, "bias") is not None
-    return (layer(module, (weight,), in_features, out_features, bias=bias, role=role),)
+    computed = {} if "weight" in parameters_of(module) else {"computed_weight": True}
+    return (layer(module, (weight,), in_features, out_features, bias=bias, role=role, features={**computed}),)
 
 
 def attention(module: nn.Module) -> tuple[Layer, ...]:

@@ -7,16 +7,17 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor import cost
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor import cost, inspect_model
+from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
 from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
 from fp8doctor.cost.step import modelled_step
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Linear, Target, Trial, Workload
+from fp8doctor.facts import Facts, Linear, Target, Trial, Workload, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.loading.job import Job
@@ -156,3 +157,71 @@ def test_a_layer_of_which_a_fact_is_missing_costs_no_report(fact: str) -> None:
     )
     assert not {each.code for each in report.outcomes if each.outcome == "crashed"}
     assert "4096 rows" in text.render(report) or fact == "name"
+
+
+class OfModalities(nn.Module):
+    """Experts of which each has the tokens of its modality, and nothing says how many a token visits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(512, 512)
+        self.modality_experts = nn.ModuleDict(
+            {each: nn.Linear(512, 2048) for each in ("image", "text", "sound")}
+        )
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        both = self.qkv(torch.cat([image, text], 1))
+        image, text = both.split([image.shape[1], text.shape[1]], 1)
+        return self.modality_experts["image"](image).mean() + self.modality_experts["text"](text).mean()
+
+
+def of_modalities() -> Facts:
+    batch = {"image": torch.ones(2, 192, 512), "text": torch.ones(2, 64, 512)}
+    model = convert_to_float8_training(OfModalities())
+    return inspect_model(model, batch, trial=False, assume_gpu="h100").facts
+
+
+def test_rows_tell_what_experts_do_not() -> None:
+    facts = of_modalities()
+    assert not recorded(facts.network.linears[0], "flops_share_pct")
+    work = [512 * 512, 384 * 2048, 128 * 2048, 0]
+    assert shares_are_known(facts)
+    assert [flops_share_pct([each], facts) for each in facts.linears()] == pytest.approx(
+        [100 * each / sum(work) for each in work]
+    )
+
+
+def test_without_their_rows_no_share_is_known() -> None:
+    facts = of_modalities()
+    rows = {"qkv": facts.workload.rows["qkv"]}
+    facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
+    assert not shares_are_known(facts)
+    assert flops_share_pct(facts.linears(), facts) == 0.0
+
+
+class Masked(nn.Module):
+    """Every expert sees every token, and the router's choice is a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k, self.gate = 2, nn.Linear(512, 4)
+        self.experts = nn.ModuleList(nn.Linear(512, 512) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(self.top_k, -1)
+        each = (
+            expert(x) * ((chosen == i) * weights).sum(-1, keepdim=True)
+            for i, expert in enumerate(self.experts)
+        )
+        return sum(each, torch.zeros_like(x)).mean()
+
+
+def test_masked_experts_do_the_work_of_all_tokens() -> None:
+    model, x = nn.Sequential(nn.Linear(512, 512), Masked()), torch.ones(256, 512)
+    with FlopCounterMode(display=False) as counter:
+        model(x.requires_grad_()).backward()
+    done = sum(counter.get_flop_counts()["Global"].values())
+    converted = convert_to_float8_training(model, module_filter_fn=lambda layer, name: "gate" not in name)
+    facts = inspect_model(converted, x.detach(), trial=False).facts
+    experts = [each for each in facts.linears() if each.role == "experts"]
+    assert flops_share_pct(experts, facts) == pytest.approx(100 * 4 * 6 * 256 * 512 * 512 / done)

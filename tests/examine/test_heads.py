@@ -162,3 +162,70 @@ def test_a_router_says_how_many_experts_a_token_visits(build: Callable[[], nn.Mo
 def test_experts_with_adapters_are_visited_as_often() -> None:
     base = next(each for each in network(lora_on_experts()).linears if each.adapter == "base")
     assert base.flops_per_token == 2 * 32 * 128 * 2 / 4
+
+
+def behind_a_gate(**parts: nn.Module) -> nn.Module:
+    layer = Around(gating=nn.Linear(32, 4, bias=False), **parts)
+    layer.top_k = 2  # type: ignore[assignment]
+    return Around(layer=layer)
+
+
+def one_by_one() -> nn.Module:
+    """Experts that a class of the user's holds as children of their own."""
+    return behind_a_gate(bank=Around(**{f"expert_{i}": Block() for i in range(4)}))
+
+
+class MoELayer(Around):
+    """A class that says what its list holds."""
+
+
+def in_a_list_of_any_name() -> nn.Module:
+    layer = MoELayer(gate=nn.Linear(32, 4, bias=False), ffns=nn.ModuleList(Block() for _ in range(4)))
+    layer.top_k = 2  # type: ignore[assignment]
+    return Around(layer=layer)
+
+
+def weight_by_weight() -> nn.Module:
+    """All first layers of the experts in one list, all second ones in another."""
+    up, down = (nn.ModuleList(nn.Linear(*sides) for _ in range(4)) for sides in ((32, 128), (128, 32)))
+    layer = MoELayer(wg=nn.Linear(32, 4, bias=False), ffn=Around(up=up, down=down))
+    layer.top_k = 2  # type: ignore[assignment]
+    return Around(layer=layer)
+
+
+@pytest.mark.parametrize("build", [one_by_one, in_a_list_of_any_name, weight_by_weight])
+def test_experts_however_they_are_held(build: Callable[[], nn.Module]) -> None:
+    facts = network(build())
+    router, *experts = facts.linears
+    assert router.role == "router"
+    assert {each.role for each in experts} == {"experts"}
+    assert len(experts) == 8
+    assert {each.flops_per_token for each in experts} == {6 * 32 * 128 * 2 / 4}
+    assert facts.blocks == ()
+
+
+def test_every_token_visits_shared_experts() -> None:
+    shared = nn.ModuleList(Block() for _ in range(2))
+    experts = nn.ModuleList(Block() for _ in range(4))
+    linears = {
+        each.name: each for each in network(behind_a_gate(experts=experts, shared_experts=shared)).linears
+    }
+    assert linears["layer.gating"].role == "router"
+    assert linears["layer.experts.0.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
+    assert linears["layer.shared_experts.0.up"].role == "body"
+    assert linears["layer.shared_experts.0.up"].flops_per_token == 6 * 32 * 128
+
+
+def test_gates_of_tasks_choose_among_experts_too() -> None:
+    """Multi-gate mixture of experts: a gate for each task, held together."""
+    gates = nn.ModuleDict({task: nn.Linear(32, 6) for task in ("click", "buy")})
+    model = Around(experts=nn.ModuleList(Block() for _ in range(6)), gates=gates, tower=nn.Linear(32, 8))
+    roles = {each.name: each.role for each in network(model).linears if each.role != "experts"}
+    assert roles == {"gates.click": "router", "gates.buy": "router", "tower": "body"}
+
+
+def test_a_list_as_long_as_a_gate_is_wide_is_none_of_experts() -> None:
+    """Blocks whose outputs a gate mixes."""
+    facts = network(Around(gate=nn.Linear(32, 2), layers=encoder(), out=nn.Linear(32, 32)))
+    assert {each.role for each in facts.linears} == {"body"}
+    assert [each.name for each in facts.blocks] == ["layers"]

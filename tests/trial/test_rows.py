@@ -356,3 +356,23 @@ class ReadingAlone(Frames):
 def test_a_weight_that_is_read_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
     assert count(frames(3, Reading)) == count(frames(3))
     assert count(frames(3, ReadingAlone)) == {**count(frames(3)), "read": (16 * 32,)}
+
+
+class Attending(nn.Module):
+    """Reads from more rows than it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = nn.Linear(32, 32)
+        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x[:, :4], x, self.frames(x))[0]
+
+
+@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
+def test_the_output_projection_of_torchs_attention_has_the_rows_of_the_queries(
+    count: Callable[[Job], rows.Rows],
+) -> None:
+    of = replace(frames(), model=convert_to_float8_training(Attending().bfloat16()))
+    assert count(of) == {"frames": (16 * 32,), "attention.in_proj": (64,), "attention.out_proj": (64,)}

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.prototype.moe_training.config import Float8TrainingOpConfig
 from torchao.prototype.moe_training.tensor import Float8TrainingWeightWrapperTensor
@@ -27,6 +28,7 @@ from transformers import (
 )
 
 from fp8doctor import inspect_model
+from fp8doctor.analysis.layers import may_be_taken
 from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
 from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
@@ -345,3 +347,32 @@ def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
 
 def test_without_fp8_nothing_is_partial(look: Look) -> None:
     assert isinstance(partial_conversion(look(on_meta(Block))), NotApplicable)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm],
+    ids=["weight_norm", "spectral_norm", "by a hook"],
+)
+def test_a_computed_weight_is_no_choice_of_a_filter(norm: Callable[..., nn.Module], look: Look) -> None:
+    """torchao raises on it, and takes a converted layer whose weight is computed."""
+
+    def build() -> nn.Module:
+        return nn.ModuleDict({f"up_{i}": nn.Linear(4096, 4096) for i in range(4)})
+
+    model = build()
+    for name in ("up_0", "up_1"):
+        norm(model[name])
+    with pytest.raises(TypeError, match="cannot assign"):
+        convert_to_float8_training(model)
+    filtered = convert_to_float8_training(
+        model, module_filter_fn=lambda layer, name: name in ("up_2", "up_3")
+    )
+    facts = look(filtered)
+    finding = fired(facts, "computed")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "convert-before-parametrizing"
+    assert [each.name for each in facts.linears() if may_be_taken(each)] == ["up_0", "up_1"]
+    later = convert_to_float8_training(build())
+    norm(later["up_0"])
+    assert {each.use for each in look(later).linears()} == {"training"}

@@ -62,6 +62,15 @@ def test_a_few_outputs_in_the_middle_are_left_out_and_not_padded(outputs: int, l
     assert unaligned_dimensions(look(skipped, tokens=1024)) is None
 
 
+def test_actions_are_not_padded_to_twice_the_work(look: Look) -> None:
+    """17 joints of a robot are 3 % of its policy's work."""
+    policy = nn.ModuleDict({"torso": nn.Linear(512, 512), "actions": nn.Linear(512, 17)}).bfloat16()
+    finding = unaligned_dimensions(look(converted(policy), tokens=1024))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert finding.treatment.layers == ("actions",)
+
+
 @pytest.mark.parametrize(
     ("length", "what", "lines"),
     [
