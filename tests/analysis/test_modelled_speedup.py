@@ -17,7 +17,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
 from fp8doctor.render.text import render
-from tests.benchmarks import cost_model
+from tests.benchmarks import recorded_steps
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
@@ -111,7 +111,7 @@ def test_what_a_forward_recomputes_itself_may_set_the_pace_too(tokens: int, told
 def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown() -> None:
     """FP8 was 1.78 times as slow as BF16 here, and 1.42 times was told."""
     facts = load_report(RECORDED / "h200-cast_heavy_layer.json").facts
-    untimed = cost_model.without_trial(facts)
+    untimed = recorded_steps.without_trial(facts)
     verdict = diagnose(untimed).verdict
     assert (verdict.basis, verdict.achievable_speedup) == (None, None)
     assert verdict.summary.endswith(
@@ -126,7 +126,7 @@ def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown
 
 @pytest.mark.parametrize("name", ["cast_heavy_layer", "rotated"])
 def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
-    facts = cost_model.without_trial(load_report(RECORDED / f"h200-{name}.json").facts)
+    facts = recorded_steps.without_trial(load_report(RECORDED / f"h200-{name}.json").facts)
     laptop = msgspec.structs.replace(facts.gpus[0], name="NVIDIA GeForce RTX 5050 Laptop GPU")
     unknown = msgspec.structs.replace(facts, gpus=(laptop,), assumed_gpu=None)
     assert "It cannot be modelled" in diagnose(facts).verdict.summary
