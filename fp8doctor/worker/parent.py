@@ -31,6 +31,7 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
+from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import LONG_BUDGET_S, Doing
 from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
@@ -39,6 +40,9 @@ from fp8doctor.worker.request import TrialRequest
 
 TICK_S = 0.1
 """How often the deadline and the end of the child are looked at while nothing is sent."""
+
+SOON_S = 0.01
+"""The same once the child has said everything."""
 
 GRACE_S = 2.0
 """How long a child that has said everything may take to run its exit handlers."""
@@ -298,8 +302,15 @@ class _Child:
 
     def finish(self) -> None:
         """Let a child that has said everything run its exit handlers."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
+        until = time.monotonic() + GRACE_S
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(SOON_S)
+
+    def _ended(self) -> bool:
+        """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave a lock of its own locked, at
+        which ``wait`` waits for ever (CPython 3.11)."""
+        with signals_deferred():
+            return self._process.poll() is not None
 
     def lines(self) -> Iterator[bytes | float]:
         """The lines that arrive, and at every tick a moment (`time.monotonic`) up to which all was read,
@@ -313,7 +324,7 @@ class _Child:
         rest = b""
         while True:
             self._take_printed()
-            ended = self._process.poll() is not None
+            ended = self._ended()
             looked = time.monotonic()
             try:
                 chunk = os.read(self._read_end, 1 << 20)
