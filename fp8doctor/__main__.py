@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def end_at_the_next() -> None:
-    """Have Python say nothing of an interrupt from here on: the interpreter ends, or an interrupt was told."""
+    """Let an interrupt end the process without a word of Python's: the interpreter ends, or one was told."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -29,6 +29,7 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.folders import remove_folders_of
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
 from fp8doctor.signals import signals_deferred
@@ -280,10 +281,11 @@ class _Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Kill what is left of the process group, reap the child, close the pipes."""
+        """Kill what is left of the process group, reap the child, remove its folders, close the pipes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        remove_folders_of(self._process.pid)
         self._take_printed()
         self._close()
 
@@ -307,8 +309,8 @@ class _Child:
             time.sleep(SOON_S)
 
     def _ended(self) -> bool:
-        """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave a lock of its own locked, at
-        which ``wait`` waits for ever (CPython 3.11)."""
+        """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave its lock locked, for which
+         ``wait`` waits for ever (CPython 3.11)."""
         with signals_deferred():
             return self._process.poll() is not None
 

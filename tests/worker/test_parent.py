@@ -175,6 +175,23 @@ def test_a_hang_is_stopped_with_everything_it_started(
     assert gone(int((tmp_path / "started.pid").read_text()))
 
 
+def test_a_folder_of_a_child_that_is_killed_is_removed(examine: Examine, tmp_path: Path) -> None:
+    """A trace of a step lies in one, and may have a hundred megabytes."""
+    text = """
+        import os, signal
+        from pathlib import Path
+        from fp8doctor.folders import own_folder
+        folder = own_folder()
+        Path(folder.name, "0.json").write_text("{}")
+        open("folder.pid", "w").write(folder.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    examine(text)
+    folder = Path((tmp_path / "folder.pid").read_text())
+    assert folder.name.startswith("fp8doctor-")
+    assert not folder.exists()
+
+
 def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +363,7 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
 
 
 def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
-    """One inside `Popen.poll` leaves its lock behind, and whoever waited for the child then waited for ever."""
+    """One inside `Popen.poll` leaves its lock behind, and whoever waits for the child then waits for ever."""
     (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "waits").chmod(0o755)
     program = """
