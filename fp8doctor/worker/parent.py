@@ -310,7 +310,7 @@ class _Child:
 
     def _ended(self) -> bool:
         """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave its lock locked, for which
-         ``wait`` waits for ever (CPython 3.11)."""
+        ``wait`` waits for ever (CPython 3.11)."""
         with signals_deferred():
             return self._process.poll() is not None
 
