@@ -16,27 +16,48 @@ _NUMBERS = signal.valid_signals()
 def signals_deferred() -> Iterator[None]:
     """Call the handlers of signals when the block has ended, so that what they raise comes out of it.
 
-    Only the main thread runs handlers. Signals without a handler in Python do what they always do.
+    Only the main thread runs handlers. Signals without a handler in Python do what they always do. Of several
+    arrivals of one signal the handler is called once, as while C code runs.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    arrived: list[tuple[int, FrameType | None]] = []
+    own: dict[int, Callable[..., Any]] = {}
+    arrived: dict[int, FrameType | None] = {}
+    deferring = True
 
     def note(number: int, frame: FrameType | None) -> None:
-        arrived.append((number, frame))
+        if deferring:
+            arrived.setdefault(number, frame)
+        else:
+            own[number](number, frame)
 
-    own: dict[int, Callable[..., Any]] = {}
-    for number in _NUMBERS:
-        handler = signal.getsignal(number)
-        if callable(handler) and not isinstance(handler, signal.Handlers):
-            own[number] = handler
-            signal.signal(number, note)
+    def put_back() -> None:
+        for number, handler in own.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
+
+    def call() -> None:
+        while arrived:
+            number = min(arrived)
+            try:
+                own[number](number, arrived.pop(number))
+            finally:  # the others are called where one raises, as Python does
+                call()
+
     try:
+        for number in _NUMBERS:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, signal.Handlers):
+                own[number] = handler
+                signal.signal(number, note)
         yield
     finally:
-        for deferred, handler in own.items():
-            if signal.getsignal(deferred) is note:
-                signal.signal(deferred, handler)
-        for each, frame in arrived:
-            own[each](each, frame)
+        try:
+            put_back()
+        finally:
+            try:
+                put_back()  # a handler that was back may have raised in the first
+            finally:
+                deferring = False
+                call()

@@ -49,7 +49,7 @@ def _first_use() -> Iterator[None]:
     Another thread that uses the type meanwhile reads half of a layout and crashes the process; and what the
     handler of a signal raises, such as KeyboardInterrupt, is lost in the hash of an annotation.
     """
-    with _one_thread, signals_deferred():
+    with signals_deferred(), _one_thread:
         yield
 
 

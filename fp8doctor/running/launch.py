@@ -199,8 +199,11 @@ def run_below(
     report."""
     pipes = _Pipes()
     _flush()
+    ours = {getattr(signal, name) for name in (*KEYS, *HANDED_ON)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # one that came now would leave the script alone
     child = os.fork()
     if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pipes.become_script(script, settings)
     for name in KEYS:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -211,6 +214,7 @@ def run_below(
 
     for name in HANDED_ON:
         signal.signal(getattr(signal, name), hand_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     pipes.close_scripts_ends()
     seen = _heard(pipes.listen, child, say, others)
     if others is not None:

@@ -29,8 +29,10 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.folders import remove_folders_of
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
+from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import LONG_BUDGET_S, Doing
 from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
@@ -39,6 +41,9 @@ from fp8doctor.worker.request import TrialRequest
 
 TICK_S = 0.1
 """How often the deadline and the end of the child are looked at while nothing is sent."""
+
+SOON_S = 0.01
+"""The same once the child has said everything."""
 
 GRACE_S = 2.0
 """How long a child that has said everything may take to run its exit handlers."""
@@ -276,10 +281,11 @@ class _Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Kill what is left of the process group, reap the child, close the pipes."""
+        """Kill what is left of the process group, reap the child, remove its folders, close the pipes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        remove_folders_of(self._process.pid)
         self._take_printed()
         self._close()
 
@@ -298,8 +304,15 @@ class _Child:
 
     def finish(self) -> None:
         """Let a child that has said everything run its exit handlers."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_S)
+        until = time.monotonic() + GRACE_S
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(SOON_S)
+
+    def _ended(self) -> bool:
+        """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave its lock locked, for which
+        ``wait`` waits for ever (CPython 3.11)."""
+        with signals_deferred():
+            return self._process.poll() is not None
 
     def lines(self) -> Iterator[bytes | float]:
         """The lines that arrive, and at every tick a moment (`time.monotonic`) up to which all was read,
@@ -313,7 +326,7 @@ class _Child:
         rest = b""
         while True:
             self._take_printed()
-            ended = self._process.poll() is not None
+            ended = self._ended()
             looked = time.monotonic()
             try:
                 chunk = os.read(self._read_end, 1 << 20)

@@ -194,3 +194,39 @@ def test_an_interrupt_is_not_lost_while_the_first_document_is_read() -> None:
         timeout=LONGEST_S,
     )
     assert done.stdout == "177 {0}\n"
+
+
+def test_a_handler_may_wait_for_a_thread_that_reads_a_document() -> None:
+    """It is called when the lock is free again with which one thread at a time puts layouts together."""
+    program = """
+        import os, signal, sys, threading
+        from fp8doctor.facts import Facts
+
+        DOCUMENT = {"network": {"parameters": 1}}
+
+        def handle(number, frame):
+            reader = threading.Thread(target=Facts.from_dict, args=(DOCUMENT,), daemon=True)
+            reader.start()
+            reader.join(60)
+            print("waited for ever" if reader.is_alive() else "read", flush=True)
+
+        calls = 0
+        def count(frame, event, argument):
+            global calls
+            calls += 1
+            if calls == 1000:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                sys.setprofile(None)
+
+        signal.signal(signal.SIGUSR1, handle)
+        sys.setprofile(count)
+        Facts.from_dict(DOCUMENT)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONGEST_S,
+    )
+    assert done.stdout == "read\n"

@@ -283,6 +283,34 @@ def test_signals_reach_the_script_once(tmp_path: Path, gate: list[str]) -> None:
     assert process.returncode == 5
 
 
+AT_ONCE = """
+import os, signal, sys
+fork = os.fork
+
+def signalled():
+    child = fork()
+    if child:
+        os.kill(os.getpid(), int(sys.argv[-1]))
+    return child
+
+os.fork = signalled
+from fp8doctor.cli import main
+main(["run", "--fail-on", "error", "train.py"])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_that_comes_when_the_script_is_started_does_not_leave_it_alone(
+    tmp_path: Path, name: str
+) -> None:
+    """One of a terminal's keys reaches the script by itself, and here it did not."""
+    number = getattr(signal, name)
+    keys = number == signal.SIGINT
+    script(tmp_path, "print('went on')" if keys else "import time\ntime.sleep(60)\nprint('went on')")
+    code, out, _ = run(["-c", AT_ONCE, str(int(number))], tmp_path)
+    assert (code, out) == ((2, "went on\n") if keys else (-number, ""))
+
+
 def test_an_interrupt_ends_it_as_python_ends(tmp_path: Path) -> None:
     arguments = script(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     process = started(["-m", "fp8doctor", "run", *arguments], tmp_path)

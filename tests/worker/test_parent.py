@@ -175,6 +175,23 @@ def test_a_hang_is_stopped_with_everything_it_started(
     assert gone(int((tmp_path / "started.pid").read_text()))
 
 
+def test_a_folder_of_a_child_that_is_killed_is_removed(examine: Examine, tmp_path: Path) -> None:
+    """A trace of a step lies in one, and may have a hundred megabytes."""
+    text = """
+        import os, signal
+        from pathlib import Path
+        from fp8doctor.folders import own_folder
+        folder = own_folder()
+        Path(folder.name, "0.json").write_text("{}")
+        open("folder.pid", "w").write(folder.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    examine(text)
+    folder = Path((tmp_path / "folder.pid").read_text())
+    assert folder.name.startswith("fp8doctor-")
+    assert not folder.exists()
+
+
 def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
     examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +360,56 @@ def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signal
     assert ("KeyboardInterrupt" in told) == (number is signal.SIGINT)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
+    """One inside `Popen.poll` leaves its lock behind, and whoever waits for the child then waits for ever."""
+    (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "waits").chmod(0o755)
+    program = """
+        import os, signal, sys
+        from fp8doctor.worker.parent import _Child
+
+        def interrupted_at(event):
+            events = 0
+            def count(frame, kind, argument):
+                nonlocal events
+                events += frame.f_code.co_filename.endswith(("subprocess.py", "parent.py"))
+                if events == event:
+                    events += 1
+                    os.kill(os.getpid(), signal.SIGINT)
+            signal.alarm(60)
+            try:
+                with _Child({"python": "./waits", "borrowed": {}}, None) as child:
+                    looks = child.lines()
+                    next(looks)
+                    sys.setprofile(count)
+                    try:
+                        next(looks)
+                    finally:
+                        sys.setprofile(None)
+            except KeyboardInterrupt:
+                return 1
+            return 2
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        outcomes = []
+        while not outcomes or outcomes[-1] == 1:
+            if (process := os.fork()) == 0:
+                os._exit(interrupted_at(len(outcomes) + 1))
+            outcomes.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        print(len(outcomes) > 10, set(outcomes))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(fp8doctor.__file__).resolve().parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONGEST_S,
+    )
+    assert done.stdout == "True {1, 2}\n"
 
 
 def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import math
 import os
 import re
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from torch._C._autograd import DeviceType
 
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.folders import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace
 from fp8doctor.trial.copies.depth import cleaned
@@ -309,7 +309,7 @@ def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
 
     FP8 GEMMs of a stack that has no operator of its own (Transformer Engine) are not seen on CUDA.
     """
-    with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+    with own_folder() as folder:
         file = Path(folder, "operators.json")
         observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
         try:

@@ -7,7 +7,6 @@ whoever asked for the traces is handed each before that.
 from __future__ import annotations
 
 import logging
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conver
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.folders import own_folder
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
@@ -115,7 +115,7 @@ class Tracer:
         proof: StepProof | None = None
         steps: list[ProfiledStep] = []
         try:
-            with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
+            with own_folder() as folder:
                 for ready in reversed(attempt.ready):
                     profile = self._profile(ready)
                     file = Path(folder, f"{len(steps)}.json")

@@ -1,0 +1,126 @@
+"""Whatever signals arrive at whatever moment of a deferral, each reaches its handler, and the handlers are
+where they were."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from itertools import product
+from types import FrameType
+
+import pytest
+
+from fp8doctor.signals import signals_deferred
+
+NUMBERS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM)
+"""With handlers of a script's own, as SIGINT has Python's."""
+
+
+class Asked(BaseException):
+    """What the handlers of a script raise."""
+
+
+class Script:
+    """A script whose handlers note what they are called for, and raise for some of it."""
+
+    def __init__(self, raising: frozenset[signal.Signals]) -> None:
+        self.raising = raising
+        self.called: list[int] = []
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.called.append(number)
+        if number in self.raising:
+            raise Asked(number)
+
+
+@pytest.fixture(autouse=True)
+def _own_handlers() -> Iterator[None]:
+    numbers = (*NUMBERS, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def deferred(script: Script, sent: dict[int, signal.Signals]) -> tuple[int, Asked | None]:
+    """Run a block in which each signal arrives at its Python event; the events there are, and what comes out
+    of it."""
+    for number in (*NUMBERS, signal.SIGINT):
+        signal.signal(number, script.handle)
+    events = 0
+
+    def arrive(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal events
+        events += 1
+        if number := sent.get(events):
+            os.kill(os.getpid(), number)
+            sys.setprofile(arrive)  # Python takes it away where a handler raises in it
+
+    def block() -> None:
+        with signals_deferred():
+            len("")
+
+    try:
+        try:
+            sys.setprofile(arrive)
+            block()
+        finally:
+            sys.setprofile(None)
+    except Asked as raised:
+        return events, raised
+    return events, None
+
+
+def restored(script: Script) -> bool:
+    return all(signal.getsignal(number) == script.handle for number in (*NUMBERS, signal.SIGINT))
+
+
+def last_event() -> int:
+    return deferred(Script(frozenset()), {})[0]
+
+
+@pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_at_any_moment_raises_what_its_handler_raises(number: signal.Signals) -> None:
+    for at in range(1, last_event() + 1):
+        script = Script(frozenset({number}))
+        _, raised = deferred(script, {at: number})
+        assert (script.called, raised and raised.args, restored(script)) == ([number], (number,), True), at
+
+
+def test_the_handlers_are_back_where_one_raises_while_they_are_put_back() -> None:
+    script = Script(frozenset({signal.SIGHUP, signal.SIGTERM}))
+    last = last_event()
+    for first, second in product((1, last - 200), range(last - 200, last + 1)):
+        deferred(script, {first: signal.SIGUSR1, second: signal.SIGHUP})
+        assert restored(script), (first, second)
+
+
+def test_each_of_several_is_called_where_one_raises() -> None:
+    script = Script(frozenset({signal.SIGINT, signal.SIGTERM}))
+    for number in (*NUMBERS, signal.SIGINT):
+        signal.signal(number, script.handle)
+
+    def block() -> None:
+        with signals_deferred():
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
+                signal.raise_signal(number)
+            assert script.called == []
+
+    with pytest.raises(Asked) as caught:
+        block()
+    assert script.called == [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM]
+    assert caught.value.args == (signal.SIGTERM,)
+    assert isinstance(caught.value.__context__, Asked)
+    assert restored(script)
+
+
+def test_a_signal_that_arrives_again_and_again_is_called_once() -> None:
+    """A profiler of the script's sends a hundred a second, and an examination takes seconds."""
+    script = Script(frozenset())
+    signal.signal(signal.SIGUSR1, script.handle)
+    with signals_deferred():
+        for _ in range(3000):
+            signal.raise_signal(signal.SIGUSR1)
+    assert script.called == [signal.SIGUSR1]
