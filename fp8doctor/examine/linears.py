@@ -14,7 +14,7 @@ from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
-from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of
+from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of, tensor
 
 _log = logging.getLogger("fp8doctor")
 
@@ -166,10 +166,11 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
 
 
 def chooses_experts(place: Place, layer: Layer) -> bool:
-    """Whether a layer has an output for each of the experts that stand beside it, or beside what holds it."""
+    """Whether a layer has an output for each of the experts that stand beside it, or beside what holds it and
+    its like alone, as the gates of several tasks."""
     holder = place.parent
-    for _ in range(2):
-        if holder is None:
+    for level in range(2):
+        if holder is None or (level and not holds_only(place.parent, layer.out_features)):
             return False
         below = holder.children
         for _ in range(DEEPEST_LIST):
@@ -178,6 +179,12 @@ def chooses_experts(place: Place, layer: Layer) -> bool:
                 return True
         holder = holder.parent
     return False
+
+
+def holds_only(holder: Place | None, outputs: int) -> bool:
+    """Whether all weights below a module belong to Linears with so many outputs."""
+    weights = [tensor(each.module, "weight") for each in holder.children] if holder else []
+    return all(each.ndim == 2 and each.shape[0] == outputs for each in weights if each is not None)
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:

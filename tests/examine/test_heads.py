@@ -224,6 +224,15 @@ def test_gates_of_tasks_choose_among_experts_too() -> None:
     assert roles == {"gates.click": "router", "gates.buy": "router", "tower": "body"}
 
 
+def test_a_projection_as_wide_as_there_are_experts_is_no_router() -> None:
+    """Keys of 128 features and 128 experts, say."""
+    attention = Around(q=nn.Linear(32, 32), k=nn.Linear(32, 4), o=nn.Linear(32, 32))
+    moe = behind_a_gate(experts=nn.ModuleList(Block() for _ in range(4)))
+    roles = {each.name: each.role for each in network(Around(attention=attention, moe=moe)).linears}
+    assert roles["attention.k"] == "body"
+    assert roles["moe.layer.gating"] == "router"
+
+
 def test_a_list_as_long_as_a_gate_is_wide_is_none_of_experts() -> None:
     """Blocks whose outputs a gate mixes."""
     facts = network(Around(gate=nn.Linear(32, 2), layers=encoder(), out=nn.Linear(32, 32)))
