@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
+from fp8doctor.folders import own_folder, remove_folders_of
 from fp8doctor.stages import Doing
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.printed import MOST, Printed
@@ -190,6 +193,22 @@ def test_a_folder_of_a_child_that_is_killed_is_removed(examine: Examine, tmp_pat
     folder = Path((tmp_path / "folder.pid").read_text())
     assert folder.name.startswith("fp8doctor-")
     assert not folder.exists()
+
+
+def test_a_folder_of_another_container_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both may share a folder for such, and number their processes alike."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(platform, "node", lambda: "other")
+    with own_folder() as others:
+        monkeypatch.undo()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        own = own_folder()
+        remove_folders_of(os.getpid())
+        assert Path(others).exists()
+        assert not Path(own.name).exists()
+        own.cleanup()
 
 
 def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
