@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import Found
-from fp8doctor.examine.walk import Place, Tree, expert_modules
+from fp8doctor.examine.walk import Place, Tree, experts_of
 from fp8doctor.facts import Blocks
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import class_name
@@ -47,7 +47,7 @@ def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]
     """
     if not any(
         is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-    ) or expert_modules(place):
+    ) or experts_of(place):
         return False
     if len(place.children) < 2 or not all(inside[id(child)] for child in place.children):
         return False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import msgspec
@@ -179,10 +180,13 @@ class _Walk:
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)
+            experts = experts_of(place)
             for child_name, child in children_of(module).items():
                 if child is not None:
                     full_name = f"{name}.{child_name}" if name else child_name
                     covered = below(place, child_name, self.kind_of(child), full_name, cover)
+                    if child_name in experts:
+                        covered = replace(covered, experts=experts[child_name])
                     self.visit(child, full_name, place, covered)
         self.open.discard(id(module))
 
@@ -240,8 +244,8 @@ def adapters_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cover) -> Cover:
-    """Find the cover of a child: blocks under a flagged model, LoRA's parts and expert lists change it."""
-    module, adapter, experts = place.module, cover.adapter, cover.experts
+    """Find the cover of a child: blocks under a flagged model and LoRA's parts change it."""
+    module, adapter = place.module, cover.adapter
     beside = children_of(module)
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and is_a(module, nn.ModuleList):
@@ -257,16 +261,13 @@ def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cov
         )
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
-    if child_name in (among := expert_modules(place)):
-        kind = type(beside[child_name])  # NllbMoe keeps a dropout among its experts
-        experts = sum(type(each) is kind for each in among.values())
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
-    return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, experts, idle)
+    return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, cover.experts, idle)
 
 
-def expert_modules(place: Place) -> dict[str, nn.Module]:
-    """Find the children of a module that are experts, some of which a token visits; experts that are shared
-    are visited by every token, and none of these.
+def experts_of(place: Place) -> dict[str, int]:
+    """Find the children of a module that are experts, some of which a token visits, and tell of how many of
+    its class each is; experts that are shared are visited by every token, and none of these.
 
     The author calls them so, one by one or the list of them, or the module of the list and of a router with
     an output for each is one of experts.
@@ -279,7 +280,8 @@ def expert_modules(place: Place) -> dict[str, nn.Module]:
         found = beside if "expert" in own or _has_a_router(place, len(beside)) else {}
     else:
         found = {name: child for name, child in beside.items() if NUMBERED_EXPERT.search(name)}
-    return found if len(found) > 1 else {}
+    alike = Counter(map(type, found.values()))  # NllbMoe keeps a dropout among its experts
+    return {name: alike[type(child)] for name, child in found.items()} if len(found) > 1 else {}
 
 
 def _has_a_router(place: Place, experts: int) -> bool:
