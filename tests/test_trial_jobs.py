@@ -226,6 +226,45 @@ def test_times_that_a_trial_relies_on_are_told_apart(reliable: bool, tmp_path: P
     assert f"In trials that call their times reliable: {told}." in text
 
 
+@pytest.mark.parametrize(
+    ("half", "closely", "holds"), [(0.02, True, False), (0.5, False, True), (None, False, False)]
+)
+def test_times_that_the_trial_tells_closely_are_told_apart(
+    half: float | None, closely: bool, holds: bool, tmp_path: Path
+) -> None:
+    folder = folder_of_a_job(tmp_path, {"as_is": 0.8})
+    report = json.loads((folder / "cold.json").read_text())
+    for arm in report["facts"]["trial"]["arms"]:
+        for end, away in (("low_ms", -1), ("high_ms", 1)):
+            arm[end] = arm["step_ms"] * (1 + away * half) if half and arm["name"] == "as_is" else None
+    (folder / "cold.json").write_text(json.dumps(report))
+    held = held_to_plain.hold(folder, {})
+    assert held.told_closely == ([pytest.approx(0.25)] if closely else [])
+    assert held.in_interval == ([holds] if half else [])
+    text, _ = held_to_plain.table(tmp_path, {folder.name: {}})
+    assert (" ± " in text) == (half is not None)
+    assert f"; {int(holds)} of {len(held.in_interval)} intervals hold the plain time." in text
+
+
+def test_a_timing_that_two_names_tell_counts_once(tmp_path: Path) -> None:
+    folder = folder_of_a_job(tmp_path, {"prescribed": 0.5})
+    before = held_to_plain.hold(folder, {})
+    report, plain = (json.loads((folder / name).read_text()) for name in ("cold.json", "plain.json"))
+    prescribed = next(arm for arm in report["facts"]["trial"]["arms"] if arm["name"] == "prescribed")
+    report["facts"]["trial"]["arms"].append(prescribed | {"name": "compile-blocks"})
+    for name in ("prescribed", "compile-blocks"):
+        plain[name] = plain["prescribed"] | {"changes": ["compile-blocks"]}
+    (folder / "cold.json").write_text(json.dumps(report))
+    (folder / "plain.json").write_text(json.dumps(plain))
+    held = held_to_plain.hold(folder, {})
+    assert len(held.variants) == len(before.variants) + 1
+    assert (held.errors, held.memory_errors, held.missed) == (
+        before.errors,
+        before.memory_errors,
+        before.missed,
+    )
+
+
 def test_what_was_compiled_beside_the_trial_is_told(tmp_path: Path) -> None:
     folder = folder_of_a_job(tmp_path, {})
     report = json.loads((folder / "cold.json").read_text())

@@ -22,7 +22,8 @@ COLD_S, WARM_S = 60.0, 30.0
 may have its own ``COLD_S``."""
 
 EVEN = 0.03
-"""A speedup this close to 1 is even, as in the verdict."""
+"""A speedup this close to 1 is even, as in the verdict; a time whose own interval is this narrow is told
+closely."""
 
 LARGE = 1e9
 """Parameters from which on every question has to be asked."""
@@ -55,6 +56,10 @@ class Held:
     errors: list[float] = field(default_factory=list)
     relied_on: list[float] = field(default_factory=list)
     """Those of the errors that are of trials which call their times reliable."""
+    told_closely: list[float] = field(default_factory=list)
+    """Those of the errors whose times the trial gives an interval within `EVEN` of them."""
+    in_interval: list[bool] = field(default_factory=list)
+    """Whether the trial's interval holds the plain time, where there is one and the GPU sets the pace."""
     memory_errors: list[float] = field(default_factory=list)
 
 
@@ -144,8 +149,12 @@ def hold_report(
     """Add what one report says, and what it misses."""
     arms, trial, status = arms_of(report), report["facts"]["trial"], report["verdict"]["status"]
     before = len(held.errors)
+    told: set[tuple[Any, ...]] = set()
     for name in dict.fromkeys((*plain, *arms)):
-        hold_arm(held, f"{label} | {name}", arms.get(name), plain.get(name))
+        arm, known = arms.get(name), plain.get(name)
+        timing = (arm.get("step_ms"), *known.get("changes", (name,))) if arm and known else (name,)
+        hold_arm(held, f"{label} | {name}", arm, known, again=timing in told)
+        told.add(timing)
     held.relied_on += held.errors[before:] if trial.get("reliable") else []
     converts = status == "no_fp8"
     told, true = speedup(arms, converts), speedup(plain, converts)
@@ -165,8 +174,18 @@ def hold_report(
     held.missed += [f"{label}: not asked: {', '.join(unasked)}"] if large and unasked else []
 
 
-def hold_arm(held: Held, label: str, arm: Mapping[str, Any] | None, known: Mapping[str, Any] | None) -> None:
-    """Add the line of one arm beside its plain script."""
+def hold_arm(
+    held: Held,
+    label: str,
+    arm: Mapping[str, Any] | None,
+    known: Mapping[str, Any] | None,
+    *,
+    again: bool = False,
+) -> None:
+    """Add the line of one arm beside its plain script.
+
+    ``again`` is for a timing that another name has told: it counts once.
+    """
     if arm is None or not arm.get("tried") or not arm.get("step_ms"):
         why = cell(arm.get("reason") or "no time") if arm else "the trial has no such arm"
         true = f"{known['step_ms']:.1f}" if known and "step_ms" in known else ""
@@ -178,17 +197,29 @@ def hold_arm(held: Held, label: str, arm: Mapping[str, Any] | None, known: Mappi
         return
     error, idle = arm["step_ms"] / known["step_ms"] - 1, idle_of(arm, known)
     paced_by_gpu = idle is not None and idle <= IDLE
-    line = f"| {label} | {arm['step_ms']:.1f} | {known['step_ms']:.1f} | {percent(error)} "
+    half = half_interval(arm)
+    told = f"{arm['step_ms']:.1f}" + ("" if half is None else f" ± {half:.1f}")
+    line = f"| {label} | {told} | {known['step_ms']:.1f} | {percent(error)} "
     memory = None
     if arm.get("peak_gib") and known.get("peak_gib"):
         memory = arm["peak_gib"] / known["peak_gib"] - 1
+    if memory is not None and not again:
         held.memory_errors.append(abs(memory))
         held.missed += [f"{label}: memory {percent(memory)}"] if abs(memory) > MEMORY else []
-    if paced_by_gpu:
+    if paced_by_gpu and not again:
         held.errors.append(abs(error))
+        if half is not None:
+            held.told_closely += [abs(error)] if half <= EVEN * arm["step_ms"] else []
+            held.in_interval.append(arm["low_ms"] <= known["step_ms"] <= arm["high_ms"])
         held.missed += [f"{label}: time {percent(error)}"] if abs(error) > TIME else []
     note = "" if paced_by_gpu else "the host sets the pace" if idle is not None else "idle time unknown"
     held.variants.append(f"{line}| {percent(memory)} | {percent(idle)} | {note} |")
+
+
+def half_interval(arm: Mapping[str, Any]) -> float | None:
+    """Return half of the interval in ms that holds the median with 90 % confidence; None where there is
+    none."""
+    return (arm["high_ms"] - arm["low_ms"]) / 2 if arm.get("low_ms") and arm.get("high_ms") else None
 
 
 def idle_of(arm: Mapping[str, Any], known: Mapping[str, Any]) -> float | None:
@@ -231,7 +262,10 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
     """Write all that the folder holds as Markdown; returns what was missed beside it."""
     held = [hold(out / name, own) for name, own in settings.items() if (out / name).is_dir()]
     missed = [each for one in held for each in one.missed]
-    errors, relied_on, memory = ([*each_of(held, what)] for what in ("errors", "relied_on", "memory_errors"))
+    errors, relied_on, closely, in_interval, memory = (
+        [*each_of(held, what)]
+        for what in ("errors", "relied_on", "told_closely", "in_interval", "memory_errors")
+    )
     if errors and statistics.median(errors) > MEDIAN_TIME:
         missed.append(f"median time error {percent(statistics.median(errors))}")
     lines = [
@@ -246,7 +280,9 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
         *(line for each in held for line in each.variants),
         "",
         f"Time where the GPU sets the pace (idle for at most {percent(IDLE)} of the step): {spread(errors)}. "
-        f"In trials that call their times reliable: {spread(relied_on)}. Memory: {spread(memory)}.",
+        f"In trials that call their times reliable: {spread(relied_on)}. Where the trial's own interval is "
+        f"within {percent(EVEN)}: {spread(closely)}; {sum(in_interval)} of {len(in_interval)} intervals hold "
+        f"the plain time. Memory: {spread(memory)}.",
         "",
         "Missed:" if missed else "Every bound held.",
         *(f"- {each.replace(' | ', ' ')}" for each in missed),
