@@ -17,9 +17,10 @@ from fp8doctor.cost.step import (
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.gpus import modelled_gpu
 
-OFF, OFF_IN_BALANCE = 0.15, 0.25
-"""Shares that a modelled speedup is off by at most: of timed jobs, and of those in `BALANCE` (18 % for a
-Gemma 2B, 22 % for LoRA on a Qwen 3B; tests/benchmarks/results/cost_model_h200.md)."""
+OFF, OFF_IN_BALANCE = 0.15, 0.35
+"""Shares that a modelled speedup is off by at most: of timed jobs, and of those in `BALANCE` (17 % for a
+Gemma 2B; for LoRA on a Qwen 3B 22 % on a quiet host and 32 % on one at 1.3 times its best pace;
+tests/benchmarks/results/cost_model_h200.md)."""
 
 
 BALANCE = 0.8
