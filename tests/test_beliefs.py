@@ -28,6 +28,7 @@ SHORT_ROWS = [
     if line.startswith("|") and "](tests/" in line
 ]
 NAMED = re.compile(r"(?:(eager|compiled) )?(FP8|BF16) ([\d.]+) (ms|GiB)")
+COMPILED_BF16 = ("bf16_compiled", "bf16_as_compiled")
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 
 
@@ -52,7 +53,8 @@ def test_a_row_says_what_its_recording_says(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", SHORT_ROWS, ids=lambda row: row[0].strip("| "))
 def test_the_first_page_says_it_too(row: list[str]) -> None:
-    """There eager FP8, compiled FP8 and compiled BF16 stand for the names of the variants."""
+    """There eager FP8, compiled FP8 and compiled BF16, in its fastest form, stand for the names of the
+    variants."""
     believed, measured, cited = row
     document = replayed("../" + cited.split("](")[1].split(")")[0])
     numbers, codes = NAMED.findall(measured), set(CODE.findall(measured))
@@ -64,7 +66,10 @@ def test_the_first_page_says_it_too(row: list[str]) -> None:
     for how, what, value, unit in numbers:
         eager = how == "eager"
         fp8 = "as_is" if ("CMP001" in found) == eager else "prescribed"
-        name = fp8 if what == "FP8" else "bf16" if eager else "bf16_compiled"
+        compiled = min(
+            (arms[name] for name in COMPILED_BF16 if name in arms), key=lambda arm: arm.step_ms or 0.0
+        )
+        name = fp8 if what == "FP8" else "bf16" if eager else compiled.name
         assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value, believed
 
 

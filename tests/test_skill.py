@@ -60,5 +60,5 @@ def test_what_it_says_of_the_json_is_there() -> None:
         "next"
     ]
     assert following["command"] == "fp8doctor explain CMP001"
-    assert following["verify"] == "fp8doctor decoder_468m.py"
+    assert following["verify"] == "fp8doctor llama_8b_eager.py"
     assert following["saving_ms"]["low"] > 0

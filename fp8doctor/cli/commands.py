@@ -320,7 +320,7 @@ def report_(saved: Path, **options: Any) -> int:
 @main.command()
 @output_options
 def demo(**options: Any) -> int:
-    """Replay a recorded patient that ships with fp8doctor."""
+    """Replay a recorded trial that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)
 
 

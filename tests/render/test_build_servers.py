@@ -173,7 +173,7 @@ def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: 
     args = ["demo", "--format", "github", "-o", "fp8.sarif", "-o", "fp8.xml", "-o", "fp8.md"]
     result = CliRunner().invoke(cli.main, args)
     assert result.exit_code == 1
-    assert result.stdout.startswith("::error file=decoder_468m.py,line=1,title=VERDICT fp8_slower::")
+    assert result.stdout.startswith("::error file=llama_8b_eager.py,line=1,title=VERDICT fp8_slower::")
     assert all(ANNOTATION.match(line) for line in result.stdout.splitlines())
     assert json.loads(Path("fp8.sarif").read_text("utf-8"))["version"] == "2.1.0"
     assert ElementTree.fromstring(Path("fp8.xml").read_bytes()).get("name") == "fp8doctor"

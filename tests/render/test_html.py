@@ -83,13 +83,14 @@ def text_of(prose: str) -> str:
 def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
     root = hold_sound(html.render(demo))
     assert [text(each) for each in root.iter("h2")] == [
-        "FP8 is 3.8× slower than BF16",
+        "FP8 is 2.5× slower than BF16",
         "Where the step goes",
         "What the difference is made of",
         "What to change",
         "What else was found",
         "Tokens a second, measured",
         "Spread and evidence",
+        "Matmul by matmul",
         "Layer by layer",
         "What was not checked",
         "Environment",
@@ -101,11 +102,11 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
 def test_a_chart_says_in_words_what_it_draws(demo: Report) -> None:
     words = [text(svg.find("title")) for svg in parsed(html.render(demo)).iter("svg") if svg.get("role")]
     assert (
-        "FP8 as you run it: 371.8 ± 1.0 ms (FP8 matmul 30.8, other matmul 4.0, to FP8 282.7, "
-        "attention 11.0, other 28.0, idle 15.2)" in words
+        "FP8 as you run it: 917.8 ± 3.8 ms (FP8 matmul 117.0, other matmul 15.9, to FP8 592.8, "
+        "attention 33.0, other 135.6, idle 23.5)" in words
     )
-    assert "BF16: 104.1 ± 2.9 ms (not profiled)" in words
-    assert "FP8 conversion +282.7 ms" in words
+    assert "BF16: 431.5 ± 4.6 ms (not profiled)" in words
+    assert "FP8 conversion +592.8 ms" in words
 
 
 def test_the_bars_of_a_step_add_up_to_it(demo: Report) -> None:
