@@ -149,12 +149,12 @@ def hold_report(
     """Add what one report says, and what it misses."""
     arms, trial, status = arms_of(report), report["facts"]["trial"], report["verdict"]["status"]
     before = len(held.errors)
-    told: set[tuple[Any, ...]] = set()
+    counted: set[tuple[Any, ...]] = set()
     for name in dict.fromkeys((*plain, *arms)):
         arm, known = arms.get(name), plain.get(name)
         timing = (arm.get("step_ms"), *known.get("changes", (name,))) if arm and known else (name,)
-        hold_arm(held, f"{label} | {name}", arm, known, again=timing in told)
-        told.add(timing)
+        hold_arm(held, f"{label} | {name}", arm, known, again=timing in counted)
+        counted.add(timing)
     held.relied_on += held.errors[before:] if trial.get("reliable") else []
     converts = status == "no_fp8"
     told, true = speedup(arms, converts), speedup(plain, converts)
