@@ -13,6 +13,7 @@ from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, timed_on_g
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
+from fp8doctor.analysis.relative_speed import all_fp8_loses
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
@@ -113,7 +114,12 @@ def as_timed(
     if saved is not None:
         gives_up = gives_up or [
             _step(
-                stay_in_bf16(facts), "FP8 stays slower than BF16 with everything that was tried", saved, facts
+                stay_in_bf16(facts),
+                "FP8 stays slower than BF16 with everything that was tried"
+                if all_fp8_loses(facts)
+                else "No FP8 that was timed is faster than BF16 for sure",
+                saved,
+                facts,
             )
         ]
         gives_up = [
