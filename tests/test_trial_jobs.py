@@ -119,7 +119,7 @@ def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:
     told = answer(load_report(REPORTS / "h200-flux_like.json")).then
-    assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from BF16 (65.5 ms)."
+    assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from compiled BF16 (65.5 ms)."
 
 
 def test_a_recipe_that_cost_a_helper_its_gpu_is_named_with_the_reason() -> None:

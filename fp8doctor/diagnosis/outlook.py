@@ -106,7 +106,7 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
     if is_noise(measure, total, facts.trial):
-        return f"{now}, which this timing cannot tell from BF16 ({in_ms(measure.step_ms)})."
+        return f"{now}, which this timing cannot tell from {_form(measure)} ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:
         return leave_off
     stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
