@@ -38,8 +38,8 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     ms saved, then by severity.
 
     To give FP8 up comes last: it is measured against FP8 with all other steps. A symptom whose cause was
-    found as more than information is dropped, and so is information that saves nothing. Findings that name
-    the same treatment become one step.
+    found as more than information is dropped, and so is information that saves nothing, or nothing that the
+    timing tells. Findings that name the same treatment become one step.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}
@@ -47,11 +47,16 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     for finding in findings:
         if finding.treatment is None or found.intersection(finding.caused_by):
             continue
-        if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
+        if finding.severity == "info" and not _may_save(finding.saving_ms):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
+
+
+def _may_save(saving: Saving | None) -> bool:
+    """Whether information promises milliseconds: timed, they have to be told from none."""
+    return saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:
