@@ -19,7 +19,7 @@ from fp8doctor.render.made_up import made_up
 from fp8doctor.render.marks import Line, Mark
 from fp8doctor.render.outcomes import calm_areas, not_looked_at, unanswered, without_findings
 from fp8doctor.render.ranks import Ranks, ranks
-from fp8doctor.render.timing import Timing, timing
+from fp8doctor.render.timing import Timing, labels, timing
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
 
@@ -65,6 +65,8 @@ class Screen(Struct, frozen=True):
     """Empty when no model was asked about."""
     verdict: str
     timing: Timing | None
+    labels: dict[str, str]
+    """Names of the variants of the trial, as the table of times has them; empty without a trial."""
     ranks: Ranks | None
     """None for a job of one process."""
     troubles: tuple[Line, ...]
@@ -124,6 +126,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         counts=() if _only_environment(report) else counts(report.facts),
         verdict=report.verdict.summary,
         timing=if_recorded(timing, report.facts, numbers(steps)),
+        labels=if_recorded(labels, report.facts, numbers(steps)) or {},
         ranks=ranks(report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else calm_areas(report, {line.area for line in troubles}),

@@ -112,7 +112,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
         or _is_on_the_way(arm, facts.trial, fixes)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
-    names = _names(facts, fixes)
+    names = labels(facts, fixes)
     rows = _together(_with_unknown_memory([_row(arm, names) for arm in arms]))
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, names), *_routing(facts))
@@ -201,7 +201,8 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
     return tuple(shown)
 
 
-def _names(facts: Facts, fixes: Mapping[str, int]) -> dict[str, str]:
+def labels(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> dict[str, str]:
+    """Name every variant of a trial, by the numbers of the fixes that are in it."""
     fp8 = recorded(facts, "network") and uses_fp8(facts)
     return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
 

@@ -63,7 +63,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     """Name a variant, and say which fixes are in it; ``fixes`` are treatments with their numbers."""
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
         return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
-    if arm.name in VARIANTS or arm.name == ArmName.AS_IS:
+    if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8)
     alone, name = _treatments(arm), variant(arm.name, fp8)
     if alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms):
@@ -75,7 +75,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     kinds = {family(each) for each in alone}  # of which the last stands
     of_base = next((_treatments(each) for each in arms if each.name == base), ())
     below = tuple(each for each in of_base if family(each) not in kinds)
-    if both := _with_fixes((*below, *alone), fixes):
+    if alone and (both := _with_fixes((*below, *alone), fixes)):
         return both
     if by_block:
         return f"{name}, by block"

@@ -4,6 +4,7 @@ proportions."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -16,13 +17,15 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.render.words import variant_of
-from fp8doctor.report import Report
+from fp8doctor.report import Report, load_report
 from fp8doctor.wording import error_in_words
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
 from tests.diagnosis.trials import Of, around
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
+
+BERT = Path(__file__).parents[1] / "benchmarks" / "recorded" / "h200-bert_large_accelerate.json"
 
 
 def shown(arm: Arm, gib: float) -> Arm:
@@ -239,9 +242,19 @@ def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_it
         Arm(name="prescribed_first", base="as_is", treatments=("compile-blocks",)),
         Arm(name="cuda-graphs", base="prescribed_first", treatments=("cuda-graphs",)),
     ]
-    assert (
-        variant_of(arms[2], arms, True, {"compile-blocks": 1, "checkpointing-off": 2}) == "FP8, CUDA graphs"
-    )
+    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
+    assert variant_of(arms[2], arms, True, fixes) == "FP8, CUDA graphs"
+    without = Arm(name="without_adapters", base="prescribed_first")
+    assert variant_of(without, [*arms, without], True, fixes) == "FP8 without adapters, fix 1"
+    of_now = Arm(name="without_adapters", base="as_is")
+    assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
+
+
+def test_rates_and_single_matmuls_name_the_variants_as_the_table_does() -> None:
+    """The plan has more fixes than the two that were timed: those are not all."""
+    told = " ".join(text.render(load_report(BERT), verbose=True).split())
+    assert "Tokens a second, measured: FP8 with fixes 2 and 3 " in told
+    assert "all fixes" not in told
 
 
 def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
