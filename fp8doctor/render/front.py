@@ -11,15 +11,16 @@ from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.relative_speed import beside_bf16
 from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
-from fp8doctor.finding import Saving
+from fp8doctor.finding import Finding, Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.marks import Mark
 from fp8doctor.render.ranks import Ranks
-from fp8doctor.render.screen import Entry, Screen, first_screen, plan
+from fp8doctor.render.screen import Entry, Screen, first_screen, gained_alone, plan
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import in_ms, plural, times
@@ -306,12 +307,21 @@ def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) ->
         grave = finding.severity in ("warning", "error") and finding.code not in heads
         if grave and finding.code in others and finding.code not in said.causes:
             fix = others[finding.code]
-            text = plainly(finding.title) + (f" (fix {fix} mends it)" if fix else "")
+            text = plainly(finding.title) + (f" (fix {fix} mends it)" if fix else _on_its_own(finding))
             yield Notice("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in report.outcomes:
         if outcome.outcome == "crashed":
             reason = outcome.reason or "no reason given"
             yield Notice("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+
+
+def _on_its_own(finding: Finding) -> str:
+    """Tell of a change that gained by itself and is in no plan: what gained was not timed together, or
+    another takes its place."""
+    change = finding.treatment
+    if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
+        return ""
+    return f" ({plainly(change.summary)}: on its own that {saves(finding.saving_ms)})"
 
 
 def _notes(report: Document, told: set[str]) -> str:

@@ -231,8 +231,8 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
 
 
 def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
-    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving,
-    else with what would change it where neither plan nor trial says anything of that.
+    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving
+    and, unless the trial refuted it, with what would change it.
 
     What BF16 would save is told where it is prescribed only.
     """
@@ -244,8 +244,15 @@ def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) 
     see = next(itself, None) or next(also, None) or next(cause, None)
     told = see is not None or name == STAY_IN_BF16
     saving = "" if told else saving_in_words(finding.saving_ms)
-    open_ = None if told or saving or finding.saving_ms else finding.treatment
+    says_all = finding.saving_ms is not None and not gained_alone(finding)
+    open_ = None if told or says_all else finding.treatment
     return _entry(finding, report, saving=saving, see=see, treatment=open_)
+
+
+def gained_alone(finding: Finding) -> bool:
+    """Whether what would change it was timed by itself, and saved time for sure."""
+    saving = finding.saving_ms
+    return saving is not None and saving.basis == "measured" and saving.low > 0
 
 
 def _found_by_the_trial(step: Step, number: int) -> Entry:
