@@ -64,6 +64,11 @@ def times(one_ms: float | None, other_ms: float | None) -> str:
     return f"{one / other:.2f}x" if other else "unknown"
 
 
+def in_times(ratio: float) -> str:
+    """Tell how many times slower or faster a step is: 1.15×, 5.1×."""
+    return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
+
+
 def plural(count: int, noun: str) -> str:
     """A count with its noun: 1 block, 24 blocks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -106,7 +106,7 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
     )
     assert gpt.fix == ("Leave FP8 off (fix 2).",)
     assert qwen.why == (
-        "The recipe tensorwise is 1.14× as fast as rowwise.",
+        "The recipe tensorwise is 1.20× as fast as rowwise.",
         "Converting to FP8 costs 38.9 ms a step; the FP8 matmuls save 20.7.",
     )
 
@@ -119,7 +119,7 @@ def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:
     told = answer(load_report(REPORTS / "h200-flux_like.json")).then
-    assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from BF16 (65.5 ms)."
+    assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from compiled BF16 (65.5 ms)."
 
 
 def test_a_recipe_that_cost_a_helper_its_gpu_is_named_with_the_reason() -> None:

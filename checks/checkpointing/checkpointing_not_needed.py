@@ -33,6 +33,7 @@ from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Tra
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
+from fp8doctor.wording import times
 
 
 @check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")
@@ -60,8 +61,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     assert with_it.step_ms is not None
     assert without.step_ms is not None
     return Finding(
-        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} ms a step ({cost.median:.2f}x), "
-        "and the step fits without it",
+        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} of {with_it.step_ms:,.1f} ms a "
+        f"step ({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
         explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
         f"{with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. Longer batches than the one "
         "that was timed need more.",

@@ -69,7 +69,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     cost = base.step_ms * share / 100
     ceiling = fp8_ceiling(facts, base, cost)
     in_time = (
-        f"{percent(share)} of the step's time"
+        f"{base.step_ms - (without.step_ms or 0.0):,.1f} of {base.step_ms:,.1f} ms a step"
         if low > 0
         else "no time that can be told from the timing's own spread"
     )
@@ -80,7 +80,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        title=f"LoRA takes {in_time} ({percent(flops)} of the GEMM FLOPs)",
+        title=f"LoRA takes {in_time}, with {percent(flops)} of the GEMM FLOPs",
         explanation=f"With the adapters switched off the step takes {without.step_ms:,.1f} instead of "
         f"{base.step_ms:,.1f} ms. They are {shares}.{bound}",
         evidence=evidence

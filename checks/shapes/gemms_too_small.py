@@ -85,7 +85,8 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         treatment = stay_in_bf16(facts, "FP8 pays for none of these shapes")
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, "
-        f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled",
+        f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled"
+        f"{'' if all(gain.measured for gain in found.values()) else ', as modelled'}",
         explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and "
         f"{in_fp8:.2f} in FP8, their casts {at_least(found.values())}{casts:.2f}.{in_step(saved)}",
         evidence={

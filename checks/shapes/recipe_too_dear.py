@@ -49,6 +49,7 @@ from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.registry import check
+from fp8doctor.wording import times
 
 TENSORWISE = "tensorwise"
 
@@ -97,7 +98,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence |= {f"{_recipe(each)}_step_ms": each.step_ms for each, _ in others}
     evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
     return Finding(
-        title=f"The recipe {recipe} is {gain.median:.2f}x as fast as {', '.join(own)}",
+        title=f"The recipe {recipe} is {times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
         explanation=(
             f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn"
             f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. "

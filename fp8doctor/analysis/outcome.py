@@ -180,6 +180,14 @@ def bf16_as_prescribed(facts: Facts) -> Arm | None:
     return found
 
 
+def cannot_win(facts: Facts) -> bool:
+    """Whether the most that FP8 can give is even with BF16 at best, by times that the trial relies on: what
+    was tried and lost proves no more than that it lost."""
+    most = if_recorded(ceiling, facts)
+    doubtful = recorded(facts, "trial.reliable") and facts.trial.reliable is False
+    return most is not None and most.speedup < 1 + EVEN and not doubtful
+
+
 def ceiling(facts: Facts) -> Ceiling | None:
     """Tell the most that FP8 can give on this GPU over the best BF16; None when that is not known.
 

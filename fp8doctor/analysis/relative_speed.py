@@ -7,7 +7,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import is_noise
-from fp8doctor.facts import Arm, Facts, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import IN_BF16, ArmName, in_first_window, is_conversion, is_of_first_window
 
 
@@ -47,3 +47,13 @@ def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
         bf16 = arm(facts.trial, in_first_window(bf16.name)) or bf16
     speedup = ratio(bf16, timed)
     return RelativeSpeed(bf16, speedup, in_bf16, is_noise(bf16, timed, facts.trial))
+
+
+def all_fp8_loses(facts: Facts) -> bool:
+    """Whether every step in FP8 that was timed is slower than BF16 beyond the noise, those of single changes
+    too."""
+    timed = (
+        each for each in facts.arms() if each.tried and each.step_ms and not is_of_first_window(each.name)
+    )
+    found = (if_recorded(beside_bf16, facts, each) for each in timed)
+    return all(each.loses for each in found if each and not each.in_bf16)

@@ -35,6 +35,7 @@ from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.treatments import nothing_helps
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
@@ -203,7 +204,8 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
 def _promise(facts: Facts) -> str:
     """Say what the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
     prescribed, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
-    stays = " Nothing that was tried makes FP8 as fast: stay in BF16." if stays_in_bf16(facts) else ""
+    why = nothing_helps(facts)
+    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if stays_in_bf16(facts) else ""
     if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
         return stays
     measure, changes = (

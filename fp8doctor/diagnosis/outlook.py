@@ -1,4 +1,4 @@
-"""Where the plan ends: the step with everything that is prescribed, or BF16 where FP8 cannot win."""
+"""Where the plan ends: the step with everything that is prescribed, or BF16 where FP8 does not pay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import BF16_WITH, arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
-from fp8doctor.analysis.outcome import bf16_saves, is_noise, stays_in_bf16
+from fp8doctor.analysis.outcome import bf16_saves, cannot_win, is_noise, stays_in_bf16
+from fp8doctor.analysis.relative_speed import all_fp8_loses
 from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
@@ -53,16 +54,23 @@ def _measured(report: Document, steps: Sequence[Step]) -> str:
     bf16 = _bf16_after(facts, steps) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    without_fp8 = f"leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
-    leave_off = f"FP8 cannot win here: {without_fp8}"
-    if stays_in_bf16(facts):
+    leave_off = f"{_how_fp8_fares(facts)}: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    given_up = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    if stays_in_bf16(facts) or (given_up and bf16_saves(facts)):
         return leave_off
-    if bf16_saves(facts) and any(step.treatment.name == STAY_IN_BF16 for step in steps):
-        return f"FP8 loses with all that was timed: {without_fp8}"
     total = _total(facts, steps)
     if total is None or total.step_ms is None:
         return ""
     return _against(facts, total, _beginning(total, steps), leave_off)
+
+
+def _how_fp8_fares(facts: Facts) -> str:
+    """Say how far it is known that FP8 does not pay: for any change, or for those that were timed."""
+    if cannot_win(facts):
+        return "FP8 cannot win here"
+    return (
+        "FP8 loses with all that was timed" if all_fp8_loses(facts) else "No FP8 that was timed wins for sure"
+    )
 
 
 def _bf16_after(facts: Facts, steps: Sequence[Step]) -> Arm | None:
@@ -98,7 +106,7 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
     if is_noise(measure, total, facts.trial):
-        return f"{now}, which this timing cannot tell from BF16 ({in_ms(measure.step_ms)})."
+        return f"{now}, which this timing cannot tell from {_form(measure)} ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:
         return leave_off
     stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""

@@ -13,6 +13,7 @@ from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, timed_on_g
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
+from fp8doctor.analysis.relative_speed import all_fp8_loses
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
@@ -37,8 +38,8 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     ms saved, then by severity.
 
     To give FP8 up comes last: it is measured against FP8 with all other steps. A symptom whose cause was
-    found as more than information is dropped, and so is information that saves nothing. Findings that name
-    the same treatment become one step.
+    found as more than information is dropped, and so is information that saves nothing, or nothing that the
+    timing tells. Findings that name the same treatment become one step.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}
@@ -46,11 +47,16 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     for finding in findings:
         if finding.treatment is None or found.intersection(finding.caused_by):
             continue
-        if finding.severity == "info" and (finding.saving_ms is None or finding.saving_ms.high <= 0):
+        if finding.severity == "info" and not _may_save(finding.saving_ms):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
+
+
+def _may_save(saving: Saving | None) -> bool:
+    """Whether information promises milliseconds: timed, they have to be told from none."""
+    return saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:
@@ -113,7 +119,12 @@ def as_timed(
     if saved is not None:
         gives_up = gives_up or [
             _step(
-                stay_in_bf16(facts), "FP8 stays slower than BF16 with everything that was tried", saved, facts
+                stay_in_bf16(facts),
+                "FP8 stays slower than BF16 with everything that was tried"
+                if all_fp8_loses(facts)
+                else "No FP8 that was timed is faster than BF16 for sure",
+                saved,
+                facts,
             )
         ]
         gives_up = [

@@ -28,6 +28,7 @@ from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.outcome import bf16_as_prescribed
+from fp8doctor.analysis.relative_speed import all_fp8_loses
 from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -52,13 +53,18 @@ MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
 
-def stay_in_bf16(facts: Facts, why: str = "nothing that was tried makes FP8 as fast here") -> Treatment:
-    """Describe giving FP8 up."""
+def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
+    """Describe giving FP8 up, for this reason, or for what the trial tells."""
     return Treatment(
         name=STAY_IN_BF16,
-        summary=f"stay in BF16, compiled: {why}",
+        summary=f"stay in BF16, compiled: {why or f'{nothing_helps(facts)} here'}",
         code=f"{without_fp8(facts)}\n{_compiled(facts)}",
     )
+
+
+def nothing_helps(facts: Facts) -> str:
+    """Say of all that was tried that it does not make FP8 pay, as far as the timing tells."""
+    return f"nothing that was tried makes FP8 {'as fast' if all_fp8_loses(facts) else 'faster for sure'}"
 
 
 def _compiled(facts: Facts) -> str:

@@ -11,7 +11,7 @@ from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
@@ -20,7 +20,7 @@ from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import plainly
-from fp8doctor.wording import times
+from fp8doctor.wording import in_times, times
 
 COSTS = {
     "idle": "an idle GPU costs",
@@ -128,9 +128,9 @@ def _how_much(verdict: Verdict, what: str) -> str:
         return what
     of, against = (max(round(ms, 1), 0.1) for ms in (verdict.step_ms, verdict.bf16_step_ms))
     if verdict.status == "fp8_slower" and of > against:
-        return f"FP8 is {_times(of / against)} slower than BF16"
+        return f"FP8 is {in_times(of / against)} slower than BF16"
     if verdict.status == "fp8_faster" and against > of:
-        return f"FP8 is {_times(against / of)} faster than BF16"
+        return f"FP8 is {in_times(against / of)} faster than BF16"
     return what
 
 
@@ -140,10 +140,6 @@ def _no_model(report: Document) -> str:
     if recorded(facts, "network") or not report.findings or not recorded(facts, "gaps"):
         return ""
     return facts.gaps.get("network", "").rstrip(".")
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
 
 
 def _numbers(report: Document) -> str:
@@ -278,7 +274,9 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         too = None if mends else if_recorded(_helps_bf16_too, report, steps)
         for number in filter(None, (mends, too)):
             yield _numbered(number, steps[number - 1], len(steps))
-        off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}."
+        quiet = next((n for n, step in enumerate(steps, 1) if step.treatment.name == QUIET_HOST), None)
+        again = f", and time again when the host is quiet (fix {quiet})" if quiet else ""
+        off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}{again}."
         yield f"Or l{off}" if mends else f"And l{off}" if too else f"L{off}"
         return
     if steps:

@@ -12,9 +12,14 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
-from fp8doctor.wording import plural
+from fp8doctor.wording import in_times, plural
 
 UNRELIABLE = ", so do not rely on these times"
+
+
+WIDE = 1.1
+"""Upper end of the interval of a ratio / its lower one, from which a reader has to know both: a tenth is more
+than most fixes of a compiled step give. A convention of this tool."""
 
 
 def certainty(report: Document) -> str:
@@ -32,7 +37,7 @@ def certainty(report: Document) -> str:
         return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
     if verdict.basis == "measured":
         return (
-            f"{_how_sure(facts)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
+            f"{_how_sure(facts)}{_range(report)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
             if timed
             else "Yes: it was timed."
         )
@@ -65,6 +70,18 @@ def _how_sure(facts: Facts) -> str:
         return "Not of a GPU"
     doubtful = _copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(hangs_on, facts)
     return "Not quite" if doubtful else "Yes"
+
+
+def _range(report: Document) -> str:
+    """Write between which ratios FP8 lies, where the rounds tell its side and not how far: (4.1× to 6.5×
+    slower)."""
+    verdict = report.verdict
+    low, high = verdict.speedup_low, verdict.speedup_high
+    if verdict.status not in ("fp8_slower", "fp8_faster") or not low or not high or high / low < WIDE:
+        return ""
+    slower = verdict.status == "fp8_slower"
+    least, most = (1 / high, 1 / low) if slower else (low, high)
+    return f" ({in_times(least)} to {in_times(most)} {'slower' if slower else 'faster'})"
 
 
 def _was_watched(facts: Facts) -> bool:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, best_bf16
+from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
 from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.relative_speed import beside_bf16
 from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
-from fp8doctor.finding import Saving
+from fp8doctor.finding import Finding, Saving
 from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.marks import Mark
 from fp8doctor.render.ranks import Ranks
-from fp8doctor.render.screen import Entry, Screen, first_screen, plan
+from fp8doctor.render.screen import Entry, Screen, first_screen, gained_alone, plan
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread
 from fp8doctor.render.words import AREAS, FAMILIES, PARTS, plainly
 from fp8doctor.wording import in_ms, plural, times
@@ -31,6 +33,13 @@ MOST_PARTS = 6
 
 LEAST_PCT = 1.0
 """Share of a difference, in per cent, from which a part has a bar."""
+
+
+LONGEST_REASON = 200
+"""Characters of a reason that stand whole below the table: two lines of a terminal. A choice of length."""
+
+RAISED = re.compile(r"it raises [\w.]+: .+?(?=\. [A-Z])")
+"""What a variant raised, as far as its first sentence."""
 
 
 class Variant(Struct, frozen=True):
@@ -123,7 +132,7 @@ def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Fron
         losses=if_recorded(_losses, facts) or "",
         difference=_difference(screen.timing),
         ranks=screen.ranks,
-        fixes=tuple(_fixes(screen.prescription, steps)),
+        fixes=tuple(_fixes(screen.prescription, steps, facts)),
         folded=_folded(small),
         notices=tuple(_notices(report, screen, {step.code for step in steps}, said)),
         notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
@@ -203,8 +212,14 @@ def _untimed(timing: Timing | None) -> str:
     for row in timing.rows if timing else ():
         if row.reason:
             reasons.setdefault(row.reason, []).append(row.label)
-    told = "; ".join(f"{' · '.join(labels)} ({plainly(reason)})" for reason, labels in reasons.items())
+    told = "; ".join(f"{' · '.join(each)} ({plainly(_in_short(why))})" for why, each in reasons.items())
     return f"Not timed: {told}." if told else ""
+
+
+def _in_short(reason: str) -> str:
+    """Keep the first sentence of a long message that a variant raised: the others advise who wrote it."""
+    found = RAISED.match(reason) if len(reason) > LONGEST_REASON else None
+    return found[0] if found else reason
 
 
 def _losses(facts: Facts) -> str:
@@ -239,29 +254,37 @@ def _changes(found: Waterfall) -> Iterator[Change]:
         yield Change("rest", rest)
 
 
-def _fixes(entries: Iterable[Entry], steps: Sequence[Step]) -> Iterator[Fix]:
+def _fixes(entries: Iterable[Entry], steps: Sequence[Step], facts: Facts) -> Iterator[Fix]:
     for entry, step in zip(entries, steps, strict=True):
         how = {"shell": "in the shell", "sketch": "a sketch"}.get(entry.kind, "")
         yield Fix(
             number=entry.number or 0,
             summary=plainly(step.treatment.summary),
-            aside="; ".join(filter(None, (how, saves(step.saving_ms)))),
+            aside="; ".join(filter(None, (how, saves(step.saving_ms) or _was_timed(step, facts)))),
             code=step.code,
             lines=entry.lines,
         )
+
+
+def _was_timed(step: Step, facts: Facts) -> str:
+    """Say of a fix without a number that a trial, which timed others, did not time it."""
+    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
+    done = any(step.treatment.name in each.treatments for each in tried if recorded(each, "treatments"))
+    return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
 
 
 def saves(saving: Saving | None) -> str:
     """Tell what a fix saves, and what the number rests on: saves 276 to 281 ms a step, measured."""
     if saving is None:
         return ""
-    ends = sorted((saving.low, saving.high), key=abs)
+    either_way = saving.low < 0 < saving.high
+    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
     first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
     how = "by rule" if saving.basis == "rule" else saving.basis
     where = f" on {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
     verb = "saves" if saving.high >= 0 else "costs"
     amount = first if first == last else f"{first} to {last}"
-    if saving.low < 0 < saving.high and (first, last) != ("0.0", "0.0"):
+    if either_way and (first, last) != ("0.0", "0.0"):
         either = f"{first} ms {_less(ends[0])} to {last} ms {_less(ends[1])} a step"
         return f"too noisy to tell: from {either}, {how}{where}"
     return f"{verb} {amount} ms a step, {how}{where}"
@@ -284,12 +307,21 @@ def _notices(report: Document, screen: Screen, heads: set[str], said: Answer) ->
         grave = finding.severity in ("warning", "error") and finding.code not in heads
         if grave and finding.code in others and finding.code not in said.causes:
             fix = others[finding.code]
-            text = plainly(finding.title) + (f" (fix {fix} mends it)" if fix else "")
+            text = plainly(finding.title) + (f" (fix {fix} mends it)" if fix else _on_its_own(finding))
             yield Notice("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in report.outcomes:
         if outcome.outcome == "crashed":
             reason = outcome.reason or "no reason given"
             yield Notice("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+
+
+def _on_its_own(finding: Finding) -> str:
+    """Tell of a change that gained by itself and is in no plan: what gained was not timed together, or
+    another takes its place."""
+    change = finding.treatment
+    if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
+        return ""
+    return f" ({plainly(change.summary)}: on its own that {saves(finding.saving_ms)})"
 
 
 def _notes(report: Document, told: set[str]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from msgspec import Struct
 
 from fp8doctor.analysis.ledger import Ledger, LedgerLine
 from fp8doctor.analysis.step_difference import signed
-from fp8doctor.analysis.variant_words import variant
 from fp8doctor.wording import plural
 
 HEADS = ("ms of one matmul, alone", "calls", "BF16", "FP8", "to FP8", "saved", "saved a step")
@@ -33,12 +32,12 @@ class LedgerTable(Struct, frozen=True):
         return grouped
 
 
-def ledger_table(ledger: Ledger, fp8: bool) -> LedgerTable:
-    """Write the ledger; ``fp8`` says whether the model as it is has FP8 layers."""
+def ledger_table(ledger: Ledger, labels: Mapping[str, str]) -> LedgerTable:
+    """Write the ledger; ``labels`` are names of variants as the table of times has them."""
     rows: list[tuple[str, ...]] = []
     for shape, lines in groupby(ledger.lines, _shape):
         rows += [(shape,), *map(_cells, lines)]
-    return LedgerTable((HEADS, *rows), tuple(_sentences(ledger, fp8)))
+    return LedgerTable((HEADS, *rows), tuple(_sentences(ledger, labels)))
 
 
 def _shape(line: LedgerLine) -> str:
@@ -63,17 +62,18 @@ def signed_finely(ms: float) -> str:
     return f"{'−' if ms < 0 else '+'}{abs(ms):.3f}"
 
 
-def _sentences(ledger: Ledger, fp8: bool) -> Iterator[str]:
+def _sentences(ledger: Ledger, labels: Mapping[str, str]) -> Iterator[str]:
     yield (
         f"Timed alone, the matmuls of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a "
         f"step in BF16, in FP8 {ledger.fp8_ms:,.1f} and their conversions {ledger.casts_ms:,.1f}: "
         f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
     )
-    if None not in (ledger.fp8_arm, ledger.bf16_arm, ledger.step_gemms_saved_ms, ledger.step_casts_ms):
+    fp8, bf16 = ledger.fp8_arm, ledger.bf16_arm
+    if fp8 and bf16 and None not in (ledger.step_gemms_saved_ms, ledger.step_casts_ms):
         yield (
             f"In the step matmuls save {signed(ledger.step_gemms_saved_ms or 0.0)} ms "
             f"(alone {signed(ledger.bf16_ms - ledger.fp8_ms)}), and conversions cost "
             f"{ledger.step_casts_ms or 0.0:,.1f} ms (alone {ledger.casts_ms:,.1f}): "
-            f"{variant(ledger.fp8_arm or '', fp8)}, against {variant(ledger.bf16_arm or '', fp8)}. "
+            f"{labels.get(fp8, fp8)}, against {labels.get(bf16, bf16)}. "
             f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
         )

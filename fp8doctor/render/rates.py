@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -21,22 +21,29 @@ class RateTable(Struct, frozen=True):
     """The most that the GPU's peak allows; empty where that is not known."""
 
 
-def rate_table(rates: Rates, fp8: bool) -> RateTable:
-    """Write the rates; ``fp8`` says whether the model as it is has FP8 layers."""
+def rate_table(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> RateTable:
+    """Write the rates; ``fp8`` says whether the model as it is has FP8 layers, ``labels`` are names of
+    variants as the table of times has them."""
     modelled = rates.variants and rates.variants[0].basis == "modelled"
     return RateTable(
         f"modelled on {rates.gpu}" if modelled else "measured",
         tuple(
-            (variant(each.name, fp8), _round(each.tokens_per_s), f"{each.step_ms:,.1f}")
-            for each in rates.variants
+            dict.fromkeys(
+                (
+                    labels.get(each.name) or variant(each.name, fp8),
+                    _round(each.tokens_per_s),
+                    f"{each.step_ms:,.1f}",
+                )
+                for each in rates.variants
+            )
         ),
         _peak(rates),
     )
 
 
-def rates_in_words(rates: Rates, fp8: bool) -> Iterator[str]:
-    """Write the sentences; ``fp8`` says whether the model as it is has FP8 layers."""
-    table = rate_table(rates, fp8)
+def rates_in_words(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> Iterator[str]:
+    """Write the sentences, as `rate_table` does the rows."""
+    table = rate_table(rates, fp8, labels)
     if table.rows:
         told = "; ".join(f"{name} {rate} ({ms} ms)" for name, rate, ms in table.rows)
         yield f"Tokens a second, {table.how}: {told}."

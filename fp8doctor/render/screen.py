@@ -19,7 +19,7 @@ from fp8doctor.render.made_up import made_up
 from fp8doctor.render.marks import Line, Mark
 from fp8doctor.render.outcomes import calm_areas, not_looked_at, unanswered, without_findings
 from fp8doctor.render.ranks import Ranks, ranks
-from fp8doctor.render.timing import Timing, timing
+from fp8doctor.render.timing import Timing, labels, timing
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
 
@@ -65,6 +65,8 @@ class Screen(Struct, frozen=True):
     """Empty when no model was asked about."""
     verdict: str
     timing: Timing | None
+    labels: dict[str, str]
+    """Names of the variants of the trial, as the table of times has them; empty without a trial."""
     ranks: Ranks | None
     """None for a job of one process."""
     troubles: tuple[Line, ...]
@@ -124,6 +126,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) 
         counts=() if _only_environment(report) else counts(report.facts),
         verdict=report.verdict.summary,
         timing=if_recorded(timing, report.facts, numbers(steps)),
+        labels=if_recorded(labels, report.facts, numbers(steps)) or {},
         ranks=ranks(report.facts),
         troubles=tuple(troubles),
         areas=() if quiet else calm_areas(report, {line.area for line in troubles}),
@@ -228,8 +231,8 @@ def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence
 
 
 def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
-    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving,
-    else with what would change it where neither plan nor trial says anything of that.
+    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving
+    and, unless the trial refuted it, with what would change it.
 
     What BF16 would save is told where it is prescribed only.
     """
@@ -241,8 +244,15 @@ def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) 
     see = next(itself, None) or next(also, None) or next(cause, None)
     told = see is not None or name == STAY_IN_BF16
     saving = "" if told else saving_in_words(finding.saving_ms)
-    open_ = None if told or saving or finding.saving_ms else finding.treatment
+    says_all = finding.saving_ms is not None and not gained_alone(finding)
+    open_ = None if told or says_all else finding.treatment
     return _entry(finding, report, saving=saving, see=see, treatment=open_)
+
+
+def gained_alone(finding: Finding) -> bool:
+    """Whether what would change it was timed by itself, and saved time for sure."""
+    saving = finding.saving_ms
+    return saving is not None and saving.basis == "measured" and saving.low > 0
 
 
 def _found_by_the_trial(step: Step, number: int) -> Entry:

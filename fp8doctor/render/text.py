@@ -104,8 +104,8 @@ class _Page:
         for entry in screen.others:
             yield self.entry(entry)
         yield self.rows(screen.outcomes)
-        yield self.ledger(report)
-        yield self.rates(report)
+        yield self.ledger(report, screen)
+        yield self.rates(report, screen)
         yield self.gaps(report)
         yield self.joined((*for_support(report.facts), *variables(report.facts)))
         yield [
@@ -185,11 +185,11 @@ class _Page:
                 lines.append((head + "  ".join(cells[at].rjust(widths[at]) for at in shown)).rstrip())
         return lines
 
-    def ledger(self, report: Document) -> list[str]:
+    def ledger(self, report: Document, screen: Screen) -> list[str]:
         """Write the GEMMs one by one, numbers flush right; where that is too wide, what it adds up to."""
         if report.ledger is None:
             return []
-        found = ledger_table(report.ledger, bool(if_recorded(uses_fp8, report.facts)))
+        found = ledger_table(report.ledger, screen.labels)
         numbers = [row for row in found.rows if len(row) > 1]
         widths = [max(map(columns, cells)) for cells in zip(*numbers, strict=True)]
         lines = []
@@ -199,11 +199,11 @@ class _Page:
         table = [self.paint(lines[0], DIM), *lines[1:]] if max(map(columns, lines)) <= self.width else []
         return table + [line for sentence in found.sentences for line in self.prose(sentence, 2)]
 
-    def rates(self, report: Document) -> list[str]:
+    def rates(self, report: Document, screen: Screen) -> list[str]:
         """Write what every variant reaches, and what none can."""
         if report.rates is None:
             return []
-        told = rates_in_words(report.rates, bool(if_recorded(uses_fp8, report.facts)))
+        told = rates_in_words(report.rates, bool(if_recorded(uses_fp8, report.facts)), screen.labels)
         return [line for sentence in told for line in self.prose(sentence, 2)]
 
     def mark(self, mark: Mark) -> str:

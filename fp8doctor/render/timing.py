@@ -10,7 +10,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, share_rounds, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.loss_gap import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
@@ -25,7 +25,7 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.analysis.variant_words import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_of_first_window
+from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants, plainly, variant_of
 from fp8doctor.wording import percent, plural
@@ -102,15 +102,17 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
         ArmName.BF16_COMPILED: 1,
         ArmName.BF16_AS_COMPILED: 1.2,
         ArmName.AS_IS: 1.5 if fp8 else -1,
+        in_first_window(ArmName.PRESCRIBED): 1.8,
         ArmName.PRESCRIBED: 2,
     }
     shown = [
         arm
         for arm in facts.trial.arms
-        if not (arm.tried and is_of_first_window(arm.name)) and not _is_prescribed(arm, facts.trial)
+        if (not (arm.tried and is_of_first_window(arm.name)) and not _is_prescribed(arm, facts.trial))
+        or _is_on_the_way(arm, facts.trial, fixes)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
-    names = _names(facts, fixes)
+    names = labels(facts, fixes)
     rows = _together(_with_unknown_memory([_row(arm, names) for arm in arms]))
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, names), *_routing(facts))
@@ -158,6 +160,20 @@ def _is_prescribed(arm: Arm, trial: Trial) -> bool:
     )
 
 
+def _is_on_the_way(arm: Arm, trial: Trial, fixes: Mapping[str, int]) -> bool:
+    """Whether it is a part of the plan that other rows are built on, timed in turn with the whole."""
+    whole = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
+    return (
+        whole is not None
+        and arm.tried
+        and arm.name == in_first_window(ArmName.PRESCRIBED)
+        and bool(arm.treatments)
+        and set(arm.treatments) < set(whole.treatments)
+        and all(each in fixes for each in arm.treatments)
+        and share_rounds(arm, whole)
+    )
+
+
 MANY = 3
 """Rows without a time that say the same and stand in one line from this number on."""
 
@@ -185,7 +201,8 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
     return tuple(shown)
 
 
-def _names(facts: Facts, fixes: Mapping[str, int]) -> dict[str, str]:
+def labels(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> dict[str, str]:
+    """Name every variant of a trial, by the numbers of the fixes that are in it."""
     fp8 = recorded(facts, "network") and uses_fp8(facts)
     return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
 

@@ -63,24 +63,28 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     """Name a variant, and say which fixes are in it; ``fixes`` are treatments with their numbers."""
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
         return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
-    if arm.name in VARIANTS or arm.name == ArmName.AS_IS:
+    if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8)
-    alone = _treatments(arm)
+    alone, name = _treatments(arm), variant(arm.name, fp8)
+    if alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms):
+        name = name.replace(CHANGES[COMPILE_BLOCKS], "by block")  # for it is compiled now, in another form
     base = arm.base if recorded(arm, "base") else None
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
-        return _with_fixes(alone, fixes) or variant(arm.name, fp8) if fp8 else variant(arm.name, fp8)
+        return (_with_fixes(alone, fixes) if fp8 else "") or name
     kinds = {family(each) for each in alone}  # of which the last stands
-    below = next((_treatments(each) for each in arms if each.name == base), ())
-    below = tuple(each for each in below if family(each) not in kinds)
-    if both := _with_fixes((*below, *alone), fixes):
+    of_base = next((_treatments(each) for each in arms if each.name == base), ())
+    below = tuple(each for each in of_base if family(each) not in kinds)
+    if alone and (both := _with_fixes((*below, *alone), fixes)):
         return both
     if by_block:
-        return f"{variant(arm.name, fp8)}, by block"
+        return f"{name}, by block"
+    if of_base and not below:  # it stands in place of all that its base changes
+        return name
     numbers = _numbers(below, fixes) or "all fixes"
     if fixes and below and not any(each in fixes for each in below):  # the plan ends in none of them
         numbers = ", ".join(CHANGES.get(each, each.replace("-", " ")) for each in below)
-    return f"{variant(arm.name, fp8)}, {numbers}"
+    return f"{name}, {numbers}"
 
 
 def _treatments(arm: Arm) -> tuple[str, ...]:

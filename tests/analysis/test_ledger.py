@@ -230,4 +230,4 @@ def test_a_report_without_it_has_no_such_key() -> None:
 def test_a_gemm_in_bf16_has_no_times_of_fp8() -> None:
     recipe = "rowwise_with_gw_hp"
     found = kept(facts(shape(WIDE, (1.6, 0.9), (1.5, 0.9), (1.7, None), casts=0.8, recipe=recipe)))
-    assert ledger_table(found, True).rows[-1][1:] == ("2", "1.700", "in BF16", "-", "-", "-")
+    assert ledger_table(found, {}).rows[-1][1:] == ("2", "1.700", "in BF16", "-", "-", "-")

@@ -7,6 +7,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.outcome import ceiling
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.finding import Saving
@@ -14,6 +16,7 @@ from fp8doctor.render import text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report, load_report
 from fp8doctor.wording import times
+from tests.diagnosis.trials import Of, around
 from tests.test_recorded import RECORDED, RECORDINGS
 
 ENDS = {
@@ -21,8 +24,10 @@ ENDS = {
     "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x of the best BF16 (98.2 ms).",
     "decoder_454m": "With the changes that were timed: 129.6 ms, 1.01x of the best BF16 (130.3 ms).",
     "vit_large": "FP8 loses with all that was timed: leave it off, 57.6 ms in compiled BF16.",
-    "te_checkpointed_inside": "FP8 cannot win here: leave it off, 11.5 ms in BF16 without checkpointing.",
-    "vit": "FP8 cannot win here: leave it off, 16.3 ms in BF16.",
+    "te_checkpointed_inside": "FP8 loses with all that was timed: leave it off, 11.5 ms in BF16 without "
+    "checkpointing.",
+    "vit": "FP8 loses with all that was timed: leave it off, 16.3 ms in BF16.",
+    "cannot_be_saved": "FP8 cannot win here: leave it off, 9.3 ms in compiled BF16.",
     "te_checkpointed": "How fast the step is after that was not measured.",
     "mlp": "After all fixes about 1.16x of the best BF16 (modelled on H200).",
     "unaligned": "How fast the step is after that was not measured.",
@@ -40,6 +45,37 @@ def replayed(name: str) -> Report:
 @pytest.mark.parametrize("name", ENDS)
 def test_the_plan_ends_in_a_state(name: str) -> None:
     assert outlook(replayed(name)).sentence == ENDS[name]
+
+
+def test_that_fp8_cannot_win_is_said_only_below_a_limit_that_holds() -> None:
+    """A change that was not tried may win where the limit leaves room, or the times are not relied on."""
+    said = 0
+    for path in RECORDINGS:
+        report = load_report(path)
+        if outlook(report).sentence.startswith("FP8 cannot win here: "):
+            said += 1
+            most = ceiling(report.facts)
+            assert most is not None
+            assert most.speedup < 1 + EVEN
+            assert report.facts.trial.reliable is not False
+    assert said
+
+
+@pytest.mark.parametrize(
+    ("other", "end", "why"),
+    [
+        (around(120.0), "FP8 loses with all that was timed", "makes FP8 as fast"),
+        ((80.0, 95.0, 100.0, 105.0, 120.0, 99.0), "No FP8 that was timed wins for sure", "faster for sure"),
+    ],
+)
+def test_a_change_that_the_timing_cannot_tell_from_bf16_is_not_called_slower(
+    other: tuple[float, ...], end: str, why: str
+) -> None:
+    arms = {"as_is": around(130.0), "bf16": around(103.6), "bf16_compiled": around(92.7)}
+    report = diagnose(Of({**arms, "recipe-rowwise": other}, bases={"recipe-rowwise": "as_is"}).facts())
+    assert outlook(report).sentence == f"{end}: leave it off, 92.7 ms in compiled BF16."
+    assert why in report.verdict.summary
+    assert why in report.prescription[-1].treatment.summary
 
 
 def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside_it() -> None:

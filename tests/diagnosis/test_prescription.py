@@ -156,6 +156,16 @@ def test_information_is_prescribed_only_when_it_saves_something() -> None:
     assert codes(found("AAA001", "info"), found("BBB001", "info", saved_ms=2)) == ["BBB001"]
 
 
+def test_information_whose_saving_the_timing_does_not_tell_is_no_fix() -> None:
+    """Compiling block by block, for the seconds that it saves at the start, beside "leave FP8 off"."""
+    noisy = Saving(low=-14.0, high=14.0, basis="measured", gpu="NVIDIA H200")
+    told, unsure = (
+        msgspec.structs.replace(found("AAA001", each), saving_ms=noisy) for each in ("warning", "info")
+    )
+    assert codes(told) == ["AAA001"]
+    assert codes(unsure) == []
+
+
 def test_a_symptom_is_dropped_when_its_cause_was_found_and_kept_when_not() -> None:
     symptom = msgspec.structs.replace(found("AAA001", "error"), caused_by=("BBB001",))
     assert codes(symptom, found("BBB001")) == ["BBB001"]

@@ -44,9 +44,8 @@ class Of:
     trials did."""
 
     def arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
-        treatments = (
-            self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
-        )
+        alone = ("compile-blocks",) if name == "prescribed_first" else (name,)
+        treatments = self.treatments if name == "prescribed" else alone if name in (self.bases or {}) else ()
         if isinstance(rounds, str):
             why = rounds if isinstance(rounds, Reason) else None
             return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))

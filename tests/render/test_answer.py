@@ -22,7 +22,7 @@ from tests.diagnosis.trials import Of, around, without_fp8
 from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER
 from tests.render.test_html import DEMO
-from tests.test_recorded import RECORDED
+from tests.test_recorded import RECORDED, RECORDINGS
 
 UNALIGNED = replace(
     DECODER_468M,
@@ -39,6 +39,30 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
     said = answer(load_report(DEMO))
     of, against = map(float, re.findall(r"[\d.]+", said.numbers))
     assert said.what == f"FP8 is {of / against:.1f}× slower than BF16"
+
+
+RANGE = re.compile(r" \(([\d.]+)× to ([\d.]+)× (slower|faster)\): ")
+
+
+def test_a_wide_ratio_is_told_with_its_ends() -> None:
+    """The side is sure and the number is not: rounds of 734 to 1,204 ms."""
+    wide = Of({"as_is": (734.0, 872.2, 945.2, 951.9, 988.3, 1203.8), "bf16_compiled": around(185.0)}).facts()
+    assert certainty(diagnose(wide)).startswith("Yes (4.0× to 6.5× slower): both were timed in turn")
+    narrow = Of({"as_is": around(952.0), "bf16_compiled": around(185.0)}).facts()
+    assert certainty(diagnose(narrow)).startswith("Yes: both were timed in turn")
+
+
+def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
+    wide = 0
+    for path in RECORDINGS:
+        said = answer(load_report(path))
+        if ends := RANGE.search(said.sure):
+            wide += 1
+            told = re.search(r"([\d.]+)×", said.what)
+            assert told
+            assert float(ends[1]) <= float(told[1]) <= float(ends[2])
+            assert said.what.endswith(f"{ends[3]} than BF16")
+    assert wide > 5
 
 
 @pytest.mark.parametrize(
@@ -161,7 +185,7 @@ def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
 )
 def test_times_that_are_not_reliable_are_not_sure(recording: str, doubt: str | None) -> None:
     sure = certainty(load_report(RECORDED / f"h200-{recording}.json"))
-    assert sure.startswith("Not quite: " if doubt else "Yes: ")
+    assert sure.startswith("Not quite" if doubt else "Yes: ")
     assert (f"{doubt}, so do not rely on these times" in sure) if doubt else "rely" not in sure
 
 

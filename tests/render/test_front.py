@@ -27,10 +27,12 @@ from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import Report, load_report
 from tests.checks.arms import ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
+from tests.diagnosis.trials import Of, around, render
 from tests.facts_of import DECODER_468M
 from tests.render.reports import SCREENS
 from tests.waiting import LONGEST_S
 
+JOBS = Path(__file__).parents[1] / "benchmarks" / "recorded"
 RECORDED = sorted((Path(__file__).parents[1] / "patients" / "recorded").glob("*.json"))
 WIDTHS = (60, 80, 100, 120)
 
@@ -218,13 +220,55 @@ def test_a_fix_that_saves_nothing_is_folded_and_not_called_missing() -> None:
     ("low", "high", "words"),
     [
         (0.1, 1.8, "saves 0.1 to 1.8 ms a step, measured"),
-        (-9.7, 15.6, "too noisy to tell: from 9.7 ms more to 16 ms less a step, measured"),
+        (-9.7, 15.6, "too noisy to tell: from 16 ms less to 9.7 ms more a step, measured"),
         (-2.0, -1.0, "costs 1.0 to 2.0 ms a step, measured"),
         (-0.01, 0.02, "saves 0.0 ms a step, measured"),
     ],
 )
 def test_a_saving_that_may_be_none_is_called_noise(low: float, high: float, words: str) -> None:
     assert saves(Saving(low=low, high=high, basis="measured", gpu="NVIDIA H200")) == words
+
+
+OVERWRITTEN = (
+    "it raises RuntimeError: Error: accessing tensor output of CUDAGraphs that has been overwritten by a "
+    "subsequent run. Stack trace: [Could not find stack trace]. To prevent overwriting, clone the tensor "
+    "outside of torch.compile() or call torch.compiler.cudagraph_mark_step_begin() before each invocation."
+)
+"""What BF16 of a BERT raised with CUDA graphs, on an H200."""
+
+
+def test_of_a_long_message_the_first_screen_has_a_sentence_and_v_the_rest() -> None:
+    arms = {"as_is": around(103.6), "bf16_compiled": around(92.7), "bf16_cuda_graphs": OVERWRITTEN}
+    report = diagnose(Of(arms).facts())
+    assert front(report).untimed == (
+        "Not timed: BF16, CUDA graphs (it raises RuntimeError: Error: accessing tensor output of CUDAGraphs "
+        "that has been overwritten by a subsequent run)."
+    )
+    assert "To prevent overwriting" in " ".join(render(report).split())
+
+
+def test_a_fix_that_a_trial_left_out_says_so() -> None:
+    asides = {each.code: each.aside for each in of("te_transformer").fixes}
+    assert asides["MEM001"] == "a sketch; not timed"
+    modelled = of("mlp").fixes
+    assert not [each for each in modelled if "not timed" in each.aside], "no trial timed anything"
+
+
+def test_the_end_names_the_form_of_bf16_that_it_is_held_to() -> None:
+    """The box has the best BF16 of the step as it is too, which is slower."""
+    arms = {
+        "as_is": around(130.0),
+        "bf16_compiled": around(119.6),
+        "prescribed": (80.0, 95.0, 100.0, 105.0, 120.0, 101.0),
+        "bf16_without_checkpointing": around(98.1),
+    }
+    told = front(diagnose(Of(arms, treatments=("checkpointing-off",), bases={}).facts())).answer.then
+    assert told.sentence.endswith("cannot tell from BF16 without checkpointing (98.1 ms).")
+
+
+def test_giving_fp8_up_on_a_disturbed_host_asks_for_a_quiet_one_too() -> None:
+    said = front(load_report(JOBS / "h100-whisper_medium.json")).answer
+    assert said.fix == ("Leave FP8 off (fix 3), and time again when the host is quiet (fix 2).",)
 
 
 def test_what_was_not_timed_is_no_part_of_the_end() -> None:
@@ -237,6 +281,13 @@ def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() 
     mended = {each.code: each.text for each in of("cannot_be_saved").notices}
     assert mended["SHP005"].endswith("(fix 3 mends it)")
     assert mended["DST001"].endswith("(fix 1 mends it)")
+
+
+def test_a_change_that_gained_by_itself_and_is_in_no_plan_is_told_with_what_it_saves() -> None:
+    report = load_report(RECORDED[0].with_name("h200-te_tiny.json"))
+    told = {each.code: each.text for each in front(report).notices}["SHP005"]
+    assert told.endswith("with block scaling: on its own that saves 0.7 to 2.2 ms a step, measured)")
+    assert "Would change it: run Transformer Engine with block scaling" in render(report)
 
 
 def test_a_finding_of_layers_that_leave_fp8_names_the_fix_that_takes_them_out() -> None:

@@ -4,6 +4,7 @@ proportions."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -16,12 +17,15 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.render.words import variant_of
-from fp8doctor.report import Report
+from fp8doctor.report import Report, load_report
 from fp8doctor.wording import error_in_words
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
+from tests.diagnosis.trials import Of, around
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
+
+BERT = Path(__file__).parents[1] / "benchmarks" / "recorded" / "h200-bert_large_accelerate.json"
 
 
 def shown(arm: Arm, gib: float) -> Arm:
@@ -203,6 +207,9 @@ def test_a_recipe_that_was_timed_by_block_says_so() -> None:
     assert variant_of(arms[1], arms, True, {}) == "FP8 rowwise, by block"
     assert variant_of(arms[1], arms, True, fixes) == "FP8 rowwise, by block", "fix 1 alone was not timed"
     assert variant_of(arms[1], arms, True, {**fixes, "compile-blocks": 2}) == "FP8 with fixes 1 and 2"
+    assert variant_of(arms[0], arms, True, {}) == "FP8, compiled"
+    whole = [*arms, Arm(name="bf16_as_compiled")]
+    assert variant_of(arms[0], whole, True, {}) == "FP8, by block", "as it is run it is compiled too"
     three = Arm(name="prescribed", base="as_is", treatments=("a", "b", "c"))
     assert variant_of(three, [three], True, {"a": 1, "b": 2, "c": 3}) == "FP8 with fixes 1, 2 and 3"
 
@@ -227,6 +234,55 @@ def test_what_was_built_on_a_plan_of_before_names_what_is_in_it(
         Arm(name=change, base="prescribed_first", treatments=(change,)),
     ]
     assert variant_of(arms[2], arms, True, fixes) == label
+
+
+def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_itself() -> None:
+    arms = [
+        Arm(name="prescribed", base="as_is", treatments=("compile-blocks", "checkpointing-off")),
+        Arm(name="prescribed_first", base="as_is", treatments=("compile-blocks",)),
+        Arm(name="cuda-graphs", base="prescribed_first", treatments=("cuda-graphs",)),
+    ]
+    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
+    assert variant_of(arms[2], arms, True, fixes) == "FP8, CUDA graphs"
+    without = Arm(name="without_adapters", base="prescribed_first")
+    assert variant_of(without, [*arms, without], True, fixes) == "FP8 without adapters, fix 1"
+    of_now = Arm(name="without_adapters", base="as_is")
+    assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
+
+
+def test_rates_and_single_matmuls_name_the_variants_as_the_table_does() -> None:
+    """The plan has more fixes than the two that were timed: those are not all."""
+    told = " ".join(text.render(load_report(BERT), verbose=True).split())
+    assert "Tokens a second, measured: FP8 with fixes 2 and 3 " in told
+    assert "all fixes" not in told
+
+
+def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
+    """Others are built on it, and findings name its time."""
+    arms = {"as_is": around(366.1), "bf16_compiled": around(92.7), "prescribed": around(88.3)}
+    facts = Of(
+        {**arms, "prescribed_first": around(99.0), "checkpointing-off": around(88.3)},
+        treatments=("compile-blocks", "checkpointing-off"),
+        bases={"checkpointing-off": "prescribed_first", "prescribed_first": "as_is"},
+    ).facts()
+    first = msgspec.structs.replace(facts.trial.arms[3], treatments=("compile-blocks",))
+    trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms[:3], first, facts.trial.arms[4]))
+    facts = msgspec.structs.replace(facts, trial=trial)
+    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
+    told = timing(facts, fixes)
+    assert told is not None
+    assert [row.label for row in told.rows] == [
+        "BF16 compiled",
+        "FP8 as you run it",
+        "FP8 with fix 1",
+        "FP8 with fixes 1 and 2",
+    ]
+    alone = timing(facts, {"compile-blocks": 1})
+    assert alone is not None
+    assert "FP8 with fix 1" in [row.label for row in alone.rows]
+    unplanned = timing(facts, {"checkpointing-off": 1})
+    assert unplanned is not None
+    assert len(unplanned.rows) == 3
 
 
 def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:

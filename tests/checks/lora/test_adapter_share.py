@@ -53,7 +53,7 @@ def test_time_counts_and_not_flops(lora: nn.Module, look: Look) -> None:
     assert finding.evidence["adapters_ms"] == pytest.approx(30.0)
     assert finding.evidence["fp8_ceiling"] == pytest.approx(150 / (30 + 120 / 2), rel=1e-3)
     assert finding.evidence["adapter_dtypes"] == ("float32",)
-    assert finding.title == "LoRA takes 25 % of the step's time (14 % of the GEMM FLOPs)"
+    assert finding.title == "LoRA takes 30.0 of 120.0 ms a step, with 14 % of the GEMM FLOPs"
     assert finding.treatment is not None
     assert finding.saving_ms is None
 
