@@ -29,7 +29,7 @@ from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is, explores
-from tests.trial.test_conductor import Decoder, job
+from tests.trial.decoder import Decoder, job
 
 CPU = torch.device("cpu")
 

@@ -37,7 +37,7 @@ from fp8doctor.worker.ahead import HELPING, Helpers, most_helpers
 from fp8doctor.worker.child import wanted_helpers
 from fp8doctor.worker.request import TrialRequest
 from tests.logged import Records
-from tests.trial.test_conductor import job
+from tests.trial.decoder import job
 from tests.waiting import LONGEST_S, wait_for
 
 WHOLE = """
