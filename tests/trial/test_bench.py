@@ -33,7 +33,7 @@ from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.variant import ArmPlan, Variant
-from tests.trial.test_conductor import CPU, Block, Decoder, job
+from tests.trial.decoder import CPU, Block, Decoder, job
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.memory import (
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.stand_ins import transformer_engine
-from tests.trial.test_conductor import Decoder
+from tests.trial.decoder import Decoder
 
 pytestmark = pytest.mark.slow
 

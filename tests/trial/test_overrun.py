@@ -19,7 +19,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
-from tests.trial.test_conductor import CPU, Decoder, job
+from tests.trial.decoder import CPU, Decoder, job
 
 
 def spin() -> None:

@@ -40,7 +40,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.variant import ArmPlan
-from tests.trial.test_conductor import job as blocks_in_a_list
+from tests.trial.decoder import job as blocks_in_a_list
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,57 @@
+"""A stand-in for the worker, an environment without settings, a saved report, and a folder of checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.report import Report
+from tests.cli.command import Worker
+from tests.facts_of import DECODER_468M
+
+GRAVE_CHECK = '''
+"""Something grave"""
+from fp8doctor.finding import Finding
+from fp8doctor.registry import check
+
+@check("XYZ001", "grave", area="step", severity="error")
+def grave(facts):
+    return Finding(title="grave", explanation="It is grave.")
+'''
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    worker = Worker()
+    monkeypatch.setitem(sys.modules, "fp8doctor.worker.parent", worker)
+    return worker
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "LC_ALL", "LANG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "saved.json"
+    Report.of(diagnose(DECODER_468M)).save(path)
+    return path
+
+
+@pytest.fixture
+def grave_checks() -> Iterator[str]:
+    """A folder of checks with one that always finds something; it is forgotten afterwards."""
+    from tempfile import TemporaryDirectory
+
+    from fp8doctor import registry
+
+    with TemporaryDirectory() as folder:
+        Path(folder, "grave.py").write_text(GRAVE_CHECK)
+        yield folder
+    registry._checks.pop("XYZ001", None)

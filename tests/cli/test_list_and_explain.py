@@ -1,0 +1,114 @@
+"""Checks are listed, and a code, an error or a word is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from fp8doctor import cli, registry
+from fp8doctor.cli.explain import LONGEST_CODE, speaking_of
+from tests.cli.command import TRACEBACK, fp8doctor
+
+
+def test_list() -> None:
+    result = fp8doctor("list")
+    assert result.exit_code == 0
+    assert any(line.startswith("CMP001") and "eager-float8" in line for line in result.stdout.splitlines())
+    listed = json.loads(fp8doctor("list", "--format", "json").stdout)
+    assert {"code", "name", "area", "severity", "title"} == set(listed[0])
+    assert len(listed) == len(result.stdout.splitlines())
+
+
+def test_list_shows_checks_of_a_folder(grave_checks: str) -> None:
+    assert "XYZ001" in fp8doctor("list", "--checks", grave_checks).stdout
+
+
+@pytest.mark.parametrize("code", ["CMP001", "cmp001", "eager-float8"])
+def test_explain(code: str) -> None:
+    result = fp8doctor("explain", code)
+    assert result.stdout.startswith(
+        "CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that run eagerly\n"
+    )
+    page = json.loads(fp8doctor("explain", code, "--format", "json").stdout)
+    assert page["code"] == "CMP001"
+    assert page["page"] in result.stdout
+
+
+def test_explain_what_is_not_there() -> None:
+    result = fp8doctor("explain", "CMP01")
+    assert result.exit_code == 2
+    assert "there is CMP001" in result.stderr
+
+
+def test_explain_an_error_by_its_text() -> None:
+    page = fp8doctor("explain", TRACEBACK).stdout
+    assert page.startswith("Expected trailing dimension of mat1 to be divisible by 16")
+    assert "Cause. A side of an FP8 GEMM" in page
+    assert "Found by: SHP001 unaligned-dimensions. fp8doctor explain SHP001" in page
+    assert "Source: torch aten/src/ATen/native/cuda/ScaledBlas.cpp" in page
+    assert "hf_" not in page
+    assert max(map(len, page.splitlines())) <= 100
+
+
+def test_explain_takes_an_error_from_stdin_and_without_quotes() -> None:
+    as_argument = fp8doctor("explain", TRACEBACK).stdout
+    assert CliRunner().invoke(cli.main, ["explain", "-"], input=TRACEBACK).stdout == as_argument
+    assert fp8doctor("explain", *TRACEBACK.split()).stdout == as_argument
+
+
+def test_explain_an_error_in_json() -> None:
+    (error,) = json.loads(fp8doctor("explain", "--format", "json", TRACEBACK).stdout)["errors"]
+    assert error["codes"] == ["SHP001"]
+    assert set(error) == {"says", "pattern", "cause", "lines", "versions", "source", "codes"}
+
+
+def test_explain_an_error_that_is_not_known() -> None:
+    text = "RuntimeError: nobody has seen this before, hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
+    result = fp8doctor("explain", text)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "holds none of the" in result.stderr
+    assert "hf_" not in result.stderr
+    assert "hf_" not in fp8doctor("explain", text.split()[-1]).stderr
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_explain_nothing(text: str) -> None:
+    result = CliRunner().invoke(cli.main, ["explain", "-"], input=text)
+    assert result.exit_code == 2
+    assert "nothing to explain" in result.stderr
+
+
+def test_explain_looks_for_no_word_as_long_as_a_log() -> None:
+    """Ten megabytes in one word took 12 s to compile as a pattern."""
+    catalogue = registry.discover()
+    word = max((word for check in catalogue for word in check.page.split()), key=len)
+    assert speaking_of("checkpointing", catalogue)
+    assert len(word) > LONGEST_CODE
+    assert speaking_of(word, catalogue) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        ("LoRA", "LORA"),
+        ("checkpointing", "CKP"),
+        ("gradient checkpointing", "CKP"),
+        ("load_in_fp8", "MOD003"),
+        ("max-autotune", "STP001"),
+        ("cuda graphs", "STP001"),
+        ("out of memory", "MEM002"),
+    ],
+)
+def test_explain_finds_the_words_of_a_user(words: str, first: str) -> None:
+    result = fp8doctor("explain", words)
+    assert result.exit_code == 0
+    codes = re.findall(r"^[A-Z]{3,4}\d{3}", result.stdout, re.MULTILINE)
+    assert codes[0].startswith(first)
+    assert result.stdout == fp8doctor("explain", *words.split()).stdout
+    assert json.loads(fp8doctor("explain", words, "--format", "json").stdout)["checks"][0]["code"].startswith(
+        first
+    )

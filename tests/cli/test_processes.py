@@ -1,0 +1,166 @@
+"""The command line in a process of its own: signals, pipes, a terminal, what it imports, and a model file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import ROOT, TRACEBACK, process
+from tests.waiting import LONGEST_S
+
+
+def heed_interrupts() -> None:
+    """A job that a shell put into the background ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
+    script = (
+        "import sys, time, types\n"
+        "def examine_in_worker(*args, **options): print('ready', flush=True); time.sleep(1000)\n"
+        "sys.modules['fp8doctor.worker.parent'] = "
+        "types.SimpleNamespace(examine_in_worker=examine_in_worker)\n"
+        "from fp8doctor.cli import main\n"
+        "main(['model.py'])\n"
+    )
+    running = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        preexec_fn=heed_interrupts,
+    )
+    assert running.stdout
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=LONGEST_S)
+    assert running.returncode == 130
+    assert stderr.endswith("fp8doctor: interrupted\n")
+    assert "Traceback" not in stderr
+
+
+def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    result = process("report", saved)
+    assert result.returncode == 0
+    assert result.stdout.isascii()
+    assert process("report", saved, "--format", "markdown", encoding="latin-1").returncode == 0
+
+
+@pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("never", 0)])
+def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: str, code: int) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fp8doctor",
+        "report",
+        str(saved),
+        "--format",
+        "json",
+        "--fail-on",
+        fail_on,
+        "--select",
+        "CMP001",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
+        assert running.stdout
+        assert running.stderr
+        running.stdout.close()
+        why = b"fp8doctor: exit 1: found CMP001 (--fail-on warning)\n"
+        assert running.stderr.read() == (why if code else b"")
+        assert running.wait(LONGEST_S) == code
+
+
+@pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
+def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
+    """Colours unless it is dumb, and no line wider than the terminal."""
+    outside, inside = os.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
+        "TERM": terminal
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "fp8doctor", "report", str(saved)], stdout=inside, cwd=ROOT, env=environment
+    ) as running:
+        os.close(inside)
+        screen = b""
+        while running.poll() is None or b"More:" not in screen:
+            try:
+                screen += os.read(outside, 1 << 16)
+            except OSError:
+                break
+    os.close(outside)
+    text = screen.decode()
+    assert ("\x1b[" in text) is (terminal != "dumb")
+    assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--help",),
+        ("--version",),
+        ("list",),
+        ("explain", "CMP001"),
+        ("explain", "lora"),
+        ("explain", TRACEBACK),
+        ("report", "saved.json"),
+    ],
+)
+def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
+    args = tuple(str(saved) if arg == "saved.json" else arg for arg in args)
+    script = (
+        f"import sys\nfrom fp8doctor.cli import main\ntry:\n    main({args!r})\nfinally:\n    assert "
+        "'torch' not in sys.modules, 'torch was imported'\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+        timeout=LONGEST_S,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+@pytest.mark.slow
+def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(
+        'import torch\nprint("users own words")\nmodel = torch.nn.Sequential(torch.nn.Linear(64, 128), '
+        "torch.nn.Linear(128, 64))\n"
+    )
+    result = process("small.py", "--format", "json", "--save", "saved.json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["verdict"]["status"] == "no_fp8"
+    assert document["facts"]["target"] == {
+        "kind": "file",
+        "name": "small.py",
+        "attribute": "model",
+        "layers": None,
+    }
+    assert "users own words" in result.stderr
+    assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
+
+
+@pytest.mark.slow
+def test_a_model_file_that_fails_from_end_to_end(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def build_model():\n    return {}['missing']\n")
+    result = process("broken.py", "-q", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "KeyError: 'missing'" in result.stderr
+    assert "{}['missing']" in result.stderr
+    assert "fp8doctor/" not in result.stderr

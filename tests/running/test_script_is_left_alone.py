@@ -1,0 +1,292 @@
+"""A script under the observer trains, compiles, profiles, fails and ends as without it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import signal
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.running.clock import Clock
+from fp8doctor.running.observer import Observer
+from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
+from fp8doctor.running.settings import Settings
+from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
+from tests.running.loops import Net, Slicing, train
+
+
+def test_a_model_that_ends_in_the_window_is_not_kept_alive(observer: Observer) -> None:
+    model = Net()
+    train(model, WARMUP + 1)
+    assert ATTRIBUTE in vars(model)
+    ended = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert ended() is None
+    finally:
+        gc.enable()
+
+
+class Count(TorchDispatchMode):
+    """Counts operations, as a user's own mode does."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
+    counts = []
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(WARMUP + STEPS + PROFILED + 1):
+        with Count() as mode:
+            train(model, 1, optimizer=optimizer)
+        counts.append(mode.operations)
+    assert observer.done
+    assert len(set(counts[1:])) == 1
+
+
+def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard, monkeypatch: Any) -> None:
+    captured: list[Any] = []
+    observer.settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
+    whole = observer.examination.whole
+
+    def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
+        captured.append(window.captured)
+        return whole(owner, optimizer, window, *rest, **named)
+
+    monkeypatch.setattr(observer.examination, "whole", keep)
+    model, gradients = Net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(WARMUP + STEPS):
+        batch = torch.randn(8, 16)
+        nn.functional.cross_entropy(model(batch, scale=0.5), torch.arange(8)).backward()
+        gradients = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        batch.zero_()
+    (capture,) = captured
+    assert set(capture.batch) == {"x", "scale"}
+    capture.loss()(model(**capture.batch), capture.batch).backward()
+    for mine, theirs in zip(model.parameters(), gradients, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad, theirs)
+
+
+def compiled(form: str) -> tuple[nn.Module, Any]:
+    """A model that is compiled, and what the loop calls."""
+    model: nn.Module = Net()
+    if form == "wrapped":
+        return model, torch.compile(model, backend="eager")
+    if form == "in place":
+        model.compile(backend="eager")
+    elif form == "blocks":
+        for block in model.blocks:  # type: ignore[union-attr]
+            block.compile(backend="eager")
+    elif form == "slices its blocks":
+        model.__class__ = Slicing
+        return model, torch.compile(model, backend="eager")
+    elif form == "wrapped, inside another":
+        model = nn.Sequential(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    elif form == "assigned":
+        model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
+    return model, model
+
+
+@pytest.mark.parametrize(
+    "form", ["wrapped", "in place", "blocks", "wrapped, inside another", "assigned", "slices its blocks"]
+)
+def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    model, call = compiled(form)
+    optimizer = train(model, 1, call=call)
+    before = dict(counters["frames"]), sum(counters["recompiles"].values())
+    train(model, WARMUP + STEPS + PROFILED + 1, call=call, optimizer=optimizer)
+    assert (dict(counters["frames"]), sum(counters["recompiles"].values())) == before
+    facts = heard.facts
+    assert (facts.observed.calls, facts.observed.compiled) == (1, 0)
+    assert facts.observed.graphs_run == (2 if form == "blocks" else 1)
+    assert facts.workload.batch_size == 8
+    assert facts.training.compile_marks
+
+
+def test_a_compiled_function_is_left_alone(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its model's GPU keeps the time all the same."""
+    torch._dynamo.reset()
+    model = Net()
+    devices: list[torch.device | None] = []
+    monkeypatch.setattr(
+        "fp8doctor.running.window.Clock", lambda device: devices.append(device) or Clock(device)
+    )
+    call = torch.compile(lambda x: model(x) * 2, backend="eager")
+    optimizer = train(model, 1, call=call)
+    before = counters["frames"]["total"]
+    train(model, WARMUP + STEPS, call=call, optimizer=optimizer)
+    assert counters["frames"]["total"] == before
+    facts = heard.facts
+    assert facts.observed.calls is None
+    assert devices == [torch.device("cpu")]
+    assert facts.workload.note is not None
+    assert "a function of the script is compiled" in facts.workload.note
+
+
+def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: Heard) -> None:
+    torch._dynamo.reset()
+    model = Net()
+    call = torch.compile(model, backend="eager", dynamic=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for rows in (2, 3, 4, 5, 5, 5, 5, 5):
+        call(torch.randn(rows, 16)).sum().backward()
+        optimizer.step()
+    assert heard.facts.observed.compiled == 0
+    assert heard.facts.observed.warmup == 5
+
+
+def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
+    model = Net()
+    optimizer = train(model, WARMUP + 1)
+    assert ATTRIBUTE in vars(model)
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.randn(8, 17))
+    frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
+    assert not [each for each in frames if "fp8doctor/running" in each]
+    train(model, STEPS, optimizer=optimizer)
+    assert ATTRIBUTE not in vars(model)
+
+
+def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None:
+    wrapped = nn.Sequential(Net())
+    train(wrapped, WARMUP + 1)
+    assert ATTRIBUTE in vars(wrapped)
+    twin = copy.deepcopy(wrapped)
+    file = io.BytesIO()
+    torch.save(wrapped, file)
+    file.seek(0)
+    for other in (twin, torch.load(file, weights_only=False), pickle.loads(pickle.dumps(wrapped))):
+        assert vars(other).get(ATTRIBUTE) is None
+        other(torch.randn(8, 16))
+
+
+def test_the_model_is_not_kept_alive(observer: Observer) -> None:
+    model = Net()
+    alive = weakref.ref(model)
+    train(model, WARMUP + STEPS)
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_a_failure_of_ours_is_told_and_reaches_nobody(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer.examination, "whole", lambda *_, **__: 1 / 0)
+    model = Net()
+    train(model, WARMUP + STEPS + 1)
+    assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]
+    assert ATTRIBUTE not in vars(model)
+
+
+def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(Net(), WARMUP + STEPS + 1)
+    steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
+    assert len(steps) == WARMUP + STEPS + 1
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
+    assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
+
+
+def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=WARMUP + STEPS, active=2)
+    model = Net()
+    optimizer = train(model, 1)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
+        for _ in range(WARMUP + STEPS + 3):
+            train(model, 1, optimizer=optimizer)
+            profiler.step()
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 2
+    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_script_that_starts_its_profiler_while_ours_is_there(
+    steps: int, observer: Observer, heard: Heard
+) -> None:
+    model = Net()
+    optimizer = train(model, WARMUP + STEPS + steps)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(model, 3, optimizer=optimizer)
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 3
+    assert heard.notes == [f"no step was profiled: {GAVE_WAY}"]
+    assert observer.done
+
+
+def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: Heard) -> None:
+    train(Net(), WARMUP + STEPS + 1)
+    observer.closed()
+    assert heard.notes == [f"no step was profiled: {CUT_SHORT}"]
+    assert len(heard.facts.observed.steps_ms) == STEPS
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        torch.ones(3).sum()
+    assert [each for each in profiler.events() if each.name == "aten::sum"]
+
+
+def test_a_step_that_takes_too_long_to_be_profiled(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8doctor.running.recording.LONGEST_MS", 0.0)
+    train(Net(), WARMUP + STEPS)
+    assert observer.done
+    assert heard.notes == ["no step was profiled: a step takes 0 s, and its profile would be too large"]
+
+
+class Preempted(Exception):
+    """What a script's own handler raises."""
+
+
+def test_what_a_handler_of_the_script_raises_reaches_the_script(
+    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def preempt(number: int, frame: Any) -> None:
+        raise Preempted
+
+    note = observer.note
+
+    def interrupted(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        note(*arguments)
+
+    monkeypatch.setattr(observer, "note", interrupted)
+    before = signal.signal(signal.SIGUSR1, preempt)
+    try:
+        with pytest.raises(Preempted) as raised:
+            train(Net(), 1)
+        frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
+        assert not [each for each in frames if "fp8doctor/running" in each or "contextlib" in each]
+        assert signal.getsignal(signal.SIGUSR1) is preempt
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard.notes == []
+    assert len(heard.facts.network.linears) == 4

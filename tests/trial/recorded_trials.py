@@ -1,0 +1,293 @@
+"""Trials as they were recorded on an H200, planned and interleaved for real over recorded seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.trial import admission, conductor
+from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.measure import timer, window
+from fp8doctor.trial.measure.ahead import Nobody, Work, patience_s
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
+from tests.trial.decoder import CPU
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An arm as it was recorded (torch 2.11, torchao 0.18): seconds to build it, ms of a step at each cut,
+    seconds of profile or proof."""
+
+    build_s: float
+    steps_ms: tuple[float, ...]
+    shown_s: float
+    compiles: bool = False
+    base: str | None = None
+    explored: bool = False
+    fp8: bool | None = None
+    """Where None, compiling FP8 is expected to take no longer than compiling BF16."""
+
+
+TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
+    "llama_8b": (
+        9.4,
+        3.5,
+        {
+            "as_is": Seen(11.6, (132.0, 277.7), 1.3, True),
+            "bf16": Seen(1.7, (163.7, 371.2), 0.4),
+            "bf16_compiled": Seen(4.4, (148.0, 326.8), 1.3, True),
+            ArmName.SELF_CHECK: Seen(0.5, (163.7,), 0.0),
+            "recipe-rowwise": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
+            "recipe-rowwise-with-gw-hp": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
+        },
+    ),
+    "llama_8b_float8": (
+        7.3,
+        0.9,
+        {
+            "as_is": Seen(1.6, (142.5, 360.8), 2.9),
+            "bf16": Seen(0.9, (82.3, 182.6), 0.2),
+            "bf16_compiled": Seen(4.5, (74.3, 156.7), 0.9, True),
+            "prescribed": Seen(12.5, (65.6, 130.6), 0.9, True, "as_is"),
+            ArmName.SELF_CHECK: Seen(0.3, (82.3,), 0.0),
+            "recipe-rowwise": Seen(15.6, (74.7, 156.9), 0.2, True, "prescribed", True),
+        },
+    ),
+    "lora": (
+        7.6,
+        1.0,
+        {
+            "as_is": Seen(1.5, (435.7,), 2.8),
+            "bf16": Seen(0.9, (231.6,), 0.5),
+            "bf16_compiled": Seen(9.7, (152.3,), 0.6, True),
+            "prescribed": Seen(13.0, (109.6,), 0.5, True, "as_is"),
+            ArmName.SELF_CHECK: Seen(0.9, (231.6,), 0.0),
+            "adapters-to-bf16": Seen(1.4, (371.7,), 0.8, False, "as_is"),
+            "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
+        },
+    ),
+    "few_tokens": (
+        9.2,
+        1.4,
+        {
+            "as_is": Seen(11.0, (648.8,), 4.8, True),
+            "bf16": Seen(2.4, (656.9,), 2.8),
+            "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
+            ArmName.SELF_CHECK: Seen(2.2, (656.9,), 0.0),
+            "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
+        },
+    ),
+    "llama_eager_attention": (
+        2.9,
+        0.8,
+        {
+            "as_is": Seen(14.2, (182.1,), 0.8, True),
+            "bf16": Seen(1.2, (358.7,), 0.5),
+            "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
+            "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"),
+            ArmName.SELF_CHECK: Seen(1.1, (358.7,), 0.0),
+            "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
+        },
+    ),
+    "mixtral": (
+        8.0,
+        1.0,
+        {
+            "as_is": Seen(0.5, (160.4,), 1.7, fp8=True),
+            "bf16": Seen(0.5, (128.1,), 0.4, fp8=False),
+            "bf16_compiled": Seen(6.6, (88.0,), 0.6, True, fp8=False),
+            ArmName.SELF_CHECK: Seen(0.5, (128.1,), 0.0, fp8=False),
+            "prescribed": Seen(11.2, (88.8,), 0.6, True, "as_is", fp8=True),
+            "recipe-rowwise": Seen(17.0, (88.8,), 0.3, True, "prescribed", True, fp8=True),
+            "recipe-rowwise-with-gw-hp": Seen(17.0, (88.8,), 0.3, True, "prescribed", True, fp8=True),
+        },
+    ),
+    "flux": (
+        11.8,
+        0.9,
+        {
+            "as_is": Seen(35.1, (67.4,), 0.7, True, fp8=True),
+            "bf16": Seen(0.4, (73.0,), 0.3, fp8=False),
+            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True, fp8=False),
+            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0, fp8=False),
+        },
+    ),
+    "encoder_decoder": (
+        10.0,
+        0.9,
+        {
+            "as_is": Seen(1.2, (417.4,), 3.9),
+            "bf16": Seen(0.4, (90.7,), 0.5),
+            "bf16_compiled": Seen(27.0, (51.7,), 0.4, True),
+            "prescribed": Seen(27.0, (60.0,), 0.4, True, "as_is"),
+        },
+    ),
+    "flux_like": (
+        11.8,
+        1.2,
+        {
+            "as_is": Seen(35.1, (67.4,), 0.7, True),
+            "bf16": Seen(0.4, (73.0,), 0.3),
+            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True),
+            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0),
+        },
+    ),
+}
+"""Model -> seconds before the first arm, seconds after the last proof, and the arms. The recipes of the
+Mixtral were left out: their seconds are `budget.DEARER_RECIPE` times those of what they change."""
+
+CACHED = 0.25
+"""Time to build what is in the compiler's caches / to build it: 0.13 to 0.24 were seen (H200, torch 2.11)."""
+
+
+class Clock:
+    """A clock that only what was recorded moves."""
+
+    now_s = 1000.0
+    for_numerics_s = 0.0
+    """What the numerics have when everything before them is done."""
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+NOT_BEGUN_S = 1000.0
+
+
+class Others(Nobody):
+    """Compile arms on the clock: each takes so many seconds, from the first arm of the trial on, or so much
+    later. What takes longer than `NOT_BEGUN_S` is never begun."""
+
+    def __init__(self, clock: Clock, arms_s: Mapping[str, float], late_s: float = 0.0) -> None:
+        self._clock, self._arms_s, self._began = clock, arms_s, clock.now_s + late_s
+        self._passed: set[str] = set()
+
+    def take(self, work: Work, patience_s: float | None) -> float | None:
+        assert patience_s is not None
+        if work[0] in self.begun():
+            self._clock.now_s += min(patience_s, self._until(self._arms_s[work[0]]) - self._clock())
+        return self.took_s(work[0])
+
+    def pass_by(self, arm: str, least_s: float) -> None:
+        if self._clock() - self._began < least_s:
+            self._passed.add(arm)
+
+    def begun(self) -> frozenset[str]:
+        return frozenset(arm for arm in self.under_way() if self._arms_s[arm] < NOT_BEGUN_S)
+
+    def under_way(self) -> frozenset[str]:
+        return frozenset(self._arms_s) - self._passed - self._done()
+
+    def took_s(self, arm: str) -> float | None:
+        return self._arms_s[arm] if arm in self._done() else None
+
+    def _done(self) -> frozenset[str]:
+        return frozenset(
+            arm for arm, seconds in self._arms_s.items() if self._until(seconds) <= self._clock()
+        )
+
+    def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
+        first = min(self._until(self._arms_s.get(arm, 0.0)) for arm in arms)
+        self._clock.now_s += max(0.0, min(first - self._clock(), timeout_s))
+        return frozenset(arms) - self.under_way()
+
+    def _until(self, seconds: float) -> float:
+        return self._began + seconds
+
+
+def took(
+    name: str,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float = 60.0,
+    latest: float | None = None,
+    ahead_s: Mapping[str, float] | None = None,
+    *,
+    late_s: float = 0.0,
+    stretches: bool = False,
+    told_at: int = 0,
+) -> tuple[dict[str, float], list[str], int]:
+    """Seconds of every part, the arms that were timed, and the rounds. ``ahead_s`` is what others take to
+    compile arms meanwhile, from ``late_s`` after the first arm on, ``told_at`` the rounds that tell FP8 from
+    BF16."""
+    before_s, end_s, seen = TRIALS[name]
+
+    def build(attempt: Attempt, until: float) -> None:
+        of, began = seen[attempt.plan.name], clock.now_s
+        ahead_by_s = others.take((attempt.plan.name, 0), patience_s(until))
+        share = 1.0 if ahead_by_s is None else CACHED
+        clock.now_s += share * of.build_s
+        attempt.build_s = clock.now_s - began
+        attempt.ready = [
+            SimpleNamespace(
+                step_s=ms / 1e3,
+                compiled=SimpleNamespace(graphs=int(of.compiles), from_caches=False),
+                warm_up_s=ahead_by_s or 0.0,
+            )
+            for ms in of.steps_ms
+        ]  # type: ignore[misc]
+
+    def visit(ms: float, device: torch.device, visit: timer.Visit, look: Callable[[], None]) -> float:
+        clock.now_s += visit.steps * ms / 1e3
+        return ms + clock.now_s % 10  # varies, so that rounds do not end because all are known sharply
+
+    monkeypatch.setattr(timer, "visit_ms", visit)
+    plans = [
+        ArmPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
+        for arm, of in seen.items()
+    ]
+    attempts, bench, of_trial = (
+        [Attempt(plan) for plan in plans],
+        SimpleNamespace(
+            build=build, device=CPU, frees_gib=lambda: 0.0, plan=Plan((), (Cut({}),)), as_one=False
+        ),
+        Budget(budget_s, clock(), stretches=stretches),
+    )
+    clock.now_s += before_s
+    others = Others(clock, ahead_s or {}, late_s)
+    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial, ahead=others))  # type: ignore[arg-type]
+    timed = [attempt for attempt in attempts if attempt.no_number is None]
+    costs, explored = (
+        admission.costs_of(timed),
+        [each.plan.name for each in timed if explores(each.plan)],
+    )
+    parts = {"before": before_s, "arms": of_trial.spent_s - before_s}
+    steps: Any = {
+        (arm, number): ms
+        for arm, cost in costs.items()
+        for number, ms in enumerate(1e3 * step for step in cost.steps_s)
+    }
+    interleave_arms = lambda bench, timed, until, last, soon, more_s: timer.interleave(  # noqa: E731
+        steps,
+        CPU,
+        until,
+        soon=soon,
+        latest=last if latest is None else of_trial.began + latest,
+        more_s=more_s,
+        expected_ms=steps,
+        told=lambda samples: len(next(iter(samples.values()))) >= told_at,
+    )
+    monkeypatch.setattr(window, "interleave_arms", interleave_arms)
+    tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
+    samples = time_in_turn(
+        tracer,
+        timed,
+        lambda samples: of_trial.window_until(costs, explored),
+        of_trial.window_latest(costs),
+    )
+    parts["window"] = of_trial.spent_s - began
+    parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
+    clock.now_s += parts["shown"]
+    clock.for_numerics_s = max(0.0, tracer.run.budget.numerics_until() - clock())
+    return parts, list(costs), len(next(iter(samples.values())))

@@ -1,0 +1,296 @@
+"""The budget holds for what was recorded on an H200, on a clock that only what was recorded moves."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fp8doctor.trial import admission, conductor
+from fp8doctor.trial.measure import ahead, bench, budget, timer, window
+from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.budget import STRETCHED, Budget, Cost
+from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.variant import ArmPlan, Variant
+from tests.trial.decoder import CPU, Decoder, job
+from tests.trial.recorded_trials import NOT_BEGUN_S, TRIALS, Clock, Others, took
+from tests.trial.test_budget import COSTS
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (budget, timer, conductor, admission, ahead, window):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("name", "most_s", "left_out"),
+    [
+        ("llama_8b", 60, {"recipe-rowwise", "recipe-rowwise-with-gw-hp"}),
+        ("llama_8b_float8", 60, {"recipe-rowwise"}),
+        ("lora", 61, {"compile-blocks"}),
+        ("few_tokens", 63, {"recipe-rowwise"}),
+        ("llama_eager_attention", 60, {"keep-in-bf16"}),
+        ("mixtral", 60, {"recipe-rowwise", "recipe-rowwise-with-gw-hp"}),
+        ("flux", 70, set()),
+        ("encoder_decoder", 75, {"prescribed"}),  # which compiles for 27 s, as BF16 did before it
+    ],
+)
+def test_what_was_recorded_keeps_the_budget(
+    name: str, most_s: float, left_out: set[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, timed, rounds = took(name, clock, monkeypatch)
+    assert sum(parts.values()) <= most_s, parts
+    assert set(TRIALS[name][2]) - set(timed) == left_out
+    assert rounds >= timer.LEAST_ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("name", "budget_s", "ahead_s", "left_out"),
+    [
+        ("lora", 72.0, {"compile-blocks": 13.0}, set()),
+        ("lora", 66.0, {"compile-blocks": 300.0}, {"compile-blocks"}),
+        ("lora", 80.0, {"compile-blocks": 300.0}, set()),
+        ("llama_eager_attention", 60.0, {"prescribed": 9.0, "keep-in-bf16": 24.0}, set()),
+        ("encoder_decoder", 60.0, {"prescribed": 28.0}, set()),
+        (
+            "mixtral",
+            60.0,
+            {"prescribed": 15.0, "recipe-rowwise": 22.0, "recipe-rowwise-with-gw-hp": 22.0},
+            set(),
+        ),
+        ("flux", 60.0, {"bf16_compiled": 20.0}, set()),
+        ("llama_8b", 90.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 19.0}, set()),
+        ("llama_8b", 90.0, {}, {"recipe-rowwise-with-gw-hp"}),
+        (
+            "llama_8b",
+            85.0,
+            {"recipe-rowwise": 50.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
+            {"recipe-rowwise-with-gw-hp"},
+        ),
+        ("llama_8b", 110.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S}, set()),
+    ],
+)
+def test_what_others_compile_meanwhile_is_asked_when_they_have_done_it(
+    name: str,
+    budget_s: float,
+    ahead_s: dict[str, float],
+    left_out: set[str],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts, timed, rounds = took(name, clock, monkeypatch, budget_s, ahead_s=ahead_s)
+    assert set(TRIALS[name][2]) - set(timed) == left_out
+    within = budget.WITHIN if name == "encoder_decoder" else budget.ASKED_WITHIN
+    assert sum(parts.values()) <= within * budget_s, parts
+    assert rounds >= timer.LEAST_ROUNDS
+
+
+@pytest.mark.parametrize(("late_s", "arms_s"), [(0.0, 8.1 + 4.9 + 2.8), (6.0, 8.1 + 11.2)])
+def test_what_others_began_only_now_the_trial_compiles_itself(
+    late_s: float, arms_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes to the variant with all fixes 8.1 s after the first arm: others that need 13 s for it and
+    began 6 s late are waited for in vain."""
+    monkeypatch.setitem(
+        TRIALS, "mixtral", (*TRIALS["mixtral"][:2], dict(list(TRIALS["mixtral"][2].items())[:5]))
+    )
+    parts, timed, _ = took("mixtral", clock, monkeypatch, ahead_s={"prescribed": 13.0}, late_s=late_s)
+    assert "prescribed" in timed
+    assert parts["arms"] == pytest.approx(arms_s)
+
+
+def test_who_takes_too_long_is_not_waited_for_once_more(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last moment to compile it without others is when the trial begins to."""
+    alone, beside = (
+        took("llama_8b", clock, monkeypatch, 85.0, ahead_s=ahead_s)
+        for ahead_s in (
+            {"recipe-rowwise": 2 * NOT_BEGUN_S, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
+            {"recipe-rowwise": 300.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
+        )
+    )
+    assert beside[1] == alone[1]
+    assert sum(beside[0].values()) <= budget.ASKED_WITHIN * 85.0
+
+
+@pytest.mark.parametrize("budget_s", [80.0, 130.0])
+def test_who_takes_too_long_for_what_is_needed_costs_no_other_variant(
+    budget_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is waited for in vain is no more than what it could have saved, and is no part of what the variant
+    cost, by which the recipes are estimated."""
+    alone, beside = (
+        took("mixtral", clock, monkeypatch, budget_s, ahead_s=ahead_s)
+        for ahead_s in ({}, {"prescribed": 300.0})
+    )
+    assert beside[1] == alone[1]
+    expected_s = budget.DEARER_FP8 * 6.6
+    assert beside[0]["arms"] - alone[0]["arms"] == pytest.approx((1 - budget.AHEAD_SHARE) * expected_s)
+
+
+def test_what_others_compiled_is_expected_to_take_the_trial_no_longer_than_its_own_caches() -> None:
+    cost = Cost(20.0, (0.1,), True, True)
+    assert budget.ahead_of(cost, 10.0).build_s == pytest.approx(0.3 * 10.0 + 0.3)
+    assert budget.ahead_of(cost, 90.0).build_s == pytest.approx(0.3 * 20.0 + 0.3)
+
+
+@pytest.mark.parametrize(("stretches", "left_out"), [(False, {"prescribed"}), (True, set())])
+def test_what_a_report_cannot_do_without_stretches_a_budget_that_nobody_asked_for(
+    stretches: bool, left_out: set[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, timed, rounds = took("encoder_decoder", clock, monkeypatch, stretches=stretches)
+    assert set(TRIALS["encoder_decoder"][2]) - set(timed) == left_out
+    assert sum(parts.values()) <= (budget.STRETCHED if stretches else budget.WITHIN) * 60
+    assert rounds >= timer.LEAST_ROUNDS
+
+
+def test_nothing_else_stretches_it(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_8b, stretched = (
+        took("llama_8b", clock, monkeypatch, stretches=stretches) for stretches in (False, True)
+    )
+    assert stretched[1] == of_8b[1]
+    assert sum(stretched[0].values()) == pytest.approx(sum(of_8b[0].values()))
+
+
+@pytest.mark.parametrize(
+    ("stretches", "told_at", "rounds", "most_s"),
+    [
+        (True, 5, 5, 70),
+        (True, 6, 9, 75),
+        (True, 999, 9, 75),
+        (False, 999, 26, 75),
+    ],
+)
+def test_an_open_sign_prolongs_a_trial_whose_window_began_late(
+    stretches: bool, told_at: int, rounds: int, most_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on a slow host: the step as it is compiled for 35 of 60 s, and five rounds told nothing."""
+    parts, _, taken = took("flux_like", clock, monkeypatch, stretches=stretches, told_at=told_at)
+    assert taken == rounds
+    assert sum(parts.values()) <= most_s, parts
+    assert clock.for_numerics_s > 0, "they are not kept time for here, and the end is"
+
+
+def test_what_follows_a_prolonged_window_has_its_time(clock: Clock) -> None:
+    of = Budget(60.0, clock(), stretches=True)
+    assert of.open_sign_s == 15.0
+    clock.now_s += 70.0
+    late = of.after_window(until=1040.0, began=1055.0, rounds=15)
+    assert late.prolonged_s == pytest.approx(10.0), "five of fifteen rounds it had in any case"
+    assert late.open_sign_s == pytest.approx(5.0)
+    assert late.end == pytest.approx(1070.0)
+    assert late.build_until({}) == pytest.approx(1075.0 - of.closing_s())
+    assert late.numerics_until() == pytest.approx(1075.0 - budget.CLOSING_S)
+    assert of.after_window(until=1065.0, began=1020.0, rounds=15).prolonged_s == pytest.approx(5.0)
+    assert of.after_window(until=1090.0, began=1020.0, rounds=15) == of
+    assert of.after_window(until=1000.0, began=1069.0, rounds=3) == of
+    assert late.final_fits({}, [], 68.7)
+    assert not late.final_fits({}, [], 68.9)
+
+
+def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others begin anew, and the window before theirs went on for the same sign."""
+    noise = random.Random(0)
+
+    def ticking(raises_at: float) -> Callable[[Variant], Variant]:
+        def make(variant: Variant) -> Variant:
+            forward = variant.model.forward
+
+            def slow(tokens: torch.Tensor) -> torch.Tensor:
+                clock.now_s += noise.uniform(0.1, 0.3)
+                if clock() > raises_at:
+                    raise RuntimeError("planted")
+                return forward(tokens)
+
+            variant.model.forward = slow  # type: ignore[method-assign]
+            return variant
+
+        return make
+
+    monkeypatch.setattr(window, "sign_is_told", lambda *known: False)
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=clock))
+    of, raises_at = Budget(60.0, clock(), stretches=True), 1065.0
+    laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)
+    attempts = [
+        Attempt(ArmPlan("as_is", ticking(math.inf), fp8=True)),
+        Attempt(ArmPlan("bf16", ticking(math.inf), fp8=False)),
+        Attempt(ArmPlan("raises", ticking(raises_at), ("x",), base="as_is")),
+    ]
+    for attempt in attempts:
+        laid_out.build(attempt)
+    clock.now_s = 1050.0
+    until = of.window_until(admission.costs_of(attempts), [])
+    tracer = Tracer(laid_out, TrialRun(CPU, of))
+    samples = conductor._samples(attempts, tracer)
+    laid_out.close()
+    assert {arm for arm, _ in samples} == {"as_is", "bf16"}
+    assert raises_at < clock() <= of.began + STRETCHED * of.seconds
+    least_s = 2 * timer.LEAST_ROUNDS * 3 * 3 * 0.3  # of both windows, which they have in any case
+    assert tracer.run.budget.prolonged_s >= clock() - until - least_s
+
+
+def test_an_open_sign_overruns_no_bound(clock: Clock) -> None:
+    for prolonged_s in (12.0, 55.0):
+        of = replace(Budget(60.0, clock(), stretches=True), prolonged_s=prolonged_s)
+        assert of.build_until({}) == pytest.approx(1075.0 - of.closing_s())
+        assert of.end == pytest.approx(min(1060.0 + prolonged_s, 1075.0))
+        assert of.open_sign_s == pytest.approx(max(0.0, 15.0 - prolonged_s))
+
+
+def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:
+    """The arm that was built last is not what takes the time."""
+    said: list[tuple[str, str | None]] = []
+    others = Others(clock, {"a": 9.0, "b": 20.0})
+    of = TrialRun(CPU, Budget(60.0, clock()), lambda *doing: said.append(doing), ahead=others)
+    assert admission.wait_for_one(["a", "b"], clock() + 30.0, of) == {"a"}
+    assert admission.wait_for_one(["b"], clock() - 1.0, of) == frozenset()
+    assert said == [("waiting for variants that are compiled beside the trial", None)]
+    assert clock() == 1009.0
+
+
+def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, timed, _ = took("llama_8b", clock, monkeypatch, budget_s=120)
+    assert "recipe-rowwise" in timed
+    assert sum(parts.values()) <= 120
+
+
+def test_least_rounds_end_at_the_latest_and_one_is_taken_in_any_case(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert took("llama_8b", clock, monkeypatch, latest=42.0)[2] == 3
+    assert took("llama_8b", clock, monkeypatch, latest=0.0)[2] == 1
+
+
+def test_a_late_window_and_late_numerics_have_a_share(clock: Clock) -> None:
+    of = Budget(60.0, clock(), numerics=True)
+    assert of.window_latest({}) == pytest.approx(clock() + 75 - of.closing_s())
+    assert of.window_latest(COSTS) == pytest.approx(clock() + 75 - of.after_window_s(COSTS))
+    assert of.numerics_until() == clock() + 60
+    clock.now_s += 69
+    assert of.numerics_until() == pytest.approx(clock() + 4.8)
+    clock.now_s += 61
+    assert of.window_latest({}) == pytest.approx(clock() + 7.2)
+    assert of.numerics_until() == pytest.approx(clock() - 130 + 75 - budget.CLOSING_S)
+
+
+@pytest.mark.parametrize(("budget_s", "noted_s"), [(60.0, 3.5), (10.0, 3.5), (3.0, 0.0)])
+def test_what_is_looked_at_after_late_numerics_ends_within_the_bound(
+    budget_s: float, noted_s: float, clock: Clock
+) -> None:
+    of = Budget(budget_s, clock(), numerics=True, noted_s=noted_s)
+    for spent in (0.5, 1.0, 1.2, 1.25):
+        clock.now_s = of.began + spent * budget_s
+        ends = of.numerics_until() + noted_s + min(budget.CLOSING_S, 0.05 * budget_s)
+        assert ends <= of.began + budget.WITHIN * budget_s + 1e-6

@@ -1,0 +1,273 @@
+"""Clean runs leave every bit of the user's, and nothing that runs or lies around."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor import inspect_model
+from tests.trial.users_state import differences, entries, flags, owned, processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head, self.dropout = nn.Embedding(64, 32), nn.Linear(32, 64), nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.dropout(x))
+
+
+def float8() -> nn.Module:
+    from torchao.float8 import convert_to_float8_training
+
+    return convert_to_float8_training(
+        Decoder().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
+    )
+
+
+def float8_compiled() -> nn.Module:
+    model: Any = float8()
+    for block in model.blocks:
+        block.compile()
+    return model
+
+
+def wrapped() -> nn.Module:
+    return torch.compile(Decoder())  # type: ignore[return-value]
+
+
+def llama(**settings: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=64,
+            **settings,
+        )
+    )
+
+
+def lora() -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(llama(), LoraConfig(target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
+
+
+def checkpointed() -> nn.Module:
+    model = llama(use_cache=False, tie_word_embeddings=True)
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def hooked() -> nn.Module:
+    model = Decoder()
+    model.blocks[0].register_forward_hook(lambda module, arguments, output: output)
+    model.blocks[1].register_full_backward_hook(lambda module, inputs, outputs: None)
+    model.head.weight.register_hook(lambda gradient: gradient)
+    model.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    torch.nn.utils.parametrizations.weight_norm(model.head)
+    return model
+
+
+CLEAN = [float8, float8_compiled, wrapped, lora, checkpointed, hooked]
+
+
+@pytest.mark.usefixtures("forgotten")
+@pytest.mark.parametrize("build", CLEAN, ids=[each.__name__ for each in CLEAN])
+def test_a_clean_run_leaves_every_bit(
+    build: Callable[[], nn.Module],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    import torch._inductor.config
+
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    # Inductor's own work is timed and proven elsewhere; every compiled frame is still captured, guarded and
+    # cached.
+    stance = torch.compiler.set_stance("default", force_backend="eager")
+    try:
+        model = build()
+        tokens = torch.randint(0, 64, (2, 8))
+        batch: Any = {"input_ids": tokens, "labels": tokens} if hasattr(model, "config") else tokens
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-3)
+        for last in (False, True):
+            output = model(**batch) if isinstance(batch, dict) else model(batch)
+            (output.loss if hasattr(output, "loss") else output.float().mean()).backward()
+            optimizer.step()
+            if not last:
+                optimizer.zero_grad()
+        before, mine, children = flags(), owned(model, optimizer, batch), processes()
+        code = {
+            each: entries(each)
+            for each in {type(module).forward for module in model.modules()}
+            if hasattr(each, "__code__")
+        }
+        running, loaded = {thread.ident for thread in threading.enumerate()}, set(sys.modules)
+        capfd.readouterr()
+
+        # All arms of one model; of the others those that come first.
+        report = inspect_model(
+            model, batch, optimizer=optimizer, device="cpu", budget_s=60 if build is float8 else 4
+        )
+
+        printed = capfd.readouterr()
+        assert report.facts.trial.harm == ()
+        assert report.facts.trial.arms[0].tried
+        assert differences(before, flags()) == []
+        assert differences(mine, owned(model, optimizer, batch)) == []
+        assert {each: entries(each) for each in code} == code
+        assert {thread.ident for thread in threading.enumerate()} <= running
+        assert len("".join(processes()).split()) <= len("".join(children).split())
+        assert (printed.out, printed.err) == ("", "")
+        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in temporary.iterdir() if "fp8doctor" in path.name] == []
+        stacks = (
+            "transformers",
+            "peft",
+            "accelerate",
+            "transformer_engine",
+            "unsloth",
+            "bitsandbytes",
+            "deepspeed",
+            "matplotlib",
+        )
+        assert {name.partition(".")[0] for name in set(sys.modules) - loaded}.isdisjoint(stacks)
+    finally:
+        stance.__exit__(None, None, None)
+
+
+def test_a_clean_copy_trains_on_as_the_original_does() -> None:
+    """The same losses with and without an inspection in the middle, dropout and optimizer included."""
+    losses = []
+    for inspected in (False, True):
+        torch.manual_seed(0)
+        model = Decoder()
+        optimizer = torch.optim.AdamW(copy.copy(list(model.parameters())), lr=1e-2)
+        for step in range(4):
+            if inspected and step == 2:
+                with torch.compiler.set_stance("default", force_backend="eager"):
+                    inspect_model(
+                        model,
+                        torch.zeros(2, 8, dtype=torch.int64),
+                        optimizer=optimizer,
+                        device="cpu",
+                        budget_s=1,
+                    )
+            optimizer.zero_grad()
+            loss = model(torch.randint(0, 64, (2, 8))).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+FRESH = """
+import json, os, sys, threading
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+def left():
+    tasks = os.listdir("/proc/self/task")
+    links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return {
+        "threads": [thread.name for thread in threading.enumerate()],
+        "children": "".join(open(f"/proc/self/task/{task}/children").read() for task in tasks),
+        "files": sorted(os.readlink(link) for link in links if os.path.isfile(link)),
+        # The cache of torch's compiler stays, as after any torch.compile: the user's own run finds it.
+        "folder": os.listdir(),
+        "temporary": [name for name in os.listdir(os.environ["TMPDIR"]) if "torchinductor_" not in name],
+        "environment": dict(os.environ),
+    }
+
+model = Net()
+model.compile(backend="aot_eager")
+loaded, before = set(sys.modules), left()
+from fp8doctor import inspect_model
+trial = inspect_model(model, torch.ones(4, 16), device="cpu", budget_s=1).facts.trial
+after = left()
+print(json.dumps({
+    "proven": trial.arms[0].graphs_run, "harm": trial.harm,
+    "left": {key: after[key] for key in after if after[key] != before[key]},
+    "loaded": sorted({name.partition(".")[0] for name in set(sys.modules) - loaded}),
+    "cuda": torch.cuda.is_initialized(),
+}))
+"""
+
+
+def test_a_fresh_process_is_left_with_nothing_that_runs_or_lies_around(tmp_path: Path) -> None:
+    """In a process that has loaded nothing that the tests have loaded."""
+    for name in ("temporary", "here"):
+        (tmp_path / name).mkdir()
+    variables = {
+        **os.environ,
+        "TMPDIR": str(tmp_path / "temporary"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH],
+        cwd=tmp_path / "here",
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    found = json.loads(done.stdout)
+    assert (found["proven"], found["harm"], found["left"], found["cuda"]) == (1, [], {}, False)
+    stacks = {
+        "torchao",
+        "transformers",
+        "peft",
+        "accelerate",
+        "transformer_engine",
+        "unsloth",
+        "bitsandbytes",
+        "deepspeed",
+        "matplotlib",
+    }
+    assert stacks.isdisjoint(found["loaded"])

@@ -1,0 +1,188 @@
+"""Blocks, layers and whole models are compiled, and compile marks are taken off and along."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils.transformer_engine import contextual_fp8_autocast
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks
+from fp8doctor.trial.treatments.compilation import block_by_block
+from fp8doctor.trial.treatments.registry import swap
+from tests.examine.models import Stacked, llama, network, training
+from tests.stand_ins import transformer_engine as te
+from tests.trial.treated import TOKENS, applied, facts
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("name", "compiled"), [("compile-blocks", [3]), ("compile-model", [3])])
+def test_what_is_compiled(name: str, compiled: list[int]) -> None:
+    model = convert_to_float8_training(Stacked())
+    changed = applied(name, model).model
+    assert [blocks.compiled for blocks in network(changed).blocks] == compiled
+    assert {linear.compiled for linear in network(changed).linears} == (
+        {""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"}
+    )
+    assert {linear.compiled for linear in network(model).linears} == {None}
+
+
+def test_a_layer_beside_compiled_blocks_is_compiled_and_the_blocks_stay_as_they_are() -> None:
+    model = convert_to_float8_training(Stacked().bfloat16())
+    for block in model.blocks:
+        block.compile(backend="eager")
+    assert {linear.name for linear in network(model).linears if linear.compiled is None} == {"head"}
+    changed = applied("compile-layers", model).model
+    assert {mark.name: (mark.backend, mark.compiles) for mark in training(changed).compile_marks} == {
+        **{f"blocks.{i}": ("eager", True) for i in range(3)},
+        "head": ("inductor", True),
+    }
+    changed.head.compile(backend="eager")  # type: ignore[union-attr]
+    assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, (
+        "a Float8Linear compiles in place"
+    )  # type: ignore[arg-type]
+    with pytest.raises(NotTried, match="no uncompiled FP8 layer beside its blocks"):
+        applied("compile-layers", changed)
+
+
+class Nested(nn.Module):
+    """Blocks of a class of torch.nn, each of another length, and a head of torch.nn beside them."""
+
+    def __init__(self, blocks: int = 2, deeper: int = 0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(blocks)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def frames(model: nn.Module, *arguments: Any, **settings: Any) -> int:
+    torch._dynamo.utils.counters.clear()
+    model(*arguments, **settings)
+    return int(torch._dynamo.utils.counters["frames"].get("ok", 0))
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(Nested, "compile-blocks"), (lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "compile-model")],
+)
+def test_classes_of_torch_are_wrapped_and_compile(build: Any, name: str) -> None:
+    model = build()
+    changed = applied(name, model).model
+    marks = training(changed).compile_marks
+    assert {(mark.form, mark.compiles) for mark in marks} == {("wrapped", True)}
+    assert {linear.compiled for linear in network(changed).linears} == {mark.name for mark in marks}
+    assert len(marks) == (2 if name == "compile-blocks" else 1)
+    assert frames(changed, torch.ones(4, 32, requires_grad=True)) == 1
+    again = replicate(changed, share=True)[0]
+    assert training(again).compile_marks == marks
+    assert {linear.compiled for linear in network(strip_compile_marks(again)).linears} == {None}
+    assert training(model).compile_marks == ()
+
+
+def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
+    """What Dynamo compiles for all of them is one function of its own, of which it keeps eight versions."""
+    torch._dynamo.reset()
+    x = torch.ones(4, 32, requires_grad=True)
+    assert [
+        frames(compile_blocks(Nested(deeper=deeper), ["blocks"], backend="eager"), x) for deeper in range(10)
+    ] == [1] * 10
+    replicas = [
+        replicate(
+            torch.compile(nn.Sequential(*Nested(deeper=deeper).blocks[0]), backend="eager"), share=True
+        )[0]
+        for deeper in range(10)
+    ]
+    for replica in replicas:
+        give_own_code(replica)
+    assert [frames(replica, x) for replica in replicas] == [1] * 10
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_blocks_are_compiled_without_a_cache(use_cache: bool) -> None:
+    torch._dynamo.reset()
+    model = llama(use_cache=use_cache, num_hidden_layers=12).train()
+    changed = block_by_block(replicate(model, share=True)[0], facts(model), backend="eager")
+    assert frames(changed, **TOKENS) == 1
+    assert (model.config.use_cache, changed.config.use_cache) == (use_cache, False)
+    assert applied("compile-blocks", model).model.config.use_cache is False  # type: ignore[union-attr]
+    assert applied("compile-model", model).model.config.use_cache is use_cache  # type: ignore[union-attr]
+
+
+class Decorated(nn.Module):
+    @torch.compile(backend="eager")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_every_compile_mark_is_taken_off() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), Decorated()
+    )
+    model[0].compile(backend="eager")
+    model[2].forward = torch.compile(model[2].forward, backend="eager")
+    stripped = strip_compile_marks(torch.compile(model, backend="eager"))
+    torch._dynamo.utils.counters.clear()
+    stripped(torch.ones(2, 4))
+    assert not torch._dynamo.utils.counters["frames"]
+    assert [type(layer).__name__ for layer in stripped] == ["Linear", "Linear", "Linear", "Decorated"]  # type: ignore[attr-defined]
+
+
+def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(
+        torch.compile(nn.Linear(4, 4), backend="eager"), shared, nn.Sequential(shared), nn.Linear(4, 4)
+    )
+    model[3].forward = torch.compile(model[3].forward, backend="eager")
+    names: list[str] = []
+
+    def identity(name: str, module: nn.Module) -> nn.Module | None:
+        if not isinstance(module, nn.Linear):
+            return None
+        names.append(name)
+        return nn.Identity()
+
+    swapped = swap(model, identity)
+    assert names == ["0", "1", "3"]
+    assert type(swapped[0]).__name__ == "OptimizedModule"  # type: ignore[index]
+    assert swapped[1] is swapped[2][0]  # type: ignore[index]
+    torch._dynamo.utils.counters.clear()
+    assert torch.equal(swapped(torch.ones(2, 4)), torch.ones(2, 4))
+    assert hasattr(swapped[3].forward, "_torchdynamo_orig_callable")  # type: ignore[index]
+
+
+def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
+    """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of
+    Transformer Engine."""
+    library = te.install(monkeypatch, "fp8")
+    monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: te.autocast(enabled, fp8_recipe))
+    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
+    recipe = te.DelayedScaling()
+    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(
+        Stacked(lambda: nn.Sequential(te.Linear(32, 32), nn.ReLU()))
+    )  # type: ignore[arg-type]
+    model.forward = MethodType(contextual_fp8_autocast(model.forward, recipe), model)
+    replica = replicate(model, share=True)[0]
+    give_own_code(replica)
+    compiled = block_by_block(replica, facts(model), backend="eager")
+    output = compiled(torch.arange(16).reshape(2, 8))
+    layers = [module for module in compiled.modules() if isinstance(module, te.Linear)]
+    assert [(layer.fp8, layer.fp8_meta["recipe"]) for layer in layers] == [(True, recipe)] * 3
+    assert training(compiled).forward_chain == training(model).forward_chain
+    assert output.dtype == torch.float32, "converted back by Accelerate"
+    assert not any(module.fp8 for module in model.modules() if isinstance(module, te.Linear))
+    assert compiled.forward.__self__ is compiled

@@ -1,0 +1,116 @@
+"""What was timed on a replica is carried out on a live model."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.finding import Treatment
+from fp8doctor.trial.treatments import carry_out
+from tests.examine.models import Stacked, llama, lora, network, training
+from tests.trial.treated import facts, float8, in_fp8
+
+pytestmark = pytest.mark.slow
+
+
+def prescribed(*names: str, layers: tuple[str, ...] = ()) -> list[Treatment]:
+    return [Treatment(name=name, summary=f"the summary of {name}", code="", layers=layers) for name in names]
+
+
+def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
+    model = float8(Stacked())
+    with pytest.warns(UserWarning, match="did not carry out") as said:
+        changed = carry_out(
+            prescribed("compile-blocks", "unset-variable", "fused-optimizer", "cache-off", "recipe-rowwise"),
+            model,
+            facts(model),
+        )
+    assert changed is model
+    assert set(in_fp8(model).values()) == {"rowwise"}
+    assert [blocks.compiled for blocks in network(model).blocks] == [3]
+    # torch warns of its own parts where this is the first test of a process that compiles.
+    assert [text for each in said if (text := str(each.message)).startswith("fp8doctor")] == [
+        "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), "
+        "fused-optimizer (it changes the optimizer), "
+        "cache-off (no configuration in it asks for a cache)"
+    ]
+
+
+def checkpointed() -> nn.Module:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "see", "before", "after"),
+    [
+        ("convert-rowwise", Stacked, lambda model: len(in_fp8(model)), 0, 6),
+        ("stay-in-bf16", lambda: float8(Stacked()), lambda model: len(in_fp8(model)), 6, 0),
+        ("checkpointing-off", checkpointed, lambda model: len(training(model).checkpointing), 2, 0),
+        (
+            "attention-sdpa",
+            lambda: llama(attn_implementation="eager"),
+            lambda model: model.config._attn_implementation,
+            "eager",
+            "sdpa",
+        ),
+        ("cache-off", lambda: llama(use_cache=True), lambda model: model.config.use_cache, True, False),
+        (
+            "compile-model",
+            Stacked,
+            lambda model: [mark.name for mark in training(model).compile_marks],
+            [],
+            [""],
+        ),
+    ],
+)
+def test_what_was_timed_is_what_a_live_model_gets(
+    name: str, build: Any, see: Any, before: Any, after: Any
+) -> None:
+    model = build()
+    assert see(model) == before
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert carry_out(prescribed(name), model, facts(model)) is model
+    assert see(model) == after
+
+
+def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -> None:
+    model = lora(llama().bfloat16())
+    with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer anew$"):
+        carry_out(prescribed("adapters-to-bf16"), model, facts(model))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_live_model_behind_a_compile_wrapper_is_reached() -> None:
+    model = torch.compile(float8(Stacked()), backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert carry_out(prescribed("keep-in-bf16", layers=("blocks.1.up",)), model, facts(model)) is model
+    assert "blocks.1.up" not in in_fp8(model)
+    assert len(in_fp8(model)) == 5
+
+
+def test_a_live_model_behind_data_parallel_is_reached() -> None:
+    model = nn.DataParallel(float8(Stacked()))
+    seen = facts(model)
+    assert (
+        carry_out(prescribed("compile-blocks", "keep-in-bf16", layers=("blocks.1.up",)), model, seen) is model
+    )
+    assert [blocks.compiled for blocks in network(model).blocks] == [3]
+    assert "blocks.1.up" not in in_fp8(model)
+    with pytest.warns(UserWarning, match=r"did not carry out compile-blocks \(it has no blocks in blocks\)"):
+        carry_out(prescribed("compile-blocks"), nn.Linear(2, 2), seen)
+
+
+def test_a_wrapped_root_goes_back_into_what_holds_it() -> None:
+    model = nn.DataParallel(nn.Sequential(nn.Linear(32, 32)))
+    assert carry_out(prescribed("compile-model"), model, facts(model)) is model
+    assert type(model.module).__name__ == "OptimizedModule"
+    bare = nn.Sequential(nn.Linear(32, 32))
+    assert type(carry_out(prescribed("compile-model"), bare, facts(bare))).__name__ == "OptimizedModule"

@@ -1,0 +1,152 @@
+"""What the process dies of is named before it begins, and what was known is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import fp8doctor.trial
+from fp8doctor import inspect_model
+from fp8doctor.facts import Arm, Trial, recorded
+from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.layers.numerics import NUMERICS
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.device import DeviceLost
+from fp8doctor.trial.measure.profile_step import BREAKDOWN
+from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.state.digest import CONTEXT
+from fp8doctor.trial.variant import ArmPlan, Variant
+from tests.trial.decoder import AS_IS, BF16, CPU, job, trial
+from tests.trial.planted import worn
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
+
+
+def doing(part: list[str | None]) -> Callable[[str, str | None], None]:
+    return lambda text, arm: part.append(arm if arm is not None else text)
+
+
+def test_the_part_that_runs_is_named() -> None:
+    said: list[str | None] = ["nothing"]
+    ran: dict[str, list[str | None]] = {"eager": [], "other": []}
+
+    def noting(name: str) -> Callable[[Variant], Variant]:
+        def make(variant: Variant) -> Variant:
+            forward = variant.model.forward
+
+            def noted(tokens: torch.Tensor) -> torch.Tensor:
+                ran[name].append(said[-1])
+                return forward(tokens)
+
+            variant.model.forward = noted  # type: ignore[method-assign]
+            return variant
+
+        return make
+
+    laid_out: list[str | None] = []
+
+    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        laid_out.append(said[-1])
+        return output.float().mean()
+
+    arms = [ArmPlan("as_is", noting("eager"), fp8=True), ArmPlan("other", noting("other"))]
+    conduct(job(blocks=3, loss=loss), ["blocks"], arms, TrialRun(CPU, Budget(600), doing(said)))
+    assert laid_out[0] == "copying the model to the device"
+    assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]
+    assert list(dict.fromkeys(ran["other"])) == ["other", "timing 2 variants of the step"]
+    assert ran["other"][-1] == "other"
+    assert said[1] == "noting the state of the model"
+    assert said[-1] == "looking at what was changed"
+
+
+def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    """A stand-in for a CUDA context that is gone: the question whether it is there, which a CPU always
+    answers with yes."""
+
+    def gone(device: torch.device, part: str) -> None:
+        if part in parts:
+            raise DeviceLost(part, "it took the GPU's context down: RuntimeError: planted")
+
+    monkeypatch.setattr(conductor, "still_there", gone)
+
+
+def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost_at(monkeypatch, "")
+    digests: list[Job] = []
+    monkeypatch.setattr(conductor, "digest", lambda of: digests.append(of) or {})
+    result = trial(job(blocks=3, loss=lambda output, batch: output.nonsense), AS_IS)
+    assert "the training step raises AttributeError" in (result.reason or "")
+    assert (result.harm, result.reliable, len(digests)) == ((CONTEXT,), False, 1)
+
+
+def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost_at(monkeypatch, "worn")
+    with pytest.raises(DeviceLost) as lost:
+        trial(job(blocks=3), AS_IS, worn())
+    assert (lost.value.arm, lost.value.trial) == ("worn", None)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [DeviceLost(NUMERICS, "it took the GPU's context down"), RuntimeError("worn out")],
+    ids=["device lost", "raises"],
+)
+def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
+    raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> Trial:
+        raise raised
+
+    monkeypatch.setattr(conductor, "with_numerics", fails)
+    monkeypatch.setattr(conductor, "still_there", lambda device, part: None)
+    kept: list[Trial] = []
+    of = TrialRun(CPU, Budget(600), keep=kept.append)
+    if isinstance(raised, DeviceLost):
+        with pytest.raises(DeviceLost) as lost:
+            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
+        known = lost.value.trial
+        assert known is not None
+        assert known.gaps == {"trial.numerics": "it took the GPU's context down"}
+    else:
+        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
+    assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
+    assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
+
+
+KNOWN = Trial(
+    device="cpu",
+    arms=(Arm(name="as_is", tried=True, step_ms=1.0),),
+    reliable=True,
+    reason=None,
+    gaps={"trial.numerics": "planted"},
+)
+
+
+@pytest.mark.parametrize("known", [KNOWN, None], ids=["times are known", "nothing is known"])
+def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
+    known: Trial | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loses(*_: object) -> Trial:
+        lost = DeviceLost("numerics", "it took the GPU's context down: planted")
+        lost.trial = known
+        raise lost
+
+    monkeypatch.setattr(fp8doctor.trial, "conduct", loses)
+    of = job(blocks=1)
+    found = inspect_model(
+        of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM"
+    ).facts.trial
+    assert (found.harm, found.reliable) == ((CONTEXT,), False)
+    assert CONTEXT in (found.reason or "")
+    if known:
+        assert found.arms == known.arms
+        assert recorded(found, "shapes") or "trial.shapes" in found.gaps
+        assert found.gaps["trial.numerics"] == "planted"
+    else:
+        assert (found.reason or "").startswith("numerics: it took the GPU's context down: planted")

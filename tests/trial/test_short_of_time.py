@@ -1,0 +1,173 @@
+"""What a trial begins and what it keeps time for when its time is short."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.facts import recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.trial import conductor
+from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.measure import bench, timer, window
+from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
+from fp8doctor.trial.variant import ArmPlan, as_it_is
+from tests.trial.decoder import AS_IS, BF16, job, run, trial
+from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
+
+
+def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "fits", lambda self, *cost, within: within == WITHIN)
+    proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
+    arms = run(
+        job(blocks=3),
+        AS_IS,
+        BF16,
+        proposal,
+        explored("unasked", as_it_is, AS_IS),
+        explored("measurement", as_it_is, AS_IS, ()),
+    )
+    late = Reason.NOT_EXPECTED_TO_FIT
+    assert {name: arm.why for name, arm in arms.items()} == {
+        "as_is": None,
+        "bf16": None,
+        "proposal": late,
+        "unasked": late,
+        "measurement": late,
+    }
+    assert (arms["proposal"].reason or "").startswith("the budget of 600 s has no room for the ")
+
+
+@pytest.mark.parametrize("spent", [0.5, 0.7, 1.5, 2.5])
+@pytest.mark.parametrize(
+    ("needed", "share"), [("bf16", 2.0), ("bf16_compiled", 2.0), ("prescribed", 1.0), ("float8_rowwise", 1.0)]
+)
+def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(
+    spent: float, needed: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A step without BF16 beside it says
+    nothing."""
+    monkeypatch.setattr(Budget, "spent_s", property(lambda self: spent * self.seconds))
+    arms = run(job(blocks=3), AS_IS, replace(BF16, name=needed))
+    assert arms[needed].tried is (spent < share)
+
+
+def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Budget, "fits", lambda self, *cost, within: within == WITHIN)
+    arms = run(
+        job(blocks=3),
+        AS_IS,
+        ArmPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"),
+        ArmPlan("float8_rowwise", as_it_is, ("x",), base="as_is"),
+    )
+    assert (arms["float8_tensorwise"].tried, arms["float8_rowwise"].tried) == (True, False)
+
+
+def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, timed = [], window.interleave_arms
+
+    def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+        result = timed(of, attempts, until, latest, soon, more_s)
+        assert more_s == (WITHIN - 1) * 600
+        ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
+        return result
+
+    monkeypatch.setattr(window, "interleave_arms", noted)
+    began = time.monotonic()
+    run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
+    ((until, latest, soon),) = ends
+    assert WINDOW_SHARE * 600 - 10 <= soon <= WINDOW_SHARE * 600
+    took_s = time.monotonic() - began
+    assert 600 - CLOSING_S - 10 - took_s <= until < 600 - CLOSING_S
+    assert WITHIN * 600 - CLOSING_S - 10 - took_s <= latest <= WITHIN * 600
+
+
+def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> None:
+    budget = Budget(60.0, 0.0)
+    costs = {name: Cost(5.0, (0.1,)) for name in ("as_is", "a", "b")}
+    plans = [
+        ArmPlan("as_is", as_it_is, fp8=True),
+        *(ArmPlan(each, as_it_is, (each,), None, "as_is", explored=True) for each in "ab"),
+    ]
+
+    def until(a_ms: float, b_ms: float) -> float:
+        samples = {("as_is", 0): [100.0] * 5, ("a", 0): [a_ms] * 5, ("b", 0): [b_ms] * 5}
+        return conductor._window_until(samples, Plan((), (Cut({}),)), plans, costs, budget)
+
+    assert until(90.0, 110.0) == until(110.0, 110.0) == budget.window_until(costs, [])
+    assert until(90.0, 95.0) == budget.window_until(costs, ["a", "b"]) < until(90.0, 110.0)
+
+
+def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What seemed to gain nothing may have compiled for long: it is not put together with anything."""
+    found = {name: Interval(median, median, median) for name, median in (("a", 1.2), ("b", 1.1), ("c", 0.9))}
+    kept: set[tuple[str, ...]] = set()
+    asked: set[tuple[str, ...]] = set()
+
+    def until(self: Budget, costs: Any, explored: Any) -> float:
+        kept.add(tuple(explored))
+        return 0.0
+
+    def fits(self: Budget, costs: Any, explored: Any, spent_s: float) -> bool:
+        asked.add(tuple(explored))
+        return False
+
+    monkeypatch.setattr(conductor, "gains", lambda *arguments: found)
+    monkeypatch.setattr(Budget, "window_until", until)
+    monkeypatch.setattr(Budget, "final_fits", fits)
+    run(job(blocks=3), AS_IS, *(explored(name, as_it_is, AS_IS) for name in "abc"))
+    assert kept == asked == {("a", "b")}
+
+
+@pytest.mark.parametrize("window", ["first", "final"])
+def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
+    window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
+    latest = itertools.chain([0.0 if window == "first" else math.inf], itertools.repeat(0.0))
+    monkeypatch.setattr(Budget, "window_latest", lambda self, costs: next(latest))
+    result = trial(
+        ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS)
+    )
+    assert {arm.name: len(arm.rounds_ms) for arm in result.arms if arm.name in ("prescribed", "a")} == {
+        "prescribed": 1,
+        "a": 1 if window == "first" else 5,
+    }
+    assert result.reliable is False
+    assert (
+        result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"
+    )
+
+
+def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of one job have structure; those of the other are as an initialiser draws them."""
+    seen: list[bool] = []
+    rest = Budget.after_window_s
+    monkeypatch.setattr(
+        Budget, "after_window_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1]
+    )
+    trained, fresh = job(blocks=3), job(blocks=3)
+    for parameter in trained.model.parameters():
+        if parameter.dim() == 2:
+            parameter.data *= torch.logspace(-1, 1, parameter.shape[0]).unsqueeze(1)
+    measured, not_measured = (trial(of, AS_IS) for of in (trained, fresh))
+    assert (seen[0], seen[-1]) == (True, False)
+    assert recorded(measured, "numerics")
+    assert "as an initialiser draws them" in not_measured.gaps["trial.numerics"]
+
+
+def test_what_the_budget_does_not_reach_is_said() -> None:
+    arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
+    assert arms["as_is"].tried
+    assert arms["bf16"].why is Reason.NO_TIME_LEFT
+    assert arms["bf16"].reason == "the budget of 0 s was used up before it"
