@@ -58,7 +58,10 @@ def found(facts: Facts) -> Finding:
 def test_narrow_keys_and_values_are_named(look: Look) -> None:
     finding = found(look(float8(llama()), tokens=TOKENS))
     assert finding.severity == "warning"
-    assert finding.title == "6 FP8 layers of 21, in x out 2048 x 64, lose to BF16 even when compiled, as modelled"
+    assert (
+        finding.title
+        == "6 FP8 layers of 21, in x out 2048 x 64, lose to BF16 even when compiled, as modelled"
+    )
     assert finding.explanation.startswith("Modelled on H100: ")
     assert finding.treatment is not None
     assert set(finding.treatment.layers) == {
