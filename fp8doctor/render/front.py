@@ -257,17 +257,18 @@ def _changes(found: Waterfall) -> Iterator[Change]:
 def _fixes(entries: Iterable[Entry], steps: Sequence[Step], facts: Facts) -> Iterator[Fix]:
     for entry, step in zip(entries, steps, strict=True):
         how = {"shell": "in the shell", "sketch": "a sketch"}.get(entry.kind, "")
+        gives = saves(step.saving_ms) or if_recorded(_not_timed, step, facts)
         yield Fix(
             number=entry.number or 0,
             summary=plainly(step.treatment.summary),
-            aside="; ".join(filter(None, (how, saves(step.saving_ms) or _was_timed(step, facts)))),
+            aside="; ".join(filter(None, (how, gives))),
             code=step.code,
             lines=entry.lines,
         )
 
 
-def _was_timed(step: Step, facts: Facts) -> str:
-    """Say of a fix without a number that a trial, which timed others, did not time it."""
+def _not_timed(step: Step, facts: Facts) -> str:
+    """Say of a fix without a number that a trial, which timed others, did not time it; empty where it did."""
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.treatments for each in tried if recorded(each, "treatments"))
     return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
