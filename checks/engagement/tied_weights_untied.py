@@ -25,6 +25,8 @@ https://huggingface.co/docs/transformers/main_classes/model
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -49,6 +51,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not pairs:
         return None
     one, other = pairs[0]
+    bare = replace(facts.network, wrappers=())  # DistributedDataParallel counts the parameters that it wraps
     return Finding(
         title=f"{one} is no longer tied to {other}"
         + (f", nor {len(pairs) - 1} more" if len(pairs) > 1 else ""),
@@ -62,9 +65,8 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="tie-again",
             summary="tie the weights again after the conversion",
-            code="model.tie_weights()   # transformers, on the unwrapped model"
-            if declared
-            else f"{in_python(one, facts.network)} = {in_python(other, facts.network)}",
+            code=("model.tie_weights()" if declared else f"{in_python(one, bare)} = {in_python(other, bare)}")
+            + "   # right after the conversion",
         ),
     )
 

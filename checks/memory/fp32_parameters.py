@@ -27,6 +27,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 from __future__ import annotations
 
 from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
+from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -38,9 +39,6 @@ SMALL_PCT = 10.0
 """Share of the parameters of all Linears, in per cent, that may be fp32 without a word. A choice: parts that
 are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s,
 H100 SXM datasheet)."""
-
-CODE = """autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)
-model.forward = autocast(model.forward)   # or "with autocast:" around forward and loss"""
 
 
 @check("MEM003", "fp32-parameters", area="memory", severity="warning")
@@ -73,8 +71,16 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name=AUTOCAST_BF16,
             summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
-            code=CODE,
+            code=code(wrapped_in_python(facts.network)),
         ),
+    )
+
+
+def code(model: str) -> str:
+    """Write the lines that run this module's forward under BF16 autocast."""
+    return (
+        "autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
+        f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss'
     )
 
 

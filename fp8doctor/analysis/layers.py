@@ -15,6 +15,12 @@ from fp8doctor.facts import Facts, Linear, Network, recorded
 KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 """Wrappers that hold the model's attributes behind ``module``; the others hand them on."""
 
+INSIDE = {
+    **dict.fromkeys(KEEP_IT_IN_MODULE, "module"),
+    "OptimizedModule": "_orig_mod",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+}
+"""Class of a wrapper -> its attribute that holds what it wraps."""
 
 LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.ModuleList")
 """Classes whose children are reached by number."""
@@ -78,6 +84,12 @@ def in_words(name: str, network: Network) -> str:
 def _model(network: Network) -> str:
     wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
     return "model.module" if wrapped else "model"
+
+
+def wrapped_in_python(network: Network) -> str:
+    """Write the model behind all of its wrappers, which a line that assigns to it must name."""
+    wrappers = network.wrappers if recorded(network, "wrappers") else ()
+    return ".".join(["model", *(INSIDE[each] for each in wrappers if each in INSIDE)])
 
 
 def _container(name: str, network: Network) -> str | None:
