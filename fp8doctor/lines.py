@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import itertools
+import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -30,16 +32,24 @@ IMPORTS = {
         "Float8BlockScaling",
         "Float8CurrentScaling",
         "MXFP8BlockScaling",
+        "NVFP4BlockScaling",
     ),
     "accelerate": ("Accelerator",),
     "accelerate.utils": ("AORecipeKwargs", "TERecipeKwargs"),
     "accelerate.utils.transformer_engine": ("convert_model",),
     "peft": ("LoraConfig", "get_peft_model"),
-    "transformers": ("AutoModelForCausalLM", "DataCollatorWithPadding", "Trainer", "TrainingArguments"),
+    "transformers": (
+        "AutoModelForCausalLM",
+        "DataCollatorWithPadding",
+        "FineGrainedFP8Config",
+        "Trainer",
+        "TrainingArguments",
+    ),
     "trl": ("SFTConfig",),
     "unsloth": ("FastLanguageModel",),
     "torch": ("nn",),
     "torch.utils.checkpoint": ("checkpoint",),
+    "torch.utils.data": ("DataLoader",),
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("checkpoint_wrapper",),
     "fp8doctor": ("inspect_model",),
 }
@@ -65,6 +75,9 @@ COMMANDS = (
     "top ",
 )
 """How a line for a shell begins."""
+
+SETS = re.compile(r"[A-Z][A-Z0-9_]*=")
+"""How a word begins that sets a variable for the command behind it."""
 
 
 def with_imports(code: str) -> str:
@@ -112,6 +125,18 @@ def binds_own_names(statement: ast.stmt) -> bool:
         else [None]
     )
     return all(isinstance(each, ast.Name) and each.id not in OF_THE_SCRIPT for each in targets)
+
+
+def settings(line: str) -> dict[str, str | None]:
+    """Read the variables that a line for a shell sets, and None for those that it unsets."""
+    words = line.partition("#")[0].split()
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    if command == "unset":
+        return dict.fromkeys(rest)
+    pairs = [each.partition("=") for each in rest] if command == "export" else []
+    if SETS.match(command):
+        pairs = [each.partition("=") for each in itertools.takewhile(SETS.match, words)]
+    return {name: value for name, mark, value in pairs if mark}
 
 
 def kind_of(code: str) -> Kind:

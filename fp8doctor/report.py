@@ -87,7 +87,7 @@ class Report(Document, frozen=True, kw_only=True):
     def plot(self) -> Figure:
         """Draw where the step goes and what its difference from BF16 is made of.
 
-        Needs matplotlib, ``pip install 'fp8doctor[plot]'``. Raises `UserError` in a sentence without it, and
+        Needs matplotlib. Raises `UserError` in a sentence without it, and
         where nothing was timed.
         """
         from fp8doctor.render.plot import plot

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from fp8doctor import cli, registry
 from fp8doctor.analysis import treatment_table
 from fp8doctor.analysis.treatment_table import BY_HAND, is_known
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.render.terminal import columns
@@ -124,6 +125,19 @@ def test_no_treatment_by_hand_is_left_over() -> None:
         name for name in BY_HAND if f'"{name}"' not in text and f"name={spelled.get(name, name)}" not in text
     ]
     assert left == ["fp16-on-this-gpu"]
+
+
+@each_check
+def test_no_finding_is_graver_than_the_list_says(check: registry.Check) -> None:
+    tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
+    said = {
+        node.value
+        for keyword in ast.walk(tree)
+        if isinstance(keyword, ast.keyword) and keyword.arg == "severity"
+        for node in ast.walk(keyword.value)
+        if isinstance(node, ast.Constant) and node.value in SEVERITIES
+    }
+    assert max(map(SEVERITIES.index, said)) == SEVERITIES.index(check.severity)
 
 
 @each_check

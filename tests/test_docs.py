@@ -72,3 +72,24 @@ def test_what_is_quoted_from_a_file_stands_there() -> None:
     quoted = re.findall(r"^<!-- from: (\S+) -->\n```\w+\n(.*?)^```$", page, re.S | re.M)
     assert len(quoted) >= 5
     assert [path for path, code in quoted if words(code) not in words((ROOT / path).read_text("utf-8"))] == []
+
+
+UNPUBLISHED = re.compile(
+    r"\b(uvx|pipx run|(pip|pipx|uv|uv tool|uv pip) (install|add))( -\S+)* ['\"]?fp8doctor\b(?! ?@)"
+)
+"""A command that would fetch fp8doctor by its name, which no index has: whoever takes it could run code."""
+
+
+def test_no_page_installs_a_name_that_is_not_published() -> None:
+    files = [
+        path
+        for folder in ("docs", "examples", "fp8doctor", "checks")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".md", ".py", ".ipynb", ".yml", ".jinja", ".toml"}
+    ]
+    files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    told = {path.name: found[0] for path in files if (found := UNPUBLISHED.search(path.read_text("utf-8")))}
+    assert told == {}
+    assert UNPUBLISHED.search("uvx fp8doctor --python .venv model.py")
+    assert UNPUBLISHED.search("pip install -U 'fp8doctor[plot]'")
+    assert not UNPUBLISHED.search('pip install "fp8doctor @ git+$FP8DOCTOR"')

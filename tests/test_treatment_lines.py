@@ -169,8 +169,12 @@ def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_auto
 
 
 def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
-    launched = Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"})
-    assert "unset ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=launched)).code
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+    launched = stay_in_bf16(Facts(environment=Environment(variables=variables))).code
+    assert "--mixed_precision bf16" in launched
+    assert "ACCELERATE_FP8_BACKEND" not in launched
+    named = Environment(variables={**variables, "ACCELERATE_FP8_BACKEND": "AO"})
+    assert "without ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=named)).code
     assert "ACCELERATE" not in stay_in_bf16(Facts()).code
 
 

@@ -20,7 +20,7 @@ What to do. Take out what breaks; the report names the kind. To find the line, l
 
 Transformer Engine's modules break up to 2.19; in 2.20 te.Linear does not, the fused ones still do.
 Their casts are kernels of their own, so this is information there: compiled around the breaks, TE
-measured 1.10x faster at 4,096 tokens and more, and 0.90x at 256.
+gains with many tokens and loses with few.
 
 Evidence: measured on one H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons read on torch 2.13.
 https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
+from fp8doctor.analysis.versions import CUDNN_FLOOR
 from fp8doctor.cost import micro_batches
 from fp8doctor.facts import (
     Arm,
@@ -118,7 +119,8 @@ TE = Kind(
     "traceable-te",
     "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or leave these "
     "modules uncompiled",
-    'pip install "transformer-engine[pytorch]>=2.20"',
+    'pip install --no-build-isolation "transformer-engine[pytorch]>=2.20"   # needs cuDNN '
+    f"{CUDNN_FLOOR} or newer",
 )
 
 

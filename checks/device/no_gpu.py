@@ -14,8 +14,8 @@ What to do. Name the GPU the job will run on, or look again on that machine.
     fp8doctor model.py --assume-gpu L40S    # after
 
 Evidence: NVML, the driver's own list (`nvidia-smi -L` shows the same). The model: torchao's
-roofline, https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py, within
-about 25 % of measured steps.
+roofline, https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py, and
+GEMMs timed on one H200. Its error: `docs/trial.md`, "How far off it was".
 """
 
 from __future__ import annotations

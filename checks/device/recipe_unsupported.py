@@ -65,14 +65,13 @@ TREATMENTS = {
     "transformer_engine": Treatment(
         name="recipe-that-fits",
         summary="current scaling, which every GPU with FP8 tensor cores runs",
-        code="recipe = transformer_engine.common.recipe.Float8CurrentScaling()\nwith "
-        "te.autocast(recipe=recipe):\n    output = model(**batch)",
+        code="with te.autocast(recipe=Float8CurrentScaling()):\n    output = model(**batch)",
     ),
     "nvfp4": Treatment(
         name="recipe-that-fits",
         summary="NVFP4 without random Hadamard transform and stochastic rounding, or current scaling",
-        code="recipe = transformer_engine.common.recipe.NVFP4BlockScaling(disable_rht=True, "
-        "disable_stochastic_rounding=True)\nwith te.autocast(recipe=recipe):\n    output = model(**batch)",
+        code="recipe = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)\n"
+        "with te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
     "accelerate": Treatment(
         name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"

@@ -6,17 +6,18 @@ GPUs.
 Why it costs time. Below compute capability 8.9 Accelerate turns fp8 into fp16, not into bf16, with
 one line in the log. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over
 all gradients, a synchronisation and skipped steps; and its range overflows where BF16's does not.
-Accelerate asks `nvidia-smi` for the first GPU of the machine, whatever CUDA_VISIBLE_DEVICES says,
-so that an old first GPU takes FP8 away from a new second one.
+Accelerate decides by torch's current device, which is the first visible GPU unless the script chose
+another.
 
-What to do. Ask for bf16 on a GPU without FP8. Where another GPU is visible, choose by hand.
+What to do. Ask for bf16 on a GPU without FP8.
 
     accelerator = Accelerator(mixed_precision="fp8")    # before, on an A100: fp16
     accelerator = Accelerator(mixed_precision="bf16")   # after
 
 Evidence: `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run with
-a stand-in for the answer of an A100; the same in 1.4.0 to 1.13.0.
-https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
+a stand-in for torch's answer on an A100. From 1.6 on the function first runs `nvidia-smi
+--query-gpu=compute_capability`. The driver has no such field (its name is `compute_cap`), so the
+answer is torch's. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/environment.py
 """
 
@@ -38,7 +39,9 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     old = [
         gpu
         for gpu in facts.gpus
-        if gpu.compute_capability and FIRST_WITH_BF16 <= capability(gpu) < FIRST_WITH_FP8
+        if gpu.visible is not False
+        and gpu.compute_capability
+        and FIRST_WITH_BF16 <= capability(gpu) < FIRST_WITH_FP8
     ]
     if not old:
         return NotApplicable(
@@ -51,21 +54,11 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     trainer = facts.trainer()
     if accelerate.mixed_precision != "fp16" or (trainer and trainer.fp16):
         return None
-    newer = [
-        gpu
-        for gpu in facts.gpus
-        if gpu.visible is True and gpu.compute_capability and capability(gpu) >= FIRST_WITH_FP8
-    ]
     named = f"{old[0].name} ({old[0].compute_capability})"
     return Finding(
         title=f"Accelerate fell back from fp8 to fp16 because of {named}",
         explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling and "
-        "overflows where BF16 does not."
-        + (
-            f" {newer[0].name}, which this job sees, has them: Accelerate looked at the machine's first GPU."
-            if newer
-            else ""
-        ),
+        "overflows where BF16 does not.",
         evidence={
             "asked_by": asked,
             "precision": "fp16",
@@ -74,12 +67,9 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
             "needed": "8.9",
         },
         treatment=Treatment(
-            name="fp8-by-hand" if newer else "bf16-on-this-gpu",
-            summary="convert the model yourself, under bf16" if newer else "train in BF16 on this GPU",
-            code="convert_to_float8_training(model)   # torchao\naccelerator = "
-            'Accelerator(mixed_precision="bf16")'
-            if newer
-            else 'accelerator = Accelerator(mixed_precision="bf16")   # or TrainingArguments(..., bf16=True)',
+            name="bf16-on-this-gpu",
+            summary="train in BF16 on this GPU",
+            code='accelerator = Accelerator(mixed_precision="bf16")   # or TrainingArguments(..., bf16=True)',
         ),
     )
 

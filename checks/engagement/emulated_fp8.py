@@ -40,7 +40,8 @@ MX = Treatment(
 OLD_MX = Treatment(
     name="real-mx-kernel",
     summary=MX.summary,
-    code='config = MXLinearConfig.from_recipe_name("mxfp8_cublas")   # torchao.prototype.mx_formats\n'
+    code="from torchao.prototype.mx_formats import MXLinearConfig\n"
+    'config = MXLinearConfig.from_recipe_name("mxfp8_cublas")\n'
     "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
 )
 """The same before torchao 0.17."""

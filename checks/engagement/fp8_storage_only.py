@@ -97,7 +97,7 @@ OF_NO_KNOWN_LAYER = (
     "MOD003",
     "fp8-storage-only",
     area="engagement",
-    severity="warning",
+    severity="error",
     changes_fp8=True,
     invalidates_model=True,
     stays_in_bf16=True,
@@ -117,7 +117,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     cut = cuts_gradient(stored, facts)
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})
     return Finding(
-        severity="info" if not trained else "error" if cut else None,
+        severity="info" if not trained else "error" if cut else "warning",
         title=what_is_in_fp8(stored, facts) + ("" if trained else ", and nothing is trainable"),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "

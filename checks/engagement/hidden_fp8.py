@@ -10,8 +10,8 @@ FP8 seems to bring nothing, its memory and its numerics are taken for BF16's, an
 carry FP8 state.
 
 What to do. Take the backend out of the environment of the BF16 run, or say fp8. Where the launcher
-says fp8 too and TrainingArguments say bf16, FP8 runs as it was asked for, by Transformer Engine's
-own default recipe; leave the flags off.
+says fp8 too and TrainingArguments say bf16, FP8 runs as it was asked for, with the DelayedScaling()
+that Accelerate passes; leave the flags off.
 
     ACCELERATE_FP8_BACKEND=TE python train.py   # before: bf16=True, and FP8 runs
     python train.py                             # after

@@ -47,7 +47,7 @@ KEEP_SUBCLASSES = Treatment(
     "MOD011",
     "hooks-or-subclass-lost",
     area="engagement",
-    severity="warning",
+    severity="error",
     changes_fp8=True,
     invalidates_model=True,
 )
@@ -77,7 +77,7 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        severity="error" if seen.bypassed else None,
+        severity="error" if seen.bypassed else "warning",
         title="; ".join(told),
         explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded; "
         f"what {len(set(names))} of them had{classes} was not carried over, and nobody put it back."

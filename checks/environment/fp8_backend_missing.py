@@ -13,8 +13,8 @@ hides the reason: its `__init__` swallows an ImportError of the torch part, and 
 What to do. Install what the real error names. On a machine without a GPU a Transformer Engine that
 is not installed is a warning only: `fp8doctor env` where the job trains settles it.
 
-    ImportError: libtransformer_engine.so: undefined symbol: cublasLt...   # before
-    pip install --upgrade nvidia-cublas                                    # after, for this one
+    ImportError: libtransformer_engine.so: undefined symbol: cublasLt...         # before
+    pip install --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"   # after, for this
 
 Evidence: wheels 2.13.0 to 2.16.1 lack `cublasLtGroupedMatrixLayoutInit_internal` beside the cuBLAS
 13.1.0.3 of torch 2.11 (symbols read in the released libraries), 2.12.0 and 2.20.2 import there.
@@ -35,10 +35,10 @@ from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.analysis.versions import installed
+from fp8doctor.analysis.versions import installed, transformer_engine_line
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.known_errors import recognise
+from fp8doctor.known_errors import CUTEDSL, recognise
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -47,10 +47,9 @@ PACKAGES = {"AO": "torchao", "TE": "transformer_engine", "MSAMP": "msamp"}
 
 INSTALL = {
     "AO": "pip install --upgrade torchao",
-    "TE": 'pip install --no-build-isolation "transformer-engine[pytorch]"',
     "MSAMP": "export ACCELERATE_FP8_BACKEND=AO   # MS-AMP is no longer maintained",
 }
-"""What to run when nothing more is known."""
+"""What to run when nothing more is known; for Transformer Engine the versions depend on cuDNN's."""
 
 
 NOT_INSTALLED = re.compile(r"^ModuleNotFoundError: No module named '?(torchao|transformer_engine|msamp)'?$")
@@ -128,7 +127,11 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
         treatment=Treatment(
             name="install-fp8-backend",
             summary="install what the error names",
-            code=known.lines if known else INSTALL[backend],
+            code=known.lines
+            if known
+            else transformer_engine_line(facts)
+            if backend == "TE"
+            else INSTALL[backend],
         ),
     )
 
@@ -168,7 +171,7 @@ def without_cutedsl(facts: Facts) -> Finding | None:
         treatment=Treatment(
             name="install-cutedsl",
             summary="install what torchao's casts of experts need",
-            code=f"pip install {' '.join(missing)}",
+            code=f"pip install {' '.join(CUTEDSL.get(each, each) for each in missing)}",
             kind="shell",
         ),
         breaks="step_raises" if not ran_on_a_gpu(facts) else NOT_RECORDED,

@@ -5,11 +5,11 @@ backend that is in use.
 
 Why it costs time. A setting with no reader fails silently: the run keeps another backend or recipe
 than the one that was tuned. Accelerate reads ACCELERATE_FP8_* and nothing without that prefix. Of
-those it reads only the ones of the backend in use. Under DeepSpeed it hands Transformer Engine no
-recipe at all, which then runs its own default. It leaves out whatever equals its own defaults, so
-`most_recent` never arrives and Transformer Engine computes `max`. Transformer Engine itself dropped
-`override_linear_precision` in 2.0 and `interval` in 2.2, and passes over both without a word.
-DeepSpeed itself trains in FP8 with no key of its configuration.
+those it reads only the ones of the backend in use. Under DeepSpeed it drops the recipe variables
+and passes DelayedScaling() with defaults, on every GPU. It leaves out whatever equals its own
+defaults, so `most_recent` never arrives and Transformer Engine computes `max`. Transformer Engine
+itself dropped `override_linear_precision` in 2.0 and `interval` in 2.2, and passes over both
+without a word. DeepSpeed itself trains in FP8 with no key of its configuration.
 
 What to do. Use the name that is read, or drop the setting.
 
@@ -103,7 +103,7 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 setting in the environment or in a DeepSpeed configuration")
     backend = backend_in_use(facts)
     idle = [
-        *unread_names(facts.environment.variables),
+        *unread_names(facts.environment.variables, backend),
         *(deepspeed_section() if section else ()),
         *recipe_settings(facts, backend),
     ]
@@ -138,7 +138,7 @@ def backend_in_use(facts: Facts) -> str | None:
     return seen.pop() if len(seen) == 1 else None
 
 
-def unread_names(variables: dict[str, str]) -> list[Idle]:
+def unread_names(variables: dict[str, str], backend: str | None) -> list[Idle]:
     """List variables without Accelerate's prefix, unless the one with it says the same."""
     return [
         Idle(
@@ -146,12 +146,24 @@ def unread_names(variables: dict[str, str]) -> list[Idle]:
             value,
             f"{name} is read by neither Accelerate, torchao, Transformer Engine nor transformers; "
             f"Accelerate reads {read}.",
-            f"unset {name}\nexport {read}={in_accelerates_words(value)}",
+            instead_of(name, read, in_accelerates_words(value), backend),
         )
         for name, read in UNREAD.items()
         if (value := variables.get(name)) is not None
         and variables.get(read, "").lower() != in_accelerates_words(value).lower()
     ]
+
+
+def instead_of(name: str, read: str, value: str, backend: str | None) -> str:
+    """Write the lines for a name that is not read: the right name only if it keeps the backend in use."""
+    sets_backend = read == PREFIX + "BACKEND"
+    if sets_backend and value not in DEFAULTS:
+        return f"unset {name}"
+    if sets_backend and value != backend:
+        return f"unset {name}   # or, to train with {value}: export {read}={value}"
+    if not sets_backend and (backend != "AO" or changes_nothing(value, "true")):
+        return f"unset {name}"
+    return f"unset {name}\nexport {read}={value}"
 
 
 def in_accelerates_words(value: str) -> str:
@@ -216,8 +228,8 @@ def unread_by_transformer_engine(facts: Facts, suffix: str) -> str | None:
     """Tell why a variable of Transformer Engine's own does not reach its recipe; None when it does."""
     if under_deepspeed(facts):
         return (
-            "Under DeepSpeed Accelerate hands Transformer Engine no recipe, which runs its default "
-            "DelayedScaling()."
+            "Under DeepSpeed Accelerate drops these variables and passes DelayedScaling() with defaults, on "
+            "every GPU."
         )
     since, setting = DROPPED.get(suffix, ("", ""))
     version = installed(facts, "transformer_engine")

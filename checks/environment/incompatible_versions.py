@@ -35,6 +35,7 @@ from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.accelerate_of_model import was_prepared
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
+from fp8doctor.analysis.versions import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR
 from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -119,6 +120,9 @@ class Pair(NamedTuple):
 CUDNN = "cudnn"
 """No package of Python's own: torch's, by the metadata of pip's."""
 
+CUDNN_OF_PIP = "nvidia-cudnn-cu12"
+"""Its distribution with CUDA 12; the name ends in CUDA's major version."""
+
 UNCONVERTED = (
     "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
 )
@@ -178,12 +182,12 @@ PAIRS = (
         later=True,
     ),
     Pair(
-        Versions("transformer_engine", "2.20"),
-        Versions(CUDNN, end="9.12"),
+        Versions("transformer_engine", str(TE_WITH_CUDNN_FLOOR)),
+        Versions(CUDNN, end=str(CUDNN_FLOOR)),
         te_may_come,
-        'importing it raises "Transformer Engine requires cuDNN 9.12.0 or later", unless the system has a '
-        "newer cuDNN than pip; Transformer Engine before 2.20 does not ask.",
-        "nvidia-cudnn-cu12>=9.12",
+        f'importing it raises "Transformer Engine requires cuDNN {CUDNN_FLOOR}.0 or later", unless the '
+        f"system has a newer cuDNN than pip; Transformer Engine before {TE_WITH_CUDNN_FLOOR} does not ask.",
+        f"{CUDNN_OF_PIP}>={CUDNN_FLOOR}",
         later=True,
     ),
 )
@@ -210,7 +214,7 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
         )
         for pair in found
     ]
-    wanted = tuple(dict.fromkeys(pair.mended_by for pair in found))
+    wanted = tuple(dict.fromkeys(for_cuda_of(facts, pair.mended_by) for pair in found))
     return Finding(
         severity="info" if all(pair.later for pair in found) else None,
         title=f"{named[0]} does not work here" + (f", and {len(named) - 1} more" if len(named) > 1 else ""),
@@ -222,6 +226,13 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
             code="pip install " + " ".join(f'"{each}"' for each in wanted),
         ),
     )
+
+
+def for_cuda_of(facts: Facts, requirement: str) -> str:
+    """Name the distribution of cuDNN that belongs to torch's CUDA; any other requirement stays."""
+    cuda = facts.software.cuda if recorded(facts, "software.cuda") else None
+    major = (cuda or "12").partition(".")[0]
+    return requirement.replace(CUDNN_OF_PIP, f"{CUDNN_OF_PIP[:-2]}{major}")
 
 
 def met(facts: Facts) -> Iterator[Pair]:

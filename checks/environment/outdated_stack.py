@@ -2,18 +2,18 @@
 
 Looks at: the version of Transformer Engine, where this job has imported it.
 
-Why it costs time. FP8 runs more and shorter kernels than BF16, so that the host's time for each
-layer decides sooner: on an H200 a te.Linear in FP8 took 0.86 to 1.04 ms of it a step and an
-nn.Linear 0.14, with Transformer Engine 2.20. Several releases before that each took some away.
+Why it costs time. FP8 runs more and shorter kernels than BF16, and a te.Linear takes the host
+several times as long as an nn.Linear. The host's time for each layer therefore decides sooner.
+Several releases of Transformer Engine each took some of it away.
 
 What to do. Upgrade, and time the step again: how much it brings depends on how far the host is
 behind the GPU.
 
-    pip install "transformer-engine[pytorch]==2.8.0"                                 # before
-    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.16"   # after
+    pip install "transformer-engine[pytorch]==2.8.0"                                       # before
+    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"   # after
 
-torchao has no row: two eager Float8Linears call 164 operators in 0.13 to 0.18 and 144 in 0.11
-(tensorwise; rowwise 200 and 210), counted with the wheels in `tests/versions/known_versions.md`.
+2.20 and newer refuse a cuDNN before 9.12, and torch 2.8 to 2.10 bring 9.10. If your cuDNN is newer,
+leave the upper bound out.
 
 Evidence: the pull requests in each row, by the first release whose tag holds them.
 https://github.com/NVIDIA/TransformerEngine/pull/2377
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor.analysis.versions import transformer_engine_line
 from fp8doctor.facts import Facts, Package, Software, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -48,10 +49,6 @@ NEWS = (
     Since("transformer_engine", "2.16", "a cheaper autocast (TE#2957)"),
 )
 """The first release that holds each change. Sources: the pull requests, and the tags that contain them."""
-
-UPGRADES = {
-    "transformer_engine": 'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>={}"'
-}
 
 
 @check("ENV007", "outdated-stack", area="environment", severity="info")
@@ -80,7 +77,8 @@ def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="upgrade-" + "-and-".join(package.replace("_", "-") for package in newest),
             summary="upgrade, and time the step again",
-            code="\n".join(UPGRADES[package].format(version) for package, version in newest.items()),
+            code=transformer_engine_line(facts),
+            kind="shell",
         ),
     )
 

@@ -8,9 +8,9 @@ and cast again in every forward and every backward. With few tokens that costs m
 save. Uncompiled torchao (0.10 to 0.18) computes the weight gradient all the same and throws it
 away; compiled, it is removed as dead code.
 
-What to do. Expect less than from full fine-tuning: 1.06x instead of 1.12x for Llama 1B. Compile;
-take more tokens per step, which share one cast of the weight. Transformer Engine can keep frozen
-weights in FP8 alone, and then casts none:
+What to do. Expect less than from full fine-tuning. Compile; take more tokens per step, which share
+one cast of the weight. Transformer Engine can keep frozen weights in FP8 alone, and then casts
+none:
 
     model = build_model()                            # before: BF16 weights, cast in every step
     with te.quantized_model_init(enabled=True):      # after: FP8 weights, cast once

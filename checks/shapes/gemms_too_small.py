@@ -23,8 +23,7 @@ Where the whole step was timed without these layers in FP8 and gained less than 
 said.
 
 Evidence: torchao's own filter leaves out K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12
-to 0.18, tuned on H100). Compiled (M, K, N) = (1024, 2048, 1024) runs at 0.80x, (4096, 8192, 16384)
-at 1.39x of BF16. https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
+to 0.18, tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
 https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40 % slower in FP8)
 """
 

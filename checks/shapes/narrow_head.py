@@ -7,8 +7,8 @@ Why it costs time. A head with a handful of classes and a router with a few doze
 whole stream of activations for a result of a few columns: their GEMMs are bound by memory, and
 casting that stream moves more bytes than the GEMM itself. What FP8 rounds here goes straight into
 the loss or into the choice of the experts, so that it harms accuracy too. What is named here is
-modelled to lose by more than 25 % with 65,536 tokens in a micro-batch too; where the whole step was
-timed without it in FP8 and gained less than it was to lose, it is not. A head as wide as a
+modelled to lose by a margin of 25 % with 65,536 tokens in a micro-batch too; where the whole step
+was timed without it in FP8 and gained less than it was to lose, it is not. A head as wide as a
 vocabulary may well gain with enough tokens, and is told as information, for its rounding alone.
 
 What to do. Leave it out of the conversion.
@@ -17,9 +17,8 @@ What to do. Leave it out of the conversion.
     convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "score")  # after
 
 Evidence: torchtitan's configurations leave out `output` and `router.gate`; DeepSeek-V3 keeps output
-head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1). torchao's roofline: (M, K, N) =
-(8192, 4096, 16) at 0.66x of BF16 with fused casts on an H100.
-https://github.com/pytorch/torchtitan https://arxiv.org/abs/2412.19437
+head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1). https://github.com/pytorch/torchtitan
+https://arxiv.org/abs/2412.19437
 """
 
 from __future__ import annotations

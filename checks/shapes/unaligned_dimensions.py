@@ -58,7 +58,7 @@ and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
     "SHP001",
     "unaligned-dimensions",
     area="shapes",
-    severity="warning",
+    severity="error",
     changes_fp8=True,
     invalidates_model=True,
 )
@@ -96,7 +96,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         changes.append(pad_the_batch(facts.workload, tokens_multiple))
     raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
-        severity="error" if raises else None,
+        severity="error" if raises else "warning",
         breaks="step_raises" if raises else NOT_RECORDED,
         title="; ".join(causes),
         explanation=what_it_means(raising, offenders),

@@ -18,9 +18,8 @@ Small parts in fp32 on purpose (a router, the rotary angles) stay far below the 
 GEMMs of attention that ran without a fused kernel are left out: no autocast reaches into torch's
 math backend. They are MEM004's.
 
-Evidence: H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16. On one H200
-Llama 1B with fp32 LoRA adapters takes longer than full fine-tuning: 223 and 163 ms, uncompiled.
-https://docs.pytorch.org/docs/stable/notes/cuda.html
+Evidence: H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16. In `h200-lora`
+the GEMMs of fp32 adapters take 40.3 ms a step. https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
 from __future__ import annotations

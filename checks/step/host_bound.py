@@ -7,9 +7,9 @@ Where nothing was timed and the batch is yours, a step of Transformer Engine is 
 that take 25 % longer than kernels, and a step that is as much slower than compiled BF16.
 
 Why it costs time. Every kernel is launched by Python on the host. FP8 adds launches: about 83 for
-each uncompiled layer of torchao, and 0.9 ms of host time instead of 0.15 for each layer of
-Transformer Engine. With few tokens the GPU is done before the next launch comes, and FP8 makes no
-step shorter that waits for the host. That the host is busy proves nothing: it is for 84 to 99 %
+each uncompiled layer of torchao, and each layer of Transformer Engine takes the host several times
+as long as an nn.Linear. With few tokens the GPU is done before the next launch comes, and FP8 makes
+no step shorter that waits for the host. That the host is busy proves nothing: it is for 84 to 99 %
 of every healthy step. Nor is uncompiled FP8 at many tokens host-bound: there the GPU is busy with
 casts. It fires where the GPU is idle for more than 10 % of even the shortest step that the rounds
 allow: other programs on the host make some rounds longer.
@@ -22,11 +22,9 @@ gains from them too.
     per_device_train_batch_size=4, gradient_accumulation_steps=8    # before
     per_device_train_batch_size=8, gradient_accumulation_steps=4    # after: half the launches
 
-Evidence: one H200, Llama 1B, 256 tokens: every FP8 step loses, 0.62x of compiled BF16 at best,
-and host time is the step's time. At 16,384 tokens the GPU is busy for 96 to 99 % of it. One H100
-with a slow host, a Llama 8B compiled by block: 177.2 ms in FP8 and 141.7 in BF16; with CUDA graphs
-134.9 and 131.6 (plain scripts: 136.9 and 135.7).
-https://github.com/NVIDIA/TransformerEngine/issues/445
+Evidence: `h200-few_tokens` has 256 tokens: FP8 runs at 0.59x of BF16, and the GPU is idle for 64 %
+of the step. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in BF16; with
+CUDA graphs 134.9 ms and 131.6 ms. https://github.com/NVIDIA/TransformerEngine/issues/445
 https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 """
 

@@ -7,12 +7,11 @@ timing is too noisy to tell FP8, as it is or with all fixes, from its BF16, or a
 have them on another side of each other, it is enough that one of the two leaves the GPU idle for
 more than 3 % of its step, in gaps that end with a launch that came late.
 
-Why it costs time. A step that waits for its host is as long as its launches take. Other
-programs on the same host make them up to 1.8 times as long, in some rounds more than in others.
-FP8, which launches more kernels, loses the most: a small model that is even on a quiet host
-(5.9 ms, 6.0 in BF16) came out at 0.72x on a busy one. A step that waits now and then is longer in
-some rounds, which is enough to hide, or to turn, which of two close steps is faster. Elsewhere the
-host's load changes nothing, and this check is silent.
+Why it costs time. A step that waits for its host is as long as its launches take. Other programs on
+the same host make them up to 1.8 times as long, in some rounds more than in others. FP8, which
+launches more kernels, loses the most. A step that waits now and then is longer in some rounds,
+which is enough to hide, or to turn, which of two close steps is faster. Elsewhere the host's load
+changes nothing, and this check is silent.
 
 What to do. Time again when the host is quiet, or on cores that nobody else uses. Where the host
 sets the pace the verdict of this trial is marked as unreliable. Where the steps at the best pace
@@ -23,11 +22,9 @@ tell.
     top -b -n 1 | head -n 20   # before: who uses the cores; `st` is what the hypervisor takes
     fp8doctor model.py         # after: timed again
 
-Evidence: one H200, a small model with a graph break: 5.9 ms in FP8 and 6.0 in BF16 on a quiet
-host, 8.1 and 5.8 on a loaded one; and a 1.7B image model, 62.9 ms and 67.5 in plain scripts, whose
-five rounds in FP8 took 63.0 to 69.7 while Python ran 1.8 times as long as at its best. What is
-counted: `/proc/stat`, `schedstat` of each thread, and the `cpu.stat` of a cgroup.
-https://docs.kernel.org/scheduler/sched-stats.html
+Evidence: in `h100-disturbed_host` FP8 takes 73.9 ms a step and BF16 70.7 ms, while Python ran up to
+twice as long as at its best: neither is faster for sure. What is counted: `/proc/stat`, `schedstat`
+of each thread, and the `cpu.stat` of a cgroup. https://docs.kernel.org/scheduler/sched-stats.html
 https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 """
 

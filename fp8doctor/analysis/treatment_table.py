@@ -117,7 +117,6 @@ BY_HAND = frozenset(
         "experts-by-grouped-gemm",
         "float8-all-gather",
         "fp16-on-this-gpu",
-        "fp8-by-hand",
         "fp8-weights",
         "free-the-gpu",
         "freeze-again",

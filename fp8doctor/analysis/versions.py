@@ -10,6 +10,31 @@ OP_CONFIGS_SINCE = Version("0.17.0")
 """First torchao with ``Float8TrainingOpConfig`` and ``MXFP8TrainingOpConfig``, without ``MoETrainingConfig``
 and ``MXLinearConfig``. Source: ``prototype/moe_training`` and ``prototype/mx_formats`` of 0.12 to 0.17."""
 
+TE_WITH_CUDNN_FLOOR, CUDNN_FLOOR = Version("2.20"), Version("9.12")
+"""First Transformer Engine that refuses an older cuDNN at import, and the first cuDNN that it takes. torch
+2.8 to 2.10 pin 9.10.2.21. Source: ``transformer_engine/common/__init__.py`` of 2.19.0 and 2.20.2."""
+
+TE_BESIDE_ANY_CUBLAS = Version("2.17")
+"""First Transformer Engine after those that miss a symbol in the cuBLAS of torch 2.11 (2.13.0 to 2.16.1).
+Source: symbols read in the released libraries."""
+
+
+def transformer_engine_line(facts: Facts) -> str:
+    """Write the pip line for the newest Transformer Engine that this job's cuDNN can load."""
+    cudnn = cudnn_version(facts)
+    newest = cudnn is not None and cudnn >= CUDNN_FLOOR
+    bounds = f">={TE_BESIDE_ANY_CUBLAS}" if newest else f">={TE_BESIDE_ANY_CUBLAS},<{TE_WITH_CUDNN_FLOOR}"
+    why = "" if newest else f"   # {TE_WITH_CUDNN_FLOOR} and newer need cuDNN {CUDNN_FLOOR}"
+    return f'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]{bounds}"{why}'
+
+
+def cudnn_version(facts: Facts) -> Version | None:
+    """Read the version of pip's cuDNN; None where it is missing or was not recorded."""
+    try:
+        return Version((recorded(facts, "software.cudnn") and facts.software.cudnn) or "")
+    except InvalidVersion:
+        return None
+
 
 def installed(facts: Facts, package: str) -> Version | None:
     """Read the version of a package; None where it is missing or says none."""

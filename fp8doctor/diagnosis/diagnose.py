@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
-from fp8doctor.diagnosis.prescription import as_timed, prescribe
+from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.gpus import gpu_spec, modelled_gpu_name
@@ -44,7 +44,7 @@ def diagnose(
     proposed = prescribe(findings, facts)
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     held = if_recorded(as_timed, proposed, facts, broken)
-    prescription, told = proposed if held is None else held, verdict(facts, findings)
+    prescription, told = in_agreement(proposed if held is None else held), verdict(facts, findings)
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

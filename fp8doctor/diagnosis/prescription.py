@@ -3,7 +3,7 @@ the trial timed together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.lines import settings
 
 CONVERTS = "convert"
 """How the names of treatments begin after which other layers may be in FP8."""
@@ -52,6 +53,30 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
+
+
+def in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Drop from each step the lines that set a variable otherwise than a step before it, and steps of which
+    nothing else is left."""
+    said: dict[str, str | None] = {}
+    kept = []
+    for step in steps:
+        lines = step.treatment.code.splitlines()
+        agree = [line for line in lines if _agrees(line, said)]
+        if len(agree) < len(lines):
+            if all(line.lstrip().startswith("#") for line in agree):
+                continue
+            step = msgspec.structs.replace(
+                step, treatment=msgspec.structs.replace(step.treatment, code="\n".join(agree))
+            )
+        for line in agree:
+            said |= settings(line)
+        kept.append(step)
+    return tuple(kept)
+
+
+def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
+    return all(name not in said or said[name] == value for name, value in settings(line).items())
 
 
 def _may_save(saving: Saving | None) -> bool:

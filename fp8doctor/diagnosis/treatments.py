@@ -120,9 +120,10 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
 def without_fp8(facts: Facts) -> str:
     """Tell what leaves FP8 out, where it is asked for."""
     if asked_by_environment(facts.variables()) or may_have_converted(facts):
+        named = "ACCELERATE_FP8_BACKEND" in facts.variables()
         return (
             '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
-            "bf16,\n# and unset ACCELERATE_FP8_BACKEND"
+            "bf16" + (",\n# without ACCELERATE_FP8_BACKEND in the environment" if named else "")
         )
     return "# leave out the conversion to FP8"
 

@@ -20,8 +20,8 @@ FIELD = (
     ),
     Word(
         ("FP16", "float16", "half precision"),
-        "16 bits with a small range, which needs a gradient scaler. Without FP8 tensor cores Accelerate "
-        "turns FP8 into it.",
+        "16 bits with a small range, which needs a gradient scaler. If the current device has no FP8 tensor "
+        "cores, Accelerate turns fp8 into fp16.",
         ("GPU003",),
     ),
     Word(
@@ -176,8 +176,8 @@ FIELD = (
     ),
     Word(
         ("MXFP8", "MXFP8BlockScaling", "microscaling", "MX"),
-        "One scale of 8 bits for each 32 values, in Blackwell's tensor cores (compute capability 10.x). "
-        "Elsewhere it raises or is emulated.",
+        "One scale of 8 bits for each 32 values, in Blackwell's tensor cores. Libraries support it on "
+        "compute capability 10.x only; elsewhere it raises or is emulated.",
         ("GPU002", "MOD005"),
     ),
     Word(

@@ -216,8 +216,8 @@ FRAMEWORKS = (
     ),
     Word(
         ("float8_training", "full_finetuning"),
-        "Unsloth 2026.10's option for full fine-tuning in FP8 by torchao, beside full_finetuning=True; not "
-        "for LoRA.",
+        "Unsloth 2026.10's option for full fine-tuning in FP8 by torchao, not for LoRA. True works on "
+        "compute capability 12.x only; elsewhere pass a Float8LinearConfig.",
         ("ENV001", "CMP001"),
     ),
     Word(
@@ -232,7 +232,7 @@ FRAMEWORKS = (
             "convert_model_to_fp8",
         ),
         "In no release of Unsloth: names of a fork or of a draft. Unsloth 2026.10 has "
-        "float8_training=True, for full fine-tuning.",
+        "float8_training=Float8LinearConfig(), for full fine-tuning.",
         ("ENV001", "MOD003"),
     ),
     # Others
@@ -243,7 +243,8 @@ FRAMEWORKS = (
     ),
     Word(
         ("LLaMA-Factory",),
-        "It sets FP8 variables that nothing reads, and under transformers 5 its fp8: true trains in BF16.",
+        "Two of the FP8 variables that it sets are read by nothing. Under transformers 5 its fp8: true "
+        "trains in BF16, unless fp8_backend is te.",
         ("ENV001", "ENV002"),
     ),
     Word(

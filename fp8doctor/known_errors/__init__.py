@@ -7,16 +7,15 @@ import re
 from fp8doctor.known_errors.hugging_face import HUGGING_FACE
 from fp8doctor.known_errors.known_error import KnownError
 from fp8doctor.known_errors.loading import LOADING
-from fp8doctor.known_errors.torch_and_torchao import TORCH_AND_TORCHAO
+from fp8doctor.known_errors.torch_and_torchao import CUTEDSL, TORCH_AND_TORCHAO
 from fp8doctor.known_errors.transformer_engine import TRANSFORMER_ENGINE
+from fp8doctor.lines import with_imports
 
-__all__ = ["KNOWN_ERRORS", "LONGEST", "KnownError", "in_a_sentence", "recognise"]
+__all__ = ["CUTEDSL", "KNOWN_ERRORS", "LONGEST", "KnownError", "in_a_sentence", "recognise"]
 
-KNOWN_ERRORS: tuple[KnownError, ...] = (
-    *TORCH_AND_TORCHAO,
-    *LOADING,
-    *TRANSFORMER_ENGINE,
-    *HUGGING_FACE,
+KNOWN_ERRORS: tuple[KnownError, ...] = tuple(
+    each._replace(lines=with_imports(each.lines))
+    for each in (*TORCH_AND_TORCHAO, *LOADING, *TRANSFORMER_ENGINE, *HUGGING_FACE)
 )
 
 LONGEST = 1_000_000

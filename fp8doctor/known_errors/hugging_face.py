@@ -14,8 +14,8 @@ HUGGING_FACE = (
         r"|Unsloth FP8: `transformer_engine` is not installed",
         cause="FP8 was asked for by Transformer Engine, by ACCELERATE_FP8_BACKEND=TE or a recipe of its own, "
         "and the package is not installed. 'fp8doctor env' shows who asks.",
-        lines='pip install --no-build-isolation "transformer-engine[pytorch]"   # or: '
-        "export ACCELERATE_FP8_BACKEND=AO",
+        lines='pip install --no-build-isolation "transformer-engine[pytorch]<2.20"   # 2.20 needs cuDNN '
+        "9.12; or: export ACCELERATE_FP8_BACKEND=AO",
         versions="accelerate 1.15",
         source="accelerate/utils/dataclasses.py:411, accelerator.py:2107 (1.15.0, both raised on a CPU)",
         codes=("ENV004",),
@@ -27,8 +27,9 @@ HUGGING_FACE = (
         r"(\bunsloth\.fp8_training\b|\bsetup_fp8_mixed_precision_training\b)"
         r"|(from|import) unsloth\.fp8_training\b(?!.*unsloth[/\\]fp8_training\.py)",
         cause="No release of Unsloth has these names: they are a fork's. Installing Unsloth does not help.",
-        lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, float8_training=True)   "
-        "# Unsloth 2026.10, not for LoRA",
+        lines="FastLanguageModel.from_pretrained(..., full_finetuning=True, "
+        "float8_training=Float8LinearConfig())   # Unsloth 2026.10, not for LoRA; float8_training=True on "
+        "compute capability 12.x only",
         versions="no release of Unsloth, up to 2026.10.9",
         source="the wheel of unsloth 2026.10.9, in which no file holds them",
         codes=("MOD003",),
@@ -149,9 +150,7 @@ HUGGING_FACE = (
         says="The current device has compute capability of ... which is insufficient for FP8 mixed precision "
         "training. Will use FP16 instead.",
         pattern=r"insufficient for FP8 mixed precision training \(requires a GPU Hopper/Ada",
-        cause="Accelerate turned fp8 into fp16, on a warning: the first GPU that nvidia-smi names is older "
-        "than "
-        "Ada.",
+        cause="Accelerate turned fp8 into fp16, on a warning: torch's current device is older than Ada.",
         lines='accelerator = Accelerator(mixed_precision="bf16")',
         versions="accelerate 1.4 to 1.15",
         source="accelerate/state.py:940 (1.15.0)",
@@ -210,8 +209,9 @@ HUGGING_FACE = (
         cause="Weights that load_in_fp8 quantized get no gradient, so that only adapters can be trained on "
         "them, "
         "and no other load_in_ fits beside it.",
-        lines="FastLanguageModel.from_pretrained(name, full_finetuning=True, float8_training=True)   # FP8 "
-        "training, on compute capability 12.x; or without load_in_fp8",
+        lines="FastLanguageModel.from_pretrained(name, full_finetuning=True, "
+        "float8_training=Float8LinearConfig())   # FP8 training; float8_training=True on compute capability "
+        "12.x only; or without load_in_fp8",
         versions="Unsloth 2026.10",
         source=f"{UNSLOTH}/loader_utils.py:4496 and 4499 (2026.10.9)",
         codes=("MOD003",),

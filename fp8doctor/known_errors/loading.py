@@ -5,15 +5,18 @@ from __future__ import annotations
 from fp8doctor.known_errors.known_error import KnownError
 
 COMMON = "transformer_engine/common/__init__.py"
-CUDNN_PATH = 'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib'
+CUDNN_PATH = (
+    'export LD_LIBRARY_PATH=$(python -c "import nvidia.cudnn as c; print(c.__path__[0])")/lib'
+    "${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+)
 
 LOADING = (
     KnownError(
         says="libtransformer_engine.so: undefined symbol: cublasLt...",
         pattern=r"libtransformer_engine\S{0,80}: undefined symbol: cublasLt",
         cause="Transformer Engine was linked against a newer cuBLAS than the one that torch brings.",
-        lines="pip install --upgrade nvidia-cublas   # or "
-        '"transformer-engine[pytorch]==2.12.0", or 2.17 and newer',
+        lines='pip install --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"   # 2.20 needs '
+        "cuDNN 9.12",
         versions="Transformer Engine 2.13.0 to 2.16.1 beside the cuBLAS of torch 2.11",
         source="the dynamic loader; NVIDIA/TransformerEngine#2504, symbols read in the released libraries",
         codes=("ENV004", "ENV005"),
@@ -76,7 +79,7 @@ LOADING = (
         r"Transformer Engine torch"
         r"|empty `transformer-engine` meta package",
         cause="Transformer Engine's torch extension, which is built from source, is not installed.",
-        lines='pip install --no-build-isolation "transformer-engine[pytorch]"',
+        lines='pip install --no-build-isolation "transformer-engine[pytorch]<2.20"   # 2.20 needs cuDNN 9.12',
         versions="Transformer Engine 2.5 and newer",
         source=f"{COMMON}:155 and 270 (2.20.2)",
         codes=("ENV004",),
@@ -85,7 +88,8 @@ LOADING = (
         says="Transformer Engine package version mismatch",
         pattern=r"Transformer ?Engine package version mismatch",
         cause="Transformer Engine's distributions have different versions.",
-        lines='pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]"',
+        lines='pip install --force-reinstall --no-build-isolation "transformer-engine[pytorch]<2.20"   # '
+        "2.20 needs cuDNN 9.12",
         versions="Transformer Engine 2.5 and newer",
         source=f"{COMMON}:207 and 262 (2.20.2)",
         codes=("ENV004",),

@@ -7,6 +7,14 @@ from fp8doctor.known_errors.known_error import KnownError
 SCALED_MM = "torch aten/src/ATen/native/cuda/ScaledBlas.cpp (main, 0174dfa; Blas.cpp before)"
 """Where torch's FP8 GEMM checks what it gets."""
 
+CUTEDSL = {
+    "apache-tvm-ffi": "apache-tvm-ffi",
+    "nvidia-cutlass-dsl": "nvidia-cutlass-dsl==4.5.2 nvidia-cutlass-dsl-libs-base==4.5.2 "
+    "nvidia-cutlass-dsl-libs-cu13==4.5.2",
+}
+"""Package that torchao's MXFP8 casts of experts need -> what to install for it. Source: METADATA of torchao
+0.18.0."""
+
 TORCH_AND_TORCHAO = (
     KnownError(
         says="Expected trailing dimension of mat1 to be divisible by 16; mat2 shape ... must be divisible "
@@ -43,8 +51,8 @@ TORCH_AND_TORCHAO = (
         "ROCm MI300+",
         pattern=r"torch\._scaled_mm is only supported on CUDA devices with compute capability",
         cause="This GPU has no FP8 tensor cores.",
-        lines='accelerator = Accelerator(mixed_precision="bf16")   # FP8 needs compute capability 8.9 or '
-        "higher",
+        lines="model.to(torch.bfloat16)   # train in BF16, without the conversion to FP8; FP8 needs compute "
+        "capability 8.9 or higher",
         versions="every torch with torch._scaled_mm",
         source=SCALED_MM,
         codes=("GPU001",),
@@ -63,7 +71,8 @@ TORCH_AND_TORCHAO = (
         pattern=r"Only bf16[\w, ]{0,20} high prec\w+ output types are supported for row-wise scaling",
         cause="The layer runs with one scale per row in another dtype than the kernel takes: fp32 without "
         "autocast, or fp16.",
-        lines='with torch.autocast("cuda", dtype=torch.bfloat16):   # or model.to(torch.bfloat16)',
+        lines='with torch.autocast("cuda", dtype=torch.bfloat16):   # or model.to(torch.bfloat16)\n'
+        "    output = model(**batch)",
         versions="first bf16 alone, in newer torch fp16 too, on main fp32 as well",
         source=SCALED_MM,
         codes=("MEM003",),
@@ -238,7 +247,7 @@ TORCH_AND_TORCHAO = (
         pattern=r"mxfp8_quantize_\w{1,40} requires additional Python runtime package\(s\)",
         cause="torchao's MXFP8 casts for experts are CuTe DSL kernels, whose two packages it does not "
         "install.",
-        lines="pip install nvidia-cutlass-dsl apache-tvm-ffi",
+        lines=f"pip install {' '.join(CUTEDSL.values())}",
         versions="torchao 0.18",
         source="torchao/prototype/moe_training/kernels/mxfp8/quant.py:1470 (0.18.0)",
     ),

@@ -25,7 +25,8 @@ TRANSFORMER_ENGINE = (
         says="Device compute capability 8.9 or higher required for FP8 execution",
         pattern=r"Device compute capability 8\.9 or higher required for FP8 execution",
         cause="This GPU has no FP8 tensor cores.",
-        lines="with te.autocast(enabled=False):   # BF16; FP8 needs Ada, Hopper or Blackwell",
+        lines="with te.autocast(enabled=False):   # BF16; FP8 needs Ada, Hopper or Blackwell\n"
+        "    output = model(**batch)",
         versions="Transformer Engine 1.0 to 2.20",
         source="transformer_engine/pytorch/quantization.py:154 (2.20.2), fp8.py (1.0 to 2.5)",
         codes=("GPU001",),
@@ -38,7 +39,8 @@ TRANSFORMER_ENGINE = (
         cause="The recipe needs a GPU of compute capability 10.x (B200, B300); RTX 50 and RTX PRO (12.x) "
         "lack "
         "MXFP8's transposed layouts.",
-        lines="with te.autocast(recipe=transformer_engine.common.recipe.Float8CurrentScaling()):",
+        lines="with te.autocast(recipe=Float8CurrentScaling()):   # Transformer Engine 2.9 and newer\n"
+        "    output = model(**batch)",
         versions="Transformer Engine 2.0 and newer; the sentence on 12.0+ from 2.6 on",
         source="transformer_engine/pytorch/quantization.py:165, 168 and 175 (2.20.2), fp8.py:43 (2.0)",
         codes=("GPU002",),
@@ -48,7 +50,8 @@ TRANSFORMER_ENGINE = (
         pattern=r"FP8 block scaled GEMM requires (Hopper|compute capability 9\.0 or higher) and CUDA >= "
         r"12\.9",
         cause="Float8BlockScaling needs Hopper or newer and a torch that was built with CUDA 12.9 or newer.",
-        lines="with te.autocast(recipe=transformer_engine.common.recipe.Float8CurrentScaling()):",
+        lines="with te.autocast(recipe=Float8CurrentScaling()):   # Transformer Engine 2.9 and newer\n"
+        "    output = model(**batch)",
         versions="Transformer Engine 2.3 (Hopper and CUDA >= 12.9) to 2.20",
         source="transformer_engine/pytorch/quantization.py:184 (2.20.2), fp8.py:62 (2.3)",
         codes=("GPU002",),
@@ -119,7 +122,8 @@ TRANSFORMER_ENGINE = (
         says="Unable to find any suitable algorithms; Unable to find suitable cuBLAS GEMM algorithm",
         pattern=r"Unable to find (any suitable algorithms|suitable cuBLAS GEMM algorithm)",
         cause="cuBLASLt has no FP8 kernel for these sizes or this recipe on this GPU.",
-        lines="pip install --upgrade nvidia-cublas   # with CUDA 12 nvidia-cublas-cu12",
+        lines="recipe = Float8CurrentScaling()   # for a recipe that this GPU lacks; else pad tokens and "
+        "widths to 16",
         versions="Transformer Engine 1.13 to 2.19",
         source="transformer_engine/common/gemm/cublaslt_gemm.cu:770 (main), 255 (1.13)",
         codes=("GPU002", "SHP001"),

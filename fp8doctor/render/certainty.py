@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu, uses_fp8
 from fp8doctor.analysis.hangs_on_host import hangs_on
-from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
+from fp8doctor.analysis.modelled_speedup import ERROR
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
@@ -43,20 +43,12 @@ def certainty(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         tells = ", and no BF16 was timed beside it." if watched else ". A run on the GPU tells."
-        return f"Not quite: {_how_far_off(facts)}{tells}"
+        return f"Not quite: {ERROR}{tells}"
     if any(_is_modelled(step) for step in report.prescription):
         return f"Not quite: what it saves is modelled; {_seen(watched)}."
     if verdict.status == "no_fp8":
         return f"Yes, of the layers that were seen; {_seen(watched)}."
     return f"Of FP8's speed nothing is sure: {_seen(watched)}."
-
-
-def _how_far_off(facts: Facts) -> str:
-    """Say by how much the modelled speedup may be off."""
-    expects = if_recorded(modelled_speedup, facts)
-    off = expects.may_be_off if expects else OFF
-    why = ", since host and GPU take about as long for it" if off > OFF else ""
-    return f"a model of a step may be off by {100 * off:.0f} %{why}"
 
 
 def _is_modelled(step: Step) -> bool:

@@ -36,7 +36,7 @@ def plot(report: Document) -> Figure:
         figure_class = _figure_class()
     except ImportError:
         raise UserError(
-            "report.plot() needs matplotlib, which is not installed: pip install 'fp8doctor[plot]'"
+            "report.plot() needs matplotlib, which is not installed: pip install matplotlib"
         ) from None
     found = if_recorded(timing, report.facts)
     steps = charts.steps(found)

@@ -39,6 +39,19 @@ def test_the_page_of_the_demo(demo: Report) -> None:
     hold("demo.html", html.render(demo))
 
 
+def test_a_tooltip_says_what_the_bar_beside_it_says(demo: Report) -> None:
+    root = parsed(html.render(demo))
+    legends = [each for each in root.iter("ul") if each.get("class") == "legend"]
+    assert any(True for each in legends for _ in each.iter("rect"))
+    assert [found for each in legends for found in each.iter("title")] == [], "a swatch has no time"
+    differences = [bar for bar in root.iter("li") if bar.find("svg/rect[@class='saving']") is not None]
+    assert differences
+    for bar in differences:
+        value = bar.findtext("span[@class='value']", "")
+        assert value.startswith("−")
+        assert bar.findtext("svg/rect/title", "").endswith(f" {value} ms")
+
+
 @pytest.mark.parametrize("name", SCREENS)
 def test_every_screen_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
     for written in (html.render(SCREENS[name]), SCREENS[name]._repr_html_()):

@@ -1,5 +1,5 @@
-"""GPU003: the real AcceleratorState falls back on a stand-in for the answer of nvidia-smi, beside a stand-in
-for NVML."""
+"""GPU003: the real AcceleratorState falls back on a stand-in for torch's current device, beside one for
+NVML."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Look = Callable[..., Facts]
 
 @pytest.fixture
 def job(look: Look) -> Callable[..., Facts]:
-    """Facts of a plain model beside an Accelerator on a machine with these GPUs, the first of which
-    nvidia-smi names."""
+    """Facts of a plain model beside an Accelerator on a machine with these GPUs; the first is torch's current
+    device."""
 
     def made(precision: str | None, *devices: Device, variable: str | None = "fp8") -> Facts:
         with accelerator(precision, *devices, variable=variable):
@@ -56,13 +56,22 @@ def test_an_h100_keeps_fp8(job: Callable[..., Facts]) -> None:
     assert outcome_of("GPU003", facts).outcome == "not_applicable"
 
 
-def test_an_old_first_gpu_takes_fp8_from_a_new_second_one(job: Callable[..., Facts]) -> None:
+def test_an_old_gpu_that_is_hidden_takes_nothing(job: Callable[..., Facts]) -> None:
+    """torch's current device is the first that is visible, and nothing else decides."""
+    facts = job(None, h100(), a100())
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.mixed_precision == "fp8"
+    hidden = msgspec.structs.replace(SICK.gpus[0], visible=False)
+    newer = msgspec.structs.replace(hidden, visible=True, compute_capability="9.0")
+    other = msgspec.structs.replace(SICK, gpus=(hidden, newer))
+    assert outcome_of("GPU003", other).outcome == "not_applicable", "fp16 has another cause"
+
+
+def test_an_old_current_device_takes_fp8_from_a_newer_gpu(job: Callable[..., Facts]) -> None:
     finding = finding_of("GPU003", job(None, a100(), h100()))
     assert finding is not None
-    assert "NVIDIA H100 80GB HBM3, which this job sees, has them" in finding.explanation
     assert finding.treatment is not None
-    assert finding.treatment.name == "fp8-by-hand"
-    assert "convert_to_float8_training(model)" in finding.treatment.code
+    assert finding.treatment.name == "bf16-on-this-gpu"
 
 
 def test_fp16_is_right_on_a_v100(job: Callable[..., Facts]) -> None:

@@ -119,7 +119,9 @@ def test_two_backends_and_none_named(both: None, prepared: nn.Module, look: Look
     assert finding.severity == "warning", "AORecipeKwargs may have been passed"
     assert "2 Linears became Float8Linear" in finding.explanation
     assert finding.treatment is not None
-    assert "ACCELERATE_FP8_BACKEND=TE" in finding.treatment.code
+    backend, launch = finding.treatment.code.splitlines()
+    assert backend.startswith("export ACCELERATE_FP8_BACKEND=AO "), "naming it does not change it"
+    assert "--dynamo_use_regional_compilation" in launch
 
 
 def test_before_prepare_it_is_information(both: None, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

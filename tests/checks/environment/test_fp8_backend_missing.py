@@ -54,7 +54,9 @@ def test_a_half_installed_backend_gives_the_real_reason(package: Path) -> None:
     assert finding.evidence["error"] == f"ImportError: {SYMBOL}"
     assert "newer cuBLAS" in finding.explanation
     assert finding.treatment is not None
-    assert finding.treatment.code.startswith("pip install --upgrade nvidia-cublas")
+    assert finding.treatment.code.startswith(
+        'pip install --no-build-isolation "transformer-engine[pytorch]>=2.17'
+    )
 
 
 def test_a_package_that_imports_is_healthy(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +83,10 @@ def test_transformer_engine_is_really_missing_here(monkeypatch: pytest.MonkeyPat
         if (found := finding_of("ENV004", each))
     ] == [("warning", True), ("error", False)]
     assert finding.treatment is not None
-    assert finding.treatment.code == 'pip install --no-build-isolation "transformer-engine[pytorch]"'
+    assert (
+        'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.17'
+        in finding.treatment.code
+    )
 
 
 def test_nothing_asked_nothing_to_say() -> None:
@@ -91,7 +96,7 @@ def test_nothing_asked_nothing_to_say() -> None:
 @pytest.mark.parametrize(
     ("error", "said", "line"),
     [
-        (f"OSError: {SYMBOL}", "newer cuBLAS", "nvidia-cublas"),
+        (f"OSError: {SYMBOL}", "newer cuBLAS", "transformer-engine[pytorch]>=2.17"),
         (
             "OSError: /usr/lib/libcudnn_cnn.so.9: undefined symbol: "
             "_ZN5cudnn7backend, version "
@@ -221,7 +226,9 @@ def test_mxfp8_experts_without_the_packages_of_their_casts(
         finding.title == "MXFP8 of 1 layer of experts lacks nvidia-cutlass-dsl, apache-tvm-ffi, cuda-python"
     )
     assert finding.treatment is not None
-    assert finding.treatment.code == "pip install nvidia-cutlass-dsl apache-tvm-ffi cuda-python"
+    (line,) = finding.treatment.code.splitlines()
+    assert line.startswith("pip install nvidia-cutlass-dsl==")
+    assert line.endswith(" apache-tvm-ffi cuda-python")
     there = msgspec.structs.replace(facts.software, cutedsl_missing=(), torchao_libraries=2)
     assert finding_of("ENV004", msgspec.structs.replace(facts, software=there)) is None
 

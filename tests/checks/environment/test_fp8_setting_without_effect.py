@@ -75,8 +75,23 @@ def test_the_variables_of_llama_factory_are_read_by_nothing(monkeypatch: pytest.
     )
     assert finding.severity == "warning"
     assert finding.treatment is not None
-    assert "export ACCELERATE_FP8_BACKEND=TE" in finding.treatment.code
-    assert "export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=true" in finding.treatment.code
+    assert finding.treatment.code.splitlines() == [
+        "unset FP8_BACKEND   # or, to train with TE: export ACCELERATE_FP8_BACKEND=TE",
+        "unset FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+    ]
+
+
+def test_the_name_that_is_read_is_set_where_it_keeps_the_backend() -> None:
+    variables = {"FP8_BACKEND": "torchao", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "false"}
+    finding = finding_of("ENV002", facts(variables, {"accelerate": "1.15.0", "torchao": "0.18.0"}))
+    assert finding is not None
+    assert finding.treatment is not None
+    assert finding.treatment.code.splitlines() == [
+        "unset FP8_BACKEND",
+        "export ACCELERATE_FP8_BACKEND=AO",
+        "unset FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER",
+        "export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false",
+    ]
 
 
 def test_the_treatment_makes_it_silent(monkeypatch: pytest.MonkeyPatch) -> None:

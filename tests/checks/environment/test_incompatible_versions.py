@@ -200,17 +200,19 @@ def test_release_candidates_count_as_what_they_precede() -> None:
 
 
 @pytest.mark.parametrize(
-    ("te", "cudnn", "outcome"),
+    ("te", "cudnn", "cuda", "outcome"),
     [
-        ("2.20.2", "9.10.2.21", "sick"),
-        ("2.19.0", "9.10.2.21", "healthy"),
-        ("2.20.2", "9.19.0.56", "healthy"),
-        ("2.20.2", None, "healthy"),
+        ("2.20.2", "9.10.2.21", "12.8", "sick"),
+        ("2.20.2", "9.10.2.21", "13.0", "sick"),
+        ("2.19.0", "9.10.2.21", "12.8", "healthy"),
+        ("2.20.2", "9.19.0.56", "13.0", "healthy"),
+        ("2.20.2", None, "13.0", "healthy"),
     ],
 )
-def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, outcome: str) -> None:
+def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cuda: str, outcome: str) -> None:
     """Versions as pip gives them: torch 2.8 to 2.10 pin the first cuDNN, torch 2.11 the other."""
-    software = Software(cudnn=cudnn, packages={"transformer_engine": Package(version=te, imported=False)})
+    packages = {"transformer_engine": Package(version=te, imported=False)}
+    software = Software(cudnn=cudnn, cuda=cuda, packages=packages)
     facts = Facts(
         software=software,
         environment=Environment(variables={}, backend_imports={}),
@@ -222,7 +224,7 @@ def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, out
     if finding:
         assert finding.severity == "info", "a cuDNN of the system is taken before pip's"
         assert finding.treatment is not None
-        assert finding.treatment.code == 'pip install "nvidia-cudnn-cu12>=9.12"'
+        assert finding.treatment.code == f'pip install "nvidia-cudnn-cu{cuda[:2]}>=9.12"'
     imported = {"transformer_engine": Package(version=te, imported=True)}
     here = msgspec.structs.replace(facts, software=msgspec.structs.replace(software, packages=imported))
     assert outcome_of("ENV005", here).outcome == "healthy"

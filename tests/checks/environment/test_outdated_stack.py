@@ -43,7 +43,7 @@ def test_what_a_version_misses(imported: str, tmp_path: Path, version: str, miss
         assert finding.severity == "info"
         assert finding.title == f"transformer_engine {version}: newer versions take less host time"
         assert finding.treatment is not None
-        assert '"transformer-engine[pytorch]>=2.16"' in finding.treatment.code
+        assert '"transformer-engine[pytorch]>=2.17,<2.20"' in finding.treatment.code
 
 
 def test_a_version_that_nobody_knows_is_not_old(imported: str) -> None:

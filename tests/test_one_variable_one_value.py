@@ -1,0 +1,156 @@
+"""No two fixes of one report set a variable to different values, or set and unset it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.diagnosis.diagnose import diagnose, replay
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import (
+    Accelerate,
+    Environment,
+    Facts,
+    Linear,
+    Network,
+    Package,
+    Software,
+    Training,
+)
+from fp8doctor.lines import settings
+from fp8doctor.render import text
+
+TESTS = Path(__file__).parent
+RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json"))
+
+
+def assigned(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """What a shell sets by these lines; None stands for a variable that is unset. Comments are left out: an
+    alternative after ``# or`` is the reader's choice."""
+    for line in lines:
+        words = (
+            shlex.split(line.strip(), comments=True)
+            if re.match(r"\s*(export|unset|[A-Z0-9_]+=)", line)
+            else []
+        )
+        command, rest = (words[0], words[1:]) if words else ("", [])
+        if command == "unset":
+            yield from ((name, None) for name in rest)
+        elif command == "export":
+            yield from ((name, value) for name, _, value in (each.partition("=") for each in rest))
+        elif words:
+            yield from ((name, value) for name, _, value in (w.partition("=") for w in words if "=" in w))
+
+
+def contradictions(lines: Iterable[str]) -> dict[str, set[str | None]]:
+    told: dict[str, set[str | None]] = {}
+    for name, value in assigned(lines):
+        told.setdefault(name, set()).add(value)
+    return {name: values for name, values in told.items() if len(values) > 1}
+
+
+def printed(document: Document) -> list[str]:
+    """Lines of the plan, and of the whole page where these are commands; elsewhere it says what is set."""
+    plan = [line for step in document.prescription for line in step.treatment.code.splitlines()]
+    page = text.render(document, verbose=True, width=400).splitlines()
+    return [*plan, *(line for line in page if re.match(r"\s*(export|unset) ", line))]
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        (["export A=1", "unset A"], {"A"}),
+        (["export A=1", "  export A=2   # said"], {"A"}),
+        (["A=1 python train.py", "unset B A"], {"A"}),
+        (["export A=1   # or unset A", "export A=1"], set()),
+        (["unset A", "export B=1"], set()),
+    ],
+)
+def test_what_contradicts(lines: list[str], names: set[str]) -> None:
+    assert set(contradictions(lines)) == names
+    assert {(n, v) for line in lines for n, v in settings(line).items()} == set(assigned(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_no_recording_contradicts_itself(path: Path) -> None:
+    assert contradictions(printed(replay(path))) == {}
+
+
+def test_a_dead_name_of_the_backend_never_changes_the_backend() -> None:
+    document = replay(TESTS / "patients" / "recorded" / "h200-setting_without_effect.json")
+    set_to = [value for name, value in assigned(printed(document)) if name == "ACCELERATE_FP8_BACKEND"]
+    assert set(set_to) <= {"AO"}, "the layers of this job are torchao's"
+
+
+VARIABLES = {
+    "ACCELERATE_MIXED_PRECISION": (None, "fp8", "bf16"),
+    "ACCELERATE_FP8_BACKEND": (None, "TE", "AO", "te"),
+    "FP8_BACKEND": (None, "te", "torchao"),
+    "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": (None, "true", "false"),
+    "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": (None, "false"),
+    "ACCELERATE_FP8_AMAX_HISTORY_LEN": (None, "16"),
+}
+INSTALLED = (("torchao",), ("transformer_engine",), ("torchao", "transformer_engine"))
+LAYERS = (None, "torchao", "transformer_engine")
+
+
+def jobs() -> Iterator[tuple[str | None, Facts]]:
+    """Every environment of these variables, with the packages and the layers that go with it."""
+    for values, packages, stack in product(product(*VARIABLES.values()), INSTALLED, LAYERS):
+        variables = {name: value for name, value in zip(VARIABLES, values, strict=True) if value is not None}
+        if stack not in (None, *packages):
+            continue
+        layer = Linear(
+            name="up", stack=stack, use="training", recipe="tensorwise", features={}, compiled=None
+        )
+        yield (
+            {"torchao": "AO", "transformer_engine": "TE"}.get(stack or ""),
+            Facts(
+                software=Software(
+                    packages={
+                        name: Package(version=version, imported=True)
+                        for name, version in (
+                            ("accelerate", "1.15.0"),
+                            ("torchao", "0.18.0"),
+                            ("transformer_engine", "2.20.2"),
+                        )
+                        if name in ("accelerate", *packages)
+                    }
+                ),
+                environment=Environment(variables=variables, deepspeed_fp8_section=None, backend_imports={}),
+                network=Network(linears=(layer,) if stack else ()),
+                training=Training(
+                    accelerate=Accelerate(
+                        mixed_precision="fp8", distributed="NO", prepared=stack is not None
+                    ),
+                    trainer=None,
+                ),
+            ),
+        )
+
+
+@pytest.mark.slow
+def test_no_environment_gets_contradicting_fixes() -> None:
+    count = 0
+    for backend, facts in jobs():
+        document = diagnose(facts, select=["ENV", "MOD"])
+        lines = [line for step in document.prescription for line in step.treatment.code.splitlines()]
+        every = [
+            line for each in document.findings if each.treatment for line in each.treatment.code.splitlines()
+        ]
+        assert contradictions(lines) == {}, facts.environment.variables
+        for each in document.findings:
+            if each.treatment:
+                assert contradictions(each.treatment.code.splitlines()) == {}, facts.environment.variables
+        if backend:
+            named = {value for name, value in assigned(every) if name == "ACCELERATE_FP8_BACKEND"}
+            written = facts.environment.variables.get("ACCELERATE_FP8_BACKEND", "").upper()
+            assert named <= {backend, written, None}, facts.environment.variables
+        count += 1
+    assert count > 1000

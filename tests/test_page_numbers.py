@@ -1,0 +1,126 @@
+"""Every time and every speedup that the page of a check states is held by a recording that the page names, or
+is somebody else's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8doctor.diagnosis.diagnose import replay
+from fp8doctor.facts import recorded
+from fp8doctor.registry import Check, discover
+
+TESTS = Path(__file__).parent
+RECORDINGS = {
+    path.stem: path
+    for room in ("patients", "benchmarks")
+    for path in (TESTS / room / "recorded").glob("h*.json")
+}
+
+NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: (ms)\b|(x)\b)")
+RECORDING = re.compile(r"`(h[12]00\w*-\w+)`")
+MEASURED = re.compile(r"`tests/benchmarks/(measured/\w+\.json)`")
+
+NOT_MEASURED_HERE = {
+    "CKP003": {"3.4x": "pytorch/ao#2445"},
+    "MOD004": {"1.3x": "Amdahl's law"},
+    "SHP005": {
+        "1.69x": "NVIDIA's documentation",
+        "1.58x": "NVIDIA's documentation",
+        "1.40x": "NVIDIA's documentation",
+    },
+    "STP002": {"1.1x": "published times of kernels"},
+    "STP003": {"1.17x": "Amdahl's law"},
+    "STP005": {"1.5x": "Amdahl's law", "1.25x": "Amdahl's law"},
+}
+"""Code -> number -> whose it is. What was measured here belongs into a recording."""
+
+
+def stated(page: str) -> Iterator[tuple[str, str]]:
+    """Numbers of the prose, with the paragraph in which they stand; lines of code are an example."""
+    for paragraph in page.split("\n\n"):
+        if not paragraph.startswith("    "):
+            text = " ".join(paragraph.split())
+            yield from ((f"{value}{' ms' if ms else 'x'}", text) for value, ms, _ in NUMBER.findall(text))
+
+
+@cache
+def of_recording(name: str) -> frozenset[str]:
+    """The times of the arms and their kernels, what each is of the best BF16, and what the report says."""
+    document = replay(RECORDINGS[name])
+    arms = [
+        arm for arm in document.facts.trial.arms if arm.tried and recorded(arm, "step_ms") and arm.step_ms
+    ]
+    bf16 = [arm.step_ms or 0.0 for arm in arms if arm.name.startswith("bf16")]
+    times = [arm.step_ms or 0.0 for arm in arms]
+    for arm in arms:
+        if recorded(arm, "breakdown") and arm.breakdown:
+            times += arm.breakdown.families_ms.values()
+    said = " ".join((document.verdict.summary, *(each.title for each in document.findings)))
+    return frozenset(
+        [f"{each:,.1f} ms" for each in times]
+        + [f"{base / each.step_ms:.2f}x" for base in bf16 for each in arms if each.step_ms]
+        + [f"{value}{' ms' if ms else 'x'}" for value, ms, _ in NUMBER.findall(said)]
+        + [f"{value} ms" for value in re.findall(r"the GEMMs save ([\d.]+)", said)]
+    )
+
+
+@cache
+def of_measurement(name: str) -> frozenset[str]:
+    return frozenset(
+        map("{:,.1f} ms".format, floats(json.loads((TESTS / "benchmarks" / name).read_text("utf-8"))))
+    )
+
+
+def floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from floats(each)
+
+
+def held(paragraph: str) -> frozenset[str]:
+    """The numbers of what a paragraph names."""
+    recordings = (of_recording(name) for name in RECORDING.findall(paragraph))
+    return frozenset().union(*recordings, *map(of_measurement, MEASURED.findall(paragraph)))
+
+
+def without_source(code: str, page: str) -> list[str]:
+    theirs = NOT_MEASURED_HERE.get(code, {})
+    return [
+        number for number, paragraph in stated(page) if number not in theirs and number not in held(paragraph)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", discover(), ids=lambda check: check.code)
+def test_a_page_states_what_a_recording_holds(check: Check) -> None:
+    assert without_source(check.code, check.page) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "numbers"),
+    [
+        ("Evidence: on one H200 it took 27.3 ms.", ["27.3 ms"]),
+        ("Evidence: `h200-decoder_468m` takes 371.8 ms, 0.26x of BF16.", []),
+        ("Evidence: `h200-decoder_468m` takes 366.0 ms, 0.25x of BF16.", ["366.0 ms", "0.25x"]),
+        ("Evidence: `h200-decoder_468m`.\n\nIt takes 371.8 ms.", ["371.8 ms"]),
+        ("What to do.\n\n    pad()   # 3x", []),
+        ("128x128 blocks, capability 12.x.", []),
+    ],
+)
+def test_what_has_no_source(page: str, numbers: list[str]) -> None:
+    assert without_source("ANY", page) == numbers
+
+
+def test_no_source_is_left_over() -> None:
+    pages = {check.code: check.page for check in discover()}
+    for code, numbers in NOT_MEASURED_HERE.items():
+        assert set(numbers) <= {number for number, _ in stated(pages[code])}
