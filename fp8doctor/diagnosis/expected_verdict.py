@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.engagement import why_fp8_does_not_run
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
@@ -16,10 +17,10 @@ from fp8doctor.analysis.layers import (
     stores_fp8,
 )
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
-from fp8doctor.analysis.outcome import never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
-from fp8doctor.finding import Finding
+from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
 
 
@@ -134,26 +135,10 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Say what is expected of a model that holds FP8 layers."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
-            "forward in BF16.",
-        )
-    if never_ran_in_script(facts):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of "
-            f"{watched_job(facts)}.",
-            basis="measured",
-        )
+    if why := why_fp8_does_not_run(facts):
+        basis: Basis | None = "measured" if never_ran_in_script(facts) else None
+        return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
     ran = _ran_in_script(facts)
-    if not ran and if_recorded(outside_autocast, facts):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary=f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 "
-            "layers.",
-        )
     seems = is_what_it_seems(findings)
     expects = if_recorded(modelled_speedup, facts) if seems else None
     told = expects.sentence if expects else if_recorded(unknown_part, facts) if seems else None
