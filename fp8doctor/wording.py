@@ -59,7 +59,7 @@ def in_ms(ms: float | None) -> str:
 
 
 def quotient(one_ms: float | None, other_ms: float | None) -> float | None:
-    """Divide two times as `in_ms` shows them, so a reader who divides them finds it; None if there is none."""
+    """Divide two times as `in_ms` shows them, so a reader who divides them finds it; None for 0.0."""
     one, other = round(one_ms or 0.0, 1), round(other_ms or 0.0, 1)
     return one / other if one and other else None
 

@@ -162,7 +162,12 @@ def ratio_on_screen(a: Arm, b: Arm) -> Interval:
 
     The median over the rounds is another number: 0.23 where the two medians, 92.5 and 448.0 ms, give 0.21.
     """
-    rounds, shown = ratio(a, b), quotient(a.step_ms, b.step_ms)
+    return as_shown(ratio(a, b), a.step_ms, b.step_ms)
+
+
+def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interval:
+    """Put the quotient of two times as they are shown into the interval of their rounds, which holds it."""
+    shown = quotient(a_ms, b_ms)
     if shown is None:
         return rounds
     return Interval(median=shown, low=min(rounds.low, shown), high=max(rounds.high, shown))

@@ -15,16 +15,22 @@ def why_not_engaged(facts: Facts) -> str:
     """Say why no layer of the model trains in FP8, or why that is unknown; empty if one does."""
     if not recorded(facts, "network"):
         return "No model was examined, so fp8doctor cannot tell whether FP8 is engaged."
-    if uses_fp8(facts):
-        return why_fp8_does_not_run(facts) or _why_unknown(facts)
+    try:
+        if uses_fp8(facts):
+            return why_fp8_does_not_run(facts) or _why_unknown(facts)
+        return _without_fp8_layers(facts)
+    except Unrecorded as missing:
+        return f"fp8doctor cannot tell whether FP8 is engaged: {missing}."
+
+
+def _without_fp8_layers(facts: Facts) -> str:
+    """Say why a model has no layer that is set up for FP8, as far as that is known."""
     linears = facts.network.linears
     count = plural(len(linears), "Linear")
     if not linears and (unread := _gap(facts, "network.linears")):
         return f"fp8doctor cannot tell whether FP8 is engaged: {unread}."
     if by_name := sum(linear.use == "unknown" for linear in linears):
-        return (
-            f"fp8doctor cannot tell whether FP8 is engaged: it does not know the class of {by_name} of {count}."
-        )
+        return f"fp8doctor cannot tell whether FP8 is engaged: {by_name} of {count} have an unknown class."
     took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
     return (
         f"No layer of this model trains in FP8 (0 of {count}{took}). To convert it, see "

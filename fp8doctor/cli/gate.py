@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import click
 from click.core import ParameterSource
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.areas import SEVERITIES, Severity
 
 if TYPE_CHECKING:
@@ -21,6 +21,14 @@ MAX_REGRESSION_PCT = 5.0
 
 MOST_NAMED = 6
 """Codes that one sentence names."""
+
+IN_WORDS = {
+    "step_raises": "The training step raises.",
+    "layers_do_not_learn": "Layers do not learn.",
+    "fp8_not_engaged": "FP8 does not run.",
+    "fp8_slower": "FP8 is slower than BF16.",
+}
+"""Status of a verdict that counts as an error -> what it says."""
 
 
 class Baseline(Struct, frozen=True):
@@ -36,7 +44,9 @@ class Gate(Struct, frozen=True):
 
     fail_on: Severity | None = None
     """None: findings do not count."""
+    require_fp8: bool = False
     min_speedup: float | None = None
+    min_estimated_speedup: float | None = None
     strict: bool = False
     baseline: Baseline | None = None
 
@@ -45,7 +55,9 @@ class Gate(Struct, frozen=True):
         """Read the options of the gate. Raises `UserError` for a baseline that is none."""
         return cls(
             fail_on=next((each for each in SEVERITIES if each == options["fail_on"]), None),
+            require_fp8=bool(options.get("require_fp8")),
             min_speedup=options.get("min_speedup"),
+            min_estimated_speedup=options.get("min_estimated_speedup"),
             strict=bool(options.get("strict")),
             baseline=_baseline(options.get("baseline"), options.get("max_regression")),
         )
@@ -56,34 +68,79 @@ class Gate(Struct, frozen=True):
         return self != Gate()
 
     def missed(self, report: Document) -> tuple[str, ...]:
-        """Say what the report does not reach, a clause each; nothing where it passes."""
-        return tuple(
-            clause
-            for clause in (self._too_grave(report), *self._too_slow(report), self._regression(report))
-            if clause
+        """Say what the report does not reach, in a sentence or two each; nothing where it passes."""
+        told = (
+            self._without_fp8(report),
+            self._too_grave(report),
+            self._too_slow(report),
+            self._too_slow_by_estimate(report),
+            self._regression(report),
         )
+        return tuple(filter(None, told))
+
+    def _without_fp8(self, report: Document) -> str | None:
+        if not self.require_fp8:
+            return None
+        from fp8doctor.analysis.engagement import why_not_engaged
+
+        why = why_not_engaged(report.facts)
+        return f"FP8 is required. {why}" if why else None
 
     def _too_grave(self, report: Document) -> str | None:
         if self.fail_on is None or not report.reaches(self.fail_on):
             return None
         least = SEVERITIES.index(self.fail_on)
         codes = [each.code for each in report.findings if SEVERITIES.index(each.severity or "info") >= least]
-        if not codes:
-            return f"the verdict counts as an error: {report.verdict.status} (--fail-on {self.fail_on})"
-        return f"found {_named(codes)} (--fail-on {self.fail_on})"
+        if codes:
+            why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
+        else:
+            why = IN_WORDS.get(report.verdict.status, report.verdict.summary)
+        return f"{why} Use --fail-on never to ignore findings."
 
-    def _too_slow(self, report: Document) -> Iterator[str]:
+    def _too_slow(self, report: Document) -> str | None:
         verdict, wanted = report.verdict, self.min_speedup
-        speedup = verdict.speedup if verdict.basis == "measured" else None
-        option = "--strict" if self.strict else f"--min-speedup {wanted:g}" if wanted is not None else ""
-        if option and verdict.status == "too_noisy":
-            yield f"the timing is too noisy to tell ({option})"
-        elif option and verdict.step_ms is None:
-            yield f"nothing was measured ({option})"
-        elif wanted is not None and speedup is None:
-            yield f"no speedup of FP8 was measured: {verdict.status} (--min-speedup {wanted:g})"
-        elif wanted is not None and speedup is not None and speedup < wanted:
-            yield f"FP8 is measured at {speedup:.2f}x of the best BF16 (--min-speedup {wanted:g})"
+        if wanted is None and not self.strict:
+            return None
+        option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
+        if verdict.step_ms is not None and timed_on_cpu(report.facts):
+            return (
+                f"The times were taken on a CPU; they say nothing about FP8 on a GPU. {option} needs a GPU."
+            )
+        if verdict.status == "too_noisy":
+            return f"The timing is too noisy to tell whether FP8 is faster. {option} needs a clear answer."
+        if verdict.step_ms is None:
+            return f"No step was timed. {option} needs a step timed on a GPU."
+        if wanted is None:
+            return None
+        if verdict.speedup is None or verdict.basis != "measured":
+            return f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
+        if verdict.speedup < wanted:
+            reached = times_below(verdict.speedup, wanted)
+            return f"FP8 runs at {reached} of the best BF16, measured. {_asks(option)}."
+        return None
+
+    def _too_slow_by_estimate(self, report: Document) -> str | None:
+        """Hold what a GPU measured to the wanted speedup, else what the cost model estimates."""
+        wanted, verdict = self.min_estimated_speedup, report.verdict
+        if wanted is None:
+            return None
+        from fp8doctor.analysis.engagement import why_not_engaged
+        from fp8doctor.analysis.modelled_speedup import unknown_part
+        from fp8doctor.facts import if_recorded
+
+        option = f"--min-estimated-speedup {wanted:g}"
+        speedup, how = verdict.estimated_speedup, f"estimated for {report.modelled_gpu}, not measured"
+        if verdict.basis == "measured" and verdict.speedup is not None and not timed_on_cpu(report.facts):
+            speedup, how = verdict.speedup, "measured"
+        if speedup is None:
+            why = why_not_engaged(report.facts) or if_recorded(unknown_part, report.facts)
+            known = why or "The cost model has no numbers for a part of this step."
+            return f"No speedup of FP8 can be estimated. {known} {option} needs an estimate."
+        if speedup < wanted:
+            return (
+                f"FP8 runs at about {times_below(speedup, wanted)} of the best BF16, {how}. {_asks(option)}."
+            )
+        return None
 
     def _regression(self, report: Document) -> str | None:
         if self.baseline is None:
@@ -92,7 +149,23 @@ class Gate(Struct, frozen=True):
 
         most = self.baseline.most_pct
         found = regression(self.baseline.facts, report.facts, self.baseline.name, most)
-        return f"{found} (--max-regression {most:g})" if found else None
+        return longer_than(found, most) if found else None
+
+
+def longer_than(found: str, most_pct: float) -> str:
+    """Write a regression as a sentence of the gate."""
+    return f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
+
+
+def _asks(option: str) -> str:
+    name, _, wanted = option.partition(" ")
+    return f"{name} asks for {wanted}x"
+
+
+def times_below(speedup: float, wanted: float) -> str:
+    """Write a speedup that is below the wanted one with as many digits as show it."""
+    digits = next((n for n in (2, 3, 4) if round(speedup, n) < wanted), 5)
+    return f"{speedup:.{digits}f}x"
 
 
 def _named(codes: list[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import field
 
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
 from fp8doctor.areas import SEVERITIES, Severity
@@ -115,7 +116,8 @@ class Document(Record, frozen=True, kw_only=True):
 
     def verdict_severity(self) -> Severity | None:
         """Return what the verdict counts as by itself; None where nothing is wrong with it."""
-        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
+        measured = self.verdict.basis == "measured" and not timed_on_cpu(self.facts)
+        slower = self.verdict.status == "fp8_slower" and measured
         return "error" if slower or self.verdict.status in GRAVE else None
 
     def reaches(self, severity: Severity) -> bool:

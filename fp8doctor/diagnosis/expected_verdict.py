@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from fp8doctor import registry
-from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.engagement import why_fp8_does_not_run
+from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
+from fp8doctor.analysis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
@@ -151,6 +153,15 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         achievable_speedup=expects.best if expects else None,
         basis="modelled" if expects else None,
     )
+
+
+def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Add the speedup that the cost model expects of FP8 as it is, unless a GPU timed it."""
+    on_gpu = answer.basis == "measured" and answer.speedup is not None and not timed_on_cpu(facts)
+    if on_gpu or why_not_engaged(facts) or not is_what_it_seems(findings):
+        return answer
+    expects = if_recorded(modelled_speedup, facts)
+    return replace(answer, estimated_speedup=expects.as_is) if expects else answer
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
