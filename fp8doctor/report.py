@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fp8doctor.analysis.engagement import why_not_engaged
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
@@ -123,7 +123,8 @@ class Report(Document, frozen=True, kw_only=True):
 
 
 def _is_at_least(finding: Finding, severity: str) -> bool:
-    return SEVERITIES.index(finding.severity or "info") >= [*SEVERITIES].index(severity)
+    grades = [*map(str, SEVERITIES)]
+    return grades.index(finding.severity or "info") >= grades.index(severity)
 
 
 def load_report(

@@ -252,7 +252,7 @@ ESTIMATE = f"{diagnose(DECODER_468M).verdict.estimated_speedup:.2f}"
         (
             "untimed.json",
             "1",
-            f"FP8 runs at about {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
+            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
             "--min-estimated-speedup asks for 1x.",
         ),
         ("watched.json", "0.1", ""),
@@ -260,14 +260,14 @@ ESTIMATE = f"{diagnose(DECODER_468M).verdict.estimated_speedup:.2f}"
         (
             "cpu.json",
             "1",
-            f"FP8 runs at about {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
+            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
             "--min-estimated-speedup asks for 1x.",
         ),
         ("80.json", "1.2", ""),
         (
             "80.json",
             "1.3",
-            "FP8 runs at about 1.25x of the best BF16, measured. --min-estimated-speedup asks for 1.3x.",
+            "FP8 runs at 1.25x of the best BF16, measured. --min-estimated-speedup asks for 1.3x.",
         ),
         (
             "bf16.json",

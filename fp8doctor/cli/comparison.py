@@ -80,20 +80,18 @@ def missed(
     fail_on: str,
 ) -> Iterator[str]:
     """Say which gates the second report misses, in a sentence or two each."""
-    from fp8doctor.analysis.even import swallows_effect
-    from fp8doctor.analysis.timed_step import cpu_times
     from fp8doctor.cli.gate import longer_than, times_below
     from fp8doctor.diagnosis.regression import regression
 
     first, second = documents
-    speedup, on_cpu = found.speedup, cpu_times(*found.steps)
+    speedup, on_cpu = found.speedup, found.on_cpu
     if strict or min_speedup is not None:
         option = "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
         if on_cpu:
             yield f"{on_cpu[:1].upper()}{on_cpu[1:]}. {option} needs a GPU."
         elif speedup is None:
             yield f"There are not two measured steps. {option} needs them."
-        elif swallows_effect(speedup):
+        elif found.is_noise:
             yield f"The timing is too noisy to tell which is faster. {option} needs a clear answer."
         elif min_speedup is not None and speedup.median < min_speedup:
             below = times_below(speedup.median, min_speedup)

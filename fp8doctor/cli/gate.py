@@ -9,7 +9,6 @@ import click
 from click.core import ParameterSource
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.areas import SEVERITIES, Severity
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class Gate(Struct, frozen=True):
     def _without_fp8(self, report: Document) -> str | None:
         if not self.require_fp8:
             return None
-        from fp8doctor.analysis.engagement import why_not_engaged
+        from fp8doctor.diagnosis.engagement import why_not_engaged
 
         why = why_not_engaged(report.facts)
         return f"FP8 is required. {why}" if why else None
@@ -102,7 +101,7 @@ class Gate(Struct, frozen=True):
         if wanted is None and not self.strict:
             return None
         option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
-        if verdict.step_ms is not None and timed_on_cpu(report.facts):
+        if verdict.step_ms is not None and report.on_cpu:
             return (
                 f"The times were taken on a CPU; they say nothing about FP8 on a GPU. {option} needs a GPU."
             )
@@ -112,35 +111,25 @@ class Gate(Struct, frozen=True):
             return f"No step was timed. {option} needs a step timed on a GPU."
         if wanted is None:
             return None
-        if verdict.speedup is None or verdict.basis != "measured":
+        if report.gpu_speedup is None:
             return f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
-        if verdict.speedup < wanted:
-            reached = times_below(verdict.speedup, wanted)
-            return f"FP8 runs at {reached} of the best BF16, measured. {_asks(option)}."
-        return None
+        return _below(report.gpu_speedup, wanted, "measured", "--min-speedup")
 
     def _too_slow_by_estimate(self, report: Document) -> str | None:
         """Hold what a GPU measured to the wanted speedup, else what the cost model estimates."""
-        wanted, verdict = self.min_estimated_speedup, report.verdict
+        wanted, estimate = self.min_estimated_speedup, report.verdict.estimated_speedup
         if wanted is None:
             return None
-        from fp8doctor.analysis.engagement import why_not_engaged
-        from fp8doctor.analysis.modelled_speedup import unknown_part
-        from fp8doctor.facts import if_recorded
+        option = "--min-estimated-speedup"
+        if report.gpu_speedup is not None:
+            return _below(report.gpu_speedup, wanted, "measured", option)
+        if estimate is not None:
+            how = f"estimated for {report.modelled_gpu}, not measured"
+            return _below(estimate, wanted, how, option)
+        from fp8doctor.diagnosis.expected_verdict import why_no_estimate
 
-        option = f"--min-estimated-speedup {wanted:g}"
-        speedup, how = verdict.estimated_speedup, f"estimated for {report.modelled_gpu}, not measured"
-        if verdict.basis == "measured" and verdict.speedup is not None and not timed_on_cpu(report.facts):
-            speedup, how = verdict.speedup, "measured"
-        if speedup is None:
-            why = why_not_engaged(report.facts) or if_recorded(unknown_part, report.facts)
-            known = why or "The cost model has no numbers for a part of this step."
-            return f"No speedup of FP8 can be estimated. {known} {option} needs an estimate."
-        if speedup < wanted:
-            return (
-                f"FP8 runs at about {times_below(speedup, wanted)} of the best BF16, {how}. {_asks(option)}."
-            )
-        return None
+        why = why_no_estimate(report.facts)
+        return f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
 
     def _regression(self, report: Document) -> str | None:
         if self.baseline is None:
@@ -157,9 +146,11 @@ def longer_than(found: str, most_pct: float) -> str:
     return f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
 
 
-def _asks(option: str) -> str:
-    name, _, wanted = option.partition(" ")
-    return f"{name} asks for {wanted}x"
+def _below(speedup: float, wanted: float, how: str, option: str) -> str | None:
+    if speedup >= wanted:
+        return None
+    reached = times_below(speedup, wanted)
+    return f"FP8 runs at {reached} of the best BF16, {how}. {option} asks for {wanted:g}x."
 
 
 def times_below(speedup: float, wanted: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor.analysis.arms import as_shown, ratio_apart
+from fp8doctor.analysis.even import swallows_effect
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.run_losses import RunLosses, run_losses, why_no_losses
 from fp8doctor.analysis.step_difference import (
@@ -58,6 +59,16 @@ class Comparison(Record, frozen=True, kw_only=True):
     gone: tuple[str, ...]
     """Those that only the first has."""
     summary: str
+
+    @property
+    def on_cpu(self) -> str:
+        """Which steps a CPU took, in words; empty if none."""
+        return cpu_times(*self.steps)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the timing does not tell which step is faster."""
+        return self.speedup is not None and swallows_effect(self.speedup)
 
     def to_json(self) -> str:
         data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "comparison", **to_builtins(self)}

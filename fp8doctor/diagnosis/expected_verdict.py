@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
@@ -21,6 +20,7 @@ from fp8doctor.analysis.layers import (
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
@@ -162,6 +162,12 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
         return answer
     expects = if_recorded(modelled_speedup, facts)
     return replace(answer, estimated_speedup=expects.as_is) if expects else answer
+
+
+def why_no_estimate(facts: Facts) -> str:
+    """Say why the cost model has no speedup for a job."""
+    part = if_recorded(unknown_part, facts)
+    return why_not_engaged(facts) or part or "The cost model has no numbers for a part of this step."
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
