@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
@@ -46,7 +47,8 @@ class Prescription(tuple[Step, ...]):
 
 
 class ReportFailed(Exception):
-    """Raised by `Report.raise_for`: the report holds findings at or above the severity asked for."""
+    """Raised by `Report.raise_for`: findings at or above the severity asked for, or no FP8 where it is
+    required."""
 
     def __init__(self, message: str, findings: tuple[Finding, ...]) -> None:
         super().__init__(message)
@@ -70,19 +72,25 @@ class Report(Document, frozen=True, kw_only=True):
         """Write the report as JSON. Raises `UserError` when the file cannot be written."""
         write_text(Path(path), self.to_json())
 
-    def raise_for(self, severity: Severity = "error") -> None:
+    def raise_for(
+        self, severity: Severity | Literal["never"] = "error", *, require_fp8: bool = False
+    ) -> None:
         """Raise `ReportFailed` when something is at or above ``severity``; for a check before an expensive
-        run."""
-        if severity not in SEVERITIES:
-            raise ValueError(f"severity is one of {', '.join(SEVERITIES)}, not {severity!r}")
-        if self.reaches(severity):
-            grave = tuple(
-                f
-                for f in self.findings
-                if SEVERITIES.index(f.severity or "info") >= SEVERITIES.index(severity)
-            )
-            lines = [f"{f.code} {f.name}: {f.title}" for f in grave] or [self.verdict.summary]
-            raise ReportFailed("fp8doctor found: " + "; ".join(lines), grave)
+        run.
+
+        ``require_fp8`` also raises it when no layer of the model trains in FP8, or the report cannot tell.
+        """
+        if severity not in ("never", *SEVERITIES):
+            raise ValueError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
+        why = why_not_engaged(self.facts) if require_fp8 else ""
+        reached = severity != "never" and self.reaches(severity)
+        if not why and not reached:
+            return
+        grave = tuple(each for each in self.findings if reached and _is_at_least(each, severity))
+        lines = [f"{each.code} {each.name}: {each.title}" for each in grave]
+        lines = lines or ([self.verdict.summary] if reached else [])
+        found = f"fp8doctor found: {'; '.join(lines)}" if lines else ""
+        raise ReportFailed(" ".join(filter(None, (f"FP8 is required. {why}" if why else "", found))), grave)
 
     def plot(self) -> Figure:
         """Draw where the step goes and what its difference from BF16 is made of.
@@ -112,6 +120,11 @@ class Report(Document, frozen=True, kw_only=True):
         from fp8doctor.render.markdown import render
 
         return render(self)
+
+
+def _is_at_least(finding: Finding, severity: str) -> bool:
+    grades = [*map(str, SEVERITIES)]
+    return grades.index(finding.severity or "info") >= grades.index(severity)
 
 
 def load_report(

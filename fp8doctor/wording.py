@@ -58,10 +58,16 @@ def in_ms(ms: float | None) -> str:
     return "an unknown time" if ms is None else f"{ms:,.1f} ms"
 
 
-def times(one_ms: float | None, other_ms: float | None) -> str:
-    """The quotient of two times as they are shown, so that a reader who divides them finds it."""
+def quotient(one_ms: float | None, other_ms: float | None) -> float | None:
+    """Divide two times as `in_ms` shows them, so a reader who divides them finds it; None for 0.0."""
     one, other = round(one_ms or 0.0, 1), round(other_ms or 0.0, 1)
-    return f"{one / other:.2f}x" if other else "unknown"
+    return one / other if one and other else None
+
+
+def times(one_ms: float | None, other_ms: float | None) -> str:
+    """Write the quotient of two times as they are shown."""
+    found = quotient(one_ms, other_ms)
+    return "unknown" if found is None else f"{found:.2f}x"
 
 
 def in_times(ratio: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,12 @@ from click.testing import CliRunner, Result
 
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Arm, Facts, Trial
+from fp8doctor.facts import Arm, Converter, Facts, Network, Observation, Target, Trial
 from fp8doctor.report import Report
 from tests.facts_of import DECODER_468M
 
 ROOT = Path(__file__).resolve().parents[1]
+FOUND = "Found CMP001 with --fail-on warning. Use --fail-on never to ignore findings."
 
 
 def timed(as_is_ms: float, spread: float = 0.0) -> Facts:
@@ -30,11 +32,51 @@ def timed(as_is_ms: float, spread: float = 0.0) -> Facts:
     return msgspec.structs.replace(DECODER_468M, trial=trial)
 
 
+NO_MODEL = Facts(target=Target(kind="file", name="model.py", attribute=None), gaps={"network": "no GPU"})
+
+
+def timed_apart() -> Facts:
+    """Times whose quotient, 100.0 / 95.0, is not the median of the quotients round by round, 1.06."""
+    facts = timed(95.0)
+    as_is, bf16 = facts.trial.arms
+    arms = as_is, msgspec.structs.replace(bf16, rounds_ms=(101.0,) * 6)
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
+
+
+def on_cpu(as_is_ms: float) -> Facts:
+    """The same, timed on a CPU."""
+    facts = timed(as_is_ms)
+    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device="cpu", gpu=None))
+
+
+def watched_on_cpu(step_ms: float) -> Facts:
+    """A script on a CPU, whose own steps took so long under ``fp8doctor run``."""
+    steps = tuple(step_ms + each for each in (-1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0))
+    return msgspec.structs.replace(DECODER_468M, observed=Observation(steps_ms=steps, clock="host"))
+
+
+def without_fp8(**converter: Any) -> Facts:
+    """A model whose layers are plain Linears, after a call of a converter if there is one."""
+    plain = tuple(
+        msgspec.structs.replace(each, kind="torch.nn.modules.linear.Linear", stack="torch", use="none")
+        for each in DECODER_468M.network.linears
+    )
+    network = msgspec.structs.replace(DECODER_468M.network, linears=plain)
+    training = DECODER_468M.training
+    if converter:
+        training = msgspec.structs.replace(training, converter=Converter(**converter))
+    return msgspec.structs.replace(DECODER_468M, network=network, training=training)
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reports of 80, 84, 90 and 90 noisy ms, and one without a time."""
+    """Reports of 80, 84, 90 and 90 noisy ms, of CPUs, of models without FP8, and one without a time."""
     folder = tmp_path_factory.mktemp("reports")
     jobs = {"80": timed(80.0), "84": timed(84.0), "90": timed(90.0), "noisy": timed(90.0, 12.0)}
+    jobs |= {"cpu": on_cpu(80.0), "cpu90": on_cpu(90.0), "watched": watched_on_cpu(80.0)}
+    jobs |= {"watched90": watched_on_cpu(90.0), "bf16": without_fp8(), "apart": timed_apart()}
+    jobs |= {"filtered": without_fp8(named=True, called=True, replaced=0), "empty": NO_MODEL}
+    jobs["unread"] = msgspec.structs.replace(DECODER_468M, network=Network(parameters=7))
     for name, facts in {**jobs, "untimed": DECODER_468M}.items():
         Report.of(diagnose(facts)).save(folder / f"{name}.json")
     return folder
@@ -54,11 +96,11 @@ def fp8doctor(*args: str | Path) -> Result:
 
 
 def why(result: Result) -> str:
-    """The line that says why the gate was missed; empty where it was not."""
-    told = [line for line in result.stderr.splitlines() if line.startswith("fp8doctor: exit 1: ")]
-    assert len(told) == (result.exit_code == 1)
+    """The lines that say why the gate was missed; empty where it was not."""
+    told = [line for line in result.stderr.splitlines() if line.startswith("fp8doctor: exit code 1: ")]
+    assert bool(told) == (result.exit_code == 1)
     assert result.exit_code in (0, 1), result.stderr
-    return told[0].removeprefix("fp8doctor: exit 1: ") if told else ""
+    return " ".join(line.removeprefix("fp8doctor: exit code 1: ") for line in told)
 
 
 @pytest.mark.parametrize(
@@ -68,27 +110,30 @@ def why(result: Result) -> str:
         (("80.json", "--min-speedup", "1.2"), ""),
         (
             ("80.json", "--min-speedup", "1.3"),
-            "FP8 is measured at 1.25x of the best BF16 (--min-speedup 1.3)",
+            "FP8 runs at 1.25x of the best BF16, measured. --min-speedup asks for 1.3x.",
         ),
         (("80.json", "--strict"), ""),
         (("untimed.json",), ""),
-        (("untimed.json", "--strict"), "nothing was measured (--strict)"),
-        (("untimed.json", "--min-speedup", "1"), "nothing was measured (--min-speedup 1)"),
-        (("80.json", "--fail-on", "warning"), "found CMP001 (--fail-on warning)"),
+        (("untimed.json", "--strict"), "No step was timed. --strict needs a step timed on a GPU."),
+        (
+            ("untimed.json", "--min-speedup", "1"),
+            "No step was timed. --min-speedup 1 needs a step timed on a GPU.",
+        ),
+        (("80.json", "--fail-on", "warning"), FOUND),
         (("80.json", "--baseline", "84.json"), ""),
         (("84.json", "--baseline", "80.json"), ""),
         (
             ("84.json", "--baseline", "80.json", "--max-regression", "4"),
-            "the step takes 84.0 ms, 5.0 % more than the 80.0 ms of 80.json (--max-regression 4)",
+            "The step takes 84.0 ms, 5.0 % more than the 80.0 ms of 80.json. --max-regression allows 4%.",
         ),
         (
             ("90.json", "--baseline", "80.json"),
-            "the step takes 90.0 ms, 12.5 % more than the 80.0 ms of 80.json (--max-regression 5)",
+            "The step takes 90.0 ms, 12.5 % more than the 80.0 ms of 80.json. --max-regression allows 5%.",
         ),
         (("noisy.json", "--baseline", "80.json"), ""),
         (
             ("untimed.json", "--baseline", "80.json"),
-            "no step was timed to be held against 80.json: nothing was timed (--max-regression 5)",
+            "No step was timed to compare with 80.json: nothing was timed. --max-regression allows 5%.",
         ),
     ],
 )
@@ -103,17 +148,159 @@ def test_a_report_is_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
         (("80.json", "84.json", "--max-regression", "6"), ""),
         (
             ("80.json", "90.json", "--max-regression", "6"),
-            "the step takes 90.0 ms, 12.5 % more than the 80.0 ms of 80.json (--max-regression 6)",
+            "The step takes 90.0 ms, 12.5 % more than the 80.0 ms of 80.json. --max-regression allows 6%.",
         ),
         (
             ("80.json", "90.json", "--min-speedup", "1"),
-            "the second's speed is 0.89x of the first's (--min-speedup 1)",
+            "The second runs at 0.89x of the first's speed. --min-speedup asks for 1x.",
         ),
-        (("80.json", "untimed.json", "--strict"), "there are not two measured steps (--strict)"),
+        (("80.json", "untimed.json", "--strict"), "There are not two measured steps. --strict needs them."),
     ],
 )
 def test_two_reports_are_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
     assert why(fp8doctor("compare", *args)) == said
+
+
+NOTHING = "No layer of this model trains in FP8 (0 of "
+MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ("untimed.json", ""),
+        ("80.json", ""),
+        ("cpu.json", ""),
+        ("bf16.json", f"FP8 is required. {NOTHING}169 Linears). {MOD001}"),
+        (
+            "filtered.json",
+            f"FP8 is required. {NOTHING}169 Linears: the filter of the conversion took none). {MOD001}",
+        ),
+        (
+            "unread.json",
+            "FP8 is required. fp8doctor cannot tell whether FP8 is engaged: "
+            "Network.linears was not recorded.",
+        ),
+        (
+            "empty.json",
+            "FP8 is required. No model was examined, so fp8doctor cannot tell whether FP8 is engaged.",
+        ),
+    ],
+)
+def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) -> None:
+    assert why(fp8doctor("report", report, "--fail-on", "never", "--require-fp8")) == said
+    assert why(fp8doctor("report", report, "--fail-on", "never")) == ""
+
+
+CPU = "were taken on a CPU; they say nothing about FP8 on a GPU."
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("report", "cpu.json", "--min-speedup", "1"), f"The times {CPU} --min-speedup 1 needs a GPU."),
+        (("report", "cpu.json", "--strict"), f"The times {CPU} --strict needs a GPU."),
+        (
+            ("report", "cpu.json", "--baseline", "cpu90.json"),
+            f"The times of cpu90.json and the step {CPU} --max-regression allows 5%.",
+        ),
+        (
+            ("report", "watched.json", "--baseline", "84.json"),
+            f"The times of the step {CPU} --max-regression allows 5%.",
+        ),
+        (
+            ("compare", "cpu90.json", "cpu.json", "--min-speedup", "1"),
+            f"The times of cpu90.json and cpu.json {CPU} --min-speedup 1 needs a GPU.",
+        ),
+        (
+            ("compare", "watched90.json", "watched.json", "--min-speedup", "1"),
+            f"The times of watched90.json and watched.json {CPU} --min-speedup 1 needs a GPU.",
+        ),
+        (
+            ("compare", "84.json", "watched.json", "--max-regression", "5"),
+            f"The times of the step {CPU} --max-regression allows 5%.",
+        ),
+        (("compare", "watched90.json", "watched.json"), ""),
+    ],
+)
+def test_times_of_a_cpu_pass_no_gate(args: tuple[str, ...], said: str) -> None:
+    assert why(fp8doctor(*args)) == said
+
+
+def test_a_cpu_is_no_slower_fp8() -> None:
+    """FP8 is emulated on a CPU, and as slow as that is."""
+    assert diagnose(on_cpu(400.0)).verdict.status == "fp8_slower"
+    assert not diagnose(on_cpu(400.0)).reaches("error")
+    assert diagnose(timed(400.0)).reaches("error")
+
+
+@pytest.mark.parametrize(("first", "second"), [("cpu90", "cpu"), ("watched90", "watched"), ("90", "cpu")])
+def test_a_comparison_of_cpu_times_is_headed_as_one(first: str, second: str) -> None:
+    told = " ".join(fp8doctor("compare", f"{first}.json", f"{second}.json").stdout.split())
+    assert f"{second}.json takes 80.0 ms a step, {first}.json 90.0: the times of" in told
+    assert "on a CPU; they say nothing about FP8 on a GPU." in told
+    assert "of its speed" not in told
+
+
+ESTIMATE = f"{diagnose(DECODER_468M).verdict.estimated_speedup:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("report", "wanted", "said"),
+    [
+        ("untimed.json", "0.1", ""),
+        (
+            "untimed.json",
+            "1",
+            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
+            "--min-estimated-speedup asks for 1x.",
+        ),
+        ("watched.json", "0.1", ""),
+        ("cpu.json", "0.1", ""),
+        (
+            "cpu.json",
+            "1",
+            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
+            "--min-estimated-speedup asks for 1x.",
+        ),
+        ("80.json", "1.2", ""),
+        (
+            "80.json",
+            "1.3",
+            "FP8 runs at 1.25x of the best BF16, measured. --min-estimated-speedup asks for 1.3x.",
+        ),
+        (
+            "bf16.json",
+            "0.1",
+            f"No speedup of FP8 can be estimated. {NOTHING}169 Linears). {MOD001} "
+            "--min-estimated-speedup 0.1 needs an estimate.",
+        ),
+    ],
+)
+def test_without_a_gpu_the_estimate_is_held_to_a_gate(report: str, wanted: str, said: str) -> None:
+    args = ("report", report, "--fail-on", "never", "--min-estimated-speedup", wanted)
+    assert why(fp8doctor(*args)) == said
+
+
+def test_the_estimate_is_the_one_on_the_screen() -> None:
+    assert (
+        f"the cost model expects {ESTIMATE}× the speed of BF16" in fp8doctor("report", "untimed.json").stdout
+    )
+    assert diagnose(timed(80.0)).verdict.estimated_speedup is None
+
+
+def test_the_gate_is_held_to_the_ratio_of_the_screen() -> None:
+    """The median of the rounds is 1.06, the quotient of the two times 1.05."""
+    assert "95.0 against 100.0 ms a step" in fp8doctor("report", "apart.json").stdout
+    assert why(fp8doctor("report", "apart.json", "--min-speedup", "1.052")) == ""
+    told = why(fp8doctor("report", "apart.json", "--min-speedup", "1.053"))
+    assert told == "FP8 runs at 1.05x of the best BF16, measured. --min-speedup asks for 1.053x."
+
+
+def test_a_comparison_that_tells_nothing_passes_no_gate() -> None:
+    assert "too close to tell apart" in fp8doctor("compare", "90.json", "noisy.json").stdout
+    told = why(fp8doctor("compare", "90.json", "noisy.json", "--min-speedup", "0.9"))
+    assert told == "The timing is too noisy to tell which is faster. --min-speedup 0.9 needs a clear answer."
 
 
 def test_only_what_the_second_report_adds_fails_a_comparison(folder: Path) -> None:
@@ -123,7 +310,7 @@ def test_only_what_the_second_report_adds_fails_a_comparison(folder: Path) -> No
     Report.of(diagnose(healthy)).save(folder / "healthy.json")
     assert why(fp8doctor("compare", "80.json", "84.json", "--fail-on", "warning")) == ""
     told = why(fp8doctor("compare", "healthy.json", "80.json", "--fail-on", "warning"))
-    assert told.startswith("only the second has CMP001")
+    assert told.startswith("Only the second has CMP001")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +349,8 @@ def test_a_project_holds_its_own_gates() -> None:
     )
     result = fp8doctor("report", "84.json")
     assert (
-        why(result) == "the step takes 84.0 ms, 5.0 % more than the 80.0 ms of 80.json (--max-regression 1.5)"
+        why(result)
+        == "The step takes 84.0 ms, 5.0 % more than the 80.0 ms of 80.json. --max-regression allows 1.5%."
     )
     assert "Ignored: CMP001 (compiled by the launcher)" in result.stdout
     assert "(CMP001)" not in result.stdout
@@ -172,9 +360,17 @@ def test_a_project_holds_its_own_gates() -> None:
     assert "Ignored: CMP001" in fp8doctor("report", "84.json", "--format", "markdown").stdout
 
 
+def test_a_project_may_require_fp8_and_an_estimate() -> None:
+    project("[tool.fp8doctor]\nfail-on = 'never'\nrequire-fp8 = true\nmin-estimated-speedup = 1\n")
+    told = why(fp8doctor("report", "bf16.json"))
+    assert told.startswith("FP8 is required. ")
+    assert "No speedup of FP8 can be estimated." in told
+    assert why(fp8doctor("report", "80.json")) == ""
+
+
 def test_the_command_line_goes_before_the_project() -> None:
     project("[tool.fp8doctor]\nfail-on = 'warning'\nselect = 'CMP001'\n")
-    assert why(fp8doctor("report", "80.json")) == "found CMP001 (--fail-on warning)"
+    assert why(fp8doctor("report", "80.json")) == FOUND
     assert why(fp8doctor("report", "80.json", "--fail-on", "never")) == ""
     assert why(fp8doctor("report", "80.json", "--select", "SHP")) == ""
 
@@ -187,7 +383,7 @@ def test_the_nearest_project_above_the_target_holds(folder: Path, monkeypatch: p
     monkeypatch.chdir(deep)
     assert why(fp8doctor("report", "../../80.json")) == ""
     project("[tool.fp8doctor]\nfail-on = 'warning'\n", "../pyproject.toml")
-    assert why(fp8doctor("report", "../../80.json")) == "found CMP001 (--fail-on warning)"
+    assert why(fp8doctor("report", "../../80.json")) == FOUND
 
 
 def test_a_target_with_a_name_that_no_file_has_is_a_sentence(folder: Path) -> None:

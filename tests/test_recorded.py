@@ -16,6 +16,7 @@ from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import recorded
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.render.text import render
+from fp8doctor.wording import in_times
 from tests import recordings
 from tests.patients.record import patients
 from tests.render.every_format import hold_every_format
@@ -68,6 +69,24 @@ def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> Non
     assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
     if must["HEALTHY"]:
         assert not [finding.title for finding in report.findings if finding.severity in ("warning", "error")]
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+def test_the_speedup_of_a_recording_is_the_ratio_on_its_screens(recording: Path) -> None:
+    report = replayed(recording)
+    verdict = report.verdict
+    if verdict.basis == "measured" and verdict.speedup and verdict.step_ms and verdict.bf16_step_ms:
+        assert verdict.speedup == float(f"{verdict.bf16_step_ms:.1f}") / float(f"{verdict.step_ms:.1f}")
+        assert f"FP8 runs at {verdict.speedup:.2f}x of BF16" in verdict.summary
+        if verdict.status in ("fp8_slower", "fp8_faster"):
+            slower = verdict.status == "fp8_slower"
+            shown = in_times(1 / verdict.speedup if slower else verdict.speedup)
+            assert f"FP8 is {shown} {'slower' if slower else 'faster'}" in render(report)
+        assert verdict.speedup_low is not None
+        assert verdict.speedup_high is not None
+        assert verdict.speedup_low <= verdict.speedup <= verdict.speedup_high
+    if verdict.basis == "measured" and verdict.status == "no_fp8" and verdict.achievable_speedup:
+        assert f"{verdict.achievable_speedup:.2f}x of its best BF16" in verdict.summary
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)

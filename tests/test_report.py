@@ -47,6 +47,7 @@ def test_the_contract_of_the_json(report: Report) -> None:
         "speedup_high",
         "basis",
         "achievable_speedup",
+        "estimated_speedup",
         "step_ms",
         "bf16_step_ms",
         "tokens_per_s",

@@ -25,7 +25,7 @@ https://github.com/pytorch/ao/issues/2445 https://docs.pytorch.org/docs/stable/c
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, uses_fp8
+from fp8doctor.analysis.arms import arm_in_time, base_of, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
@@ -43,7 +43,7 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     fp8, bf16 = pair(facts.trial, CHECKPOINTING_OFF), pair(facts.trial, ArmName.BF16_WITHOUT_CHECKPOINTING)
     if fp8 is None or bf16 is None:
         return NotApplicable(reason="the cost of checkpointing was not measured in both FP8 and BF16")
-    in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
+    in_fp8, in_bf16 = ratio_on_screen(*fp8), ratio_on_screen(*bf16)
     if in_fp8.low <= in_bf16.high or in_fp8.median - in_bf16.median < EVEN:
         return None
     amax = {

@@ -26,7 +26,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import arm, fair_bf16, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.outcome import is_noise
@@ -67,7 +67,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
     now = arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
     bf16 = fair_bf16(facts, now) if now else None
-    speedup = ratio(bf16, now) if now and bf16 else None
+    speedup = ratio_on_screen(bf16, now) if now and bf16 else None
     name = "with the prescription" if now and now.name == ArmName.PRESCRIBED else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
     measured = (

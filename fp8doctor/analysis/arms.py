@@ -16,6 +16,7 @@ from fp8doctor.facts.arm_names import (
     is_conversion,
 )
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.wording import quotient
 
 BF16_WITH = {
     frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
@@ -154,6 +155,22 @@ def ratio(a: Arm, b: Arm) -> Interval:
     if share_rounds(a, b):
         return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
     return ratio_apart(a.rounds_ms, b.rounds_ms)
+
+
+def ratio_on_screen(a: Arm, b: Arm) -> Interval:
+    """Divide the two times that a screen shows; the interval is that of `ratio`, and holds the quotient.
+
+    The median over the rounds is another number: 0.23 where the two medians, 92.5 and 448.0 ms, give 0.21.
+    """
+    return as_shown(ratio(a, b), a.step_ms, b.step_ms)
+
+
+def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interval:
+    """Put the quotient of two times as they are shown into the interval of their rounds, which holds it."""
+    shown = quotient(a_ms, b_ms)
+    if shown is None:
+        return rounds
+    return Interval(median=shown, low=min(rounds.low, shown), high=max(rounds.high, shown))
 
 
 def share_rounds(a: Arm, b: Arm) -> bool:

@@ -16,6 +16,7 @@ from fp8doctor.analysis.arms import (
     fp8_totals,
     left_out_bf16,
     ratio,
+    ratio_on_screen,
     saved_ms,
     uses_fp8,
 )
@@ -38,7 +39,7 @@ class MeasuredSpeed(Struct, frozen=True):
 
     status: Speed
     speedup: Interval
-    """Time of BF16 / time as it is."""
+    """Time of BF16 / time as it is, as `ratio_on_screen` divides them."""
     as_is: Arm
     bf16: Arm
 
@@ -54,7 +55,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     if as_is is None or bf16 is None:
         return None
-    speedup = ratio(bf16, as_is)
+    speedup = ratio_on_screen(bf16, as_is)
     if left_out_bf16(facts) is not None and speedup.high >= 1:
         return None
     if is_noise(bf16, as_is, facts.trial):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from fp8doctor.analysis.arms import timed_on
+from fp8doctor.analysis.arms import timed_on, timed_on_cpu
 from fp8doctor.analysis.median_interval import interval
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
@@ -33,6 +33,8 @@ class TimedStep(Record, frozen=True, kw_only=True):
     peak_gib: float | None = None
     measured_on: str = ""
     """Empty where nothing was timed."""
+    on_cpu: bool = False
+    """Whether a CPU took the step, which says nothing about FP8 on a GPU."""
     predicted: bool = False
     """Whether it was predicted from cuts of the model."""
     missing: str = ""
@@ -83,6 +85,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
         tokens=of_all,
         peak_gib=arm.peak_gib if recorded(arm, "peak_gib") else None,
         measured_on=timed_on(facts.trial),
+        on_cpu=timed_on_cpu(facts),
         predicted=bool(recorded(facts, "trial.blocks") and facts.trial.blocks),
     )
 
@@ -102,7 +105,14 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
         tokens=tokens,
         peak_gib=facts.observed.peak_gib if recorded(facts, "observed.peak_gib") else None,
         measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
+        on_cpu=bool(recorded(facts, "observed.clock") and facts.observed.clock == "host"),
     )
+
+
+def cpu_times(*steps: TimedStep) -> str:
+    """Say which of these steps a CPU took, and that FP8 is not judged by them; empty if none."""
+    names = " and ".join(step.name for step in steps if step.on_cpu and step.step_ms)
+    return f"the times of {names} were taken on a CPU; they say nothing about FP8 on a GPU" if names else ""
 
 
 def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
@@ -121,7 +131,7 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
         )
     if step.step_ms and recorded(facts, "trial.reliable") and facts.trial.reliable is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
-    if step.measured_on == "CPU":
+    if step.on_cpu:
         yield f"{step.name} was timed on a CPU, which says nothing about a GPU"
 
 

@@ -35,7 +35,7 @@ class Compare(ProjectCommand):
         type=float,
         metavar="X",
         callback=positive,
-        help="Exit with 1 unless SECOND is measured at X times the speed of FIRST.",
+        help="Exit with 1 unless SECOND is measured at X times the speed of FIRST, both on a GPU.",
     ),
     STRICT,
     click.option(
@@ -79,23 +79,30 @@ def missed(
     max_regression: float | None,
     fail_on: str,
 ) -> Iterator[str]:
-    """Say which gates the second report misses, a clause each."""
+    """Say which gates the second report misses, in a sentence or two each."""
+    from fp8doctor.cli.gate import longer_than, times_below
     from fp8doctor.diagnosis.regression import regression
 
     first, second = documents
-    speedup = found.speedup.median if found.speedup else None
-    if strict and speedup is None:
-        yield "there are not two measured steps (--strict)"
-    elif min_speedup is not None and (speedup is None or speedup < min_speedup):
-        measured = "not measured" if speedup is None else f"{speedup:.2f}x of the first's"
-        yield f"the second's speed is {measured} (--min-speedup {min_speedup:g})"
+    speedup, on_cpu = found.speedup, found.on_cpu
+    if strict or min_speedup is not None:
+        option = "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
+        if on_cpu:
+            yield f"{on_cpu[:1].upper()}{on_cpu[1:]}. {option} needs a GPU."
+        elif speedup is None:
+            yield f"There are not two measured steps. {option} needs them."
+        elif found.is_noise:
+            yield f"The timing is too noisy to tell which is faster. {option} needs a clear answer."
+        elif min_speedup is not None and speedup.median < min_speedup:
+            below = times_below(speedup.median, min_speedup)
+            yield f"The second runs at {below} of the first's speed. --min-speedup asks for {min_speedup:g}x."
     if max_regression is not None:
         longer = regression(first.facts, second.facts, found.files[0], max_regression)
         if longer:
-            yield f"{longer} (--max-regression {max_regression:g})"
+            yield longer_than(longer, max_regression)
     if fail_on in SEVERITIES:
         known = {each.code for each in first.findings}
         grave = SEVERITIES[SEVERITIES.index(fail_on) :]
         codes = [each.code for each in second.findings if each.severity in grave and each.code not in known]
         if codes:
-            yield f"only the second has {', '.join(codes)} (--fail-on {fail_on})"
+            yield f"Only the second has {', '.join(codes)}. --fail-on {fail_on} fails on this."

@@ -251,9 +251,9 @@ def judged(report: Document, wanted: ReportOptions) -> int:
 
 
 def told(missed: Sequence[str]) -> int:
-    """Say why the gate is missed, if it is; the exit code."""
-    if missed:
-        complain(f"exit {FOUND}: {'; '.join(missed)}")
+    """Say why the gate is missed, if it is, a line for each reason; the exit code."""
+    for why in missed:
+        complain(f"exit code {FOUND}: {why}")
     return FOUND if missed else OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,14 @@ MAX_REGRESSION_PCT = 5.0
 MOST_NAMED = 6
 """Codes that one sentence names."""
 
+IN_WORDS = {
+    "step_raises": "The training step raises.",
+    "layers_do_not_learn": "Layers do not learn.",
+    "fp8_not_engaged": "FP8 does not run.",
+    "fp8_slower": "FP8 is slower than BF16.",
+}
+"""Status of a verdict that counts as an error -> what it says."""
+
 
 class Baseline(Struct, frozen=True):
     """A saved report that a step is held against."""
@@ -36,7 +43,9 @@ class Gate(Struct, frozen=True):
 
     fail_on: Severity | None = None
     """None: findings do not count."""
+    require_fp8: bool = False
     min_speedup: float | None = None
+    min_estimated_speedup: float | None = None
     strict: bool = False
     baseline: Baseline | None = None
 
@@ -45,7 +54,9 @@ class Gate(Struct, frozen=True):
         """Read the options of the gate. Raises `UserError` for a baseline that is none."""
         return cls(
             fail_on=next((each for each in SEVERITIES if each == options["fail_on"]), None),
+            require_fp8=bool(options.get("require_fp8")),
             min_speedup=options.get("min_speedup"),
+            min_estimated_speedup=options.get("min_estimated_speedup"),
             strict=bool(options.get("strict")),
             baseline=_baseline(options.get("baseline"), options.get("max_regression")),
         )
@@ -56,34 +67,69 @@ class Gate(Struct, frozen=True):
         return self != Gate()
 
     def missed(self, report: Document) -> tuple[str, ...]:
-        """Say what the report does not reach, a clause each; nothing where it passes."""
-        return tuple(
-            clause
-            for clause in (self._too_grave(report), *self._too_slow(report), self._regression(report))
-            if clause
+        """Say what the report does not reach, in a sentence or two each; nothing where it passes."""
+        told = (
+            self._without_fp8(report),
+            self._too_grave(report),
+            self._too_slow(report),
+            self._too_slow_by_estimate(report),
+            self._regression(report),
         )
+        return tuple(filter(None, told))
+
+    def _without_fp8(self, report: Document) -> str | None:
+        if not self.require_fp8:
+            return None
+        from fp8doctor.diagnosis.engagement import why_not_engaged
+
+        why = why_not_engaged(report.facts)
+        return f"FP8 is required. {why}" if why else None
 
     def _too_grave(self, report: Document) -> str | None:
         if self.fail_on is None or not report.reaches(self.fail_on):
             return None
         least = SEVERITIES.index(self.fail_on)
         codes = [each.code for each in report.findings if SEVERITIES.index(each.severity or "info") >= least]
-        if not codes:
-            return f"the verdict counts as an error: {report.verdict.status} (--fail-on {self.fail_on})"
-        return f"found {_named(codes)} (--fail-on {self.fail_on})"
+        if codes:
+            why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
+        else:
+            why = IN_WORDS.get(report.verdict.status, report.verdict.summary)
+        return f"{why} Use --fail-on never to ignore findings."
 
-    def _too_slow(self, report: Document) -> Iterator[str]:
+    def _too_slow(self, report: Document) -> str | None:
         verdict, wanted = report.verdict, self.min_speedup
-        speedup = verdict.speedup if verdict.basis == "measured" else None
-        option = "--strict" if self.strict else f"--min-speedup {wanted:g}" if wanted is not None else ""
-        if option and verdict.status == "too_noisy":
-            yield f"the timing is too noisy to tell ({option})"
-        elif option and verdict.step_ms is None:
-            yield f"nothing was measured ({option})"
-        elif wanted is not None and speedup is None:
-            yield f"no speedup of FP8 was measured: {verdict.status} (--min-speedup {wanted:g})"
-        elif wanted is not None and speedup is not None and speedup < wanted:
-            yield f"FP8 is measured at {speedup:.2f}x of the best BF16 (--min-speedup {wanted:g})"
+        if wanted is None and not self.strict:
+            return None
+        option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
+        if verdict.step_ms is not None and report.on_cpu:
+            return (
+                f"The times were taken on a CPU; they say nothing about FP8 on a GPU. {option} needs a GPU."
+            )
+        if verdict.status == "too_noisy":
+            return f"The timing is too noisy to tell whether FP8 is faster. {option} needs a clear answer."
+        if verdict.step_ms is None:
+            return f"No step was timed. {option} needs a step timed on a GPU."
+        if wanted is None:
+            return None
+        if report.gpu_speedup is None:
+            return f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
+        return _below(report.gpu_speedup, wanted, "measured", "--min-speedup")
+
+    def _too_slow_by_estimate(self, report: Document) -> str | None:
+        """Hold what a GPU measured to the wanted speedup, else what the cost model estimates."""
+        wanted, estimate = self.min_estimated_speedup, report.verdict.estimated_speedup
+        if wanted is None:
+            return None
+        option = "--min-estimated-speedup"
+        if report.gpu_speedup is not None:
+            return _below(report.gpu_speedup, wanted, "measured", option)
+        if estimate is not None:
+            how = f"estimated for {report.modelled_gpu}, not measured"
+            return _below(estimate, wanted, how, option)
+        from fp8doctor.diagnosis.expected_verdict import why_no_estimate
+
+        why = why_no_estimate(report.facts)
+        return f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
 
     def _regression(self, report: Document) -> str | None:
         if self.baseline is None:
@@ -92,7 +138,25 @@ class Gate(Struct, frozen=True):
 
         most = self.baseline.most_pct
         found = regression(self.baseline.facts, report.facts, self.baseline.name, most)
-        return f"{found} (--max-regression {most:g})" if found else None
+        return longer_than(found, most) if found else None
+
+
+def longer_than(found: str, most_pct: float) -> str:
+    """Write a regression as a sentence of the gate."""
+    return f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
+
+
+def _below(speedup: float, wanted: float, how: str, option: str) -> str | None:
+    if speedup >= wanted:
+        return None
+    reached = times_below(speedup, wanted)
+    return f"FP8 runs at {reached} of the best BF16, {how}. {option} asks for {wanted:g}x."
+
+
+def times_below(speedup: float, wanted: float) -> str:
+    """Write a speedup that is below the wanted one with as many digits as show it."""
+    digits = next((n for n in (2, 3, 4) if round(speedup, n) < wanted), 5)
+    return f"{speedup:.{digits}f}x"
 
 
 def _named(codes: list[str]) -> str:

@@ -165,10 +165,12 @@ MIN_SPEEDUP, STRICT, MAX_REGRESSION = (
         type=float,
         metavar="X",
         callback=positive,
-        help="Exit with 1 when FP8 is measured below X times the best BF16, or was not measured.",
+        help="Exit with 1 when FP8 is measured below X times the best BF16, or was not measured on a GPU.",
     ),
     click.option(
-        "--strict", is_flag=True, help="Exit with 1 when nothing could be measured, or too noisily to tell."
+        "--strict",
+        is_flag=True,
+        help="Exit with 1 when nothing was measured on a GPU, or too noisily to tell.",
     ),
     click.option(
         "--max-regression",
@@ -187,7 +189,20 @@ PYTHON = click.option(
 )
 
 gate_options = with_options(
+    click.option(
+        "--require-fp8",
+        is_flag=True,
+        help="Exit with 1 when no layer of the model trains in FP8, or fp8doctor cannot tell.",
+    ),
     MIN_SPEEDUP,
+    click.option(
+        "--min-estimated-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Without a GPU: exit with 1 when FP8 is estimated below X times the best BF16, or cannot be "
+        "estimated. A time measured on a GPU replaces the estimate.",
+    ),
     STRICT,
     click.option(
         "--baseline",

@@ -21,7 +21,9 @@ KINDS: dict[str, tuple[type, ...]] = {
     "ignore": (dict,),
     "checks": (str, list),
     "fail-on": (str,),
+    "require-fp8": (bool,),
     "min-speedup": (int, float),
+    "min-estimated-speedup": (int, float),
     "strict": (bool,),
     "baseline": (str,),
     "max-regression": (int, float),
@@ -36,7 +38,15 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """Key -> the types that its value may have in TOML. Each but ``ignore`` is the option of that name."""
 
-GATE = ("fail_on", "min_speedup", "strict", "baseline", "max_regression")
+GATE = (
+    "fail_on",
+    "require_fp8",
+    "min_speedup",
+    "min_estimated_speedup",
+    "strict",
+    "baseline",
+    "max_regression",
+)
 """Parameters that decide the exit code."""
 
 PATHS = ("checks", "baseline", "python")

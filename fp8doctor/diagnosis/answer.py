@@ -43,6 +43,9 @@ class Verdict(Record, frozen=True, kw_only=True):
     speedup_high: float | None = None
     basis: Basis | None = None
     achievable_speedup: float | None = None
+    estimated_speedup: float | None = None
+    """Best BF16 / as it is by the cost model, on the report's ``modelled_gpu``; None if a GPU timed both, or
+    the cost model has no numbers."""
     step_ms: float | None = None
     bf16_step_ms: float | None = None
     tokens_per_s: float | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8doctor.analysis.arms import ratio_apart
+from fp8doctor.analysis.arms import as_shown, ratio_apart
+from fp8doctor.analysis.even import swallows_effect
 from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.analysis.run_losses import RunLosses, run_losses, why_no_losses
 from fp8doctor.analysis.step_difference import (
@@ -16,11 +17,11 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
     without_parts_of_a_cpu,
 )
-from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, timed_step, unlike
+from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, cpu_times, timed_step, unlike
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
-from fp8doctor.wording import capital, labels
+from fp8doctor.wording import capital, labels, times
 
 
 class Unlike(Record, frozen=True, kw_only=True):
@@ -59,6 +60,16 @@ class Comparison(Record, frozen=True, kw_only=True):
     """Those that only the first has."""
     summary: str
 
+    @property
+    def on_cpu(self) -> str:
+        """Which steps a CPU took, in words; empty if none."""
+        return cpu_times(*self.steps)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the timing does not tell which step is faster."""
+        return self.speedup is not None and swallows_effect(self.speedup)
+
     def to_json(self) -> str:
         data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "comparison", **to_builtins(self)}
         return encode(data).decode()
@@ -69,7 +80,8 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     documents = first, second
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
     arms = _profiled(first.facts), _profiled(second.facts)
-    speedup = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
+    rounds = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
+    speedup = as_shown(rounds, one.step_ms, other.step_ms) if rounds else None
     found = (
         if_recorded(waterfall, arms[1], arms[0])
         if arms[0] and arms[1] and one.step_ms and other.step_ms
@@ -112,11 +124,7 @@ def _families(arm: Arm) -> dict[str, float]:
 def _why_none(arms: tuple[Arm | None, Arm | None], steps: tuple[TimedStep, TimedStep]) -> str:
     told = [
         f"{step.name} "
-        + (
-            "ran on a CPU"
-            if step.measured_on == "CPU"
-            else if_recorded(why_unknown, arm) or "was not profiled"
-        )
+        + ("ran on a CPU" if step.on_cpu else if_recorded(why_unknown, arm) or "was not profiled")
         for arm, step in zip(arms, steps, strict=True)
         if arm is not None and step.step_ms and not if_recorded(breakdown_of, arm)
     ]
@@ -133,14 +141,17 @@ def _summary(
     untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
     if untimed or not one.step_ms or not other.step_ms:
         return f"Nothing can be compared. {'; '.join(untimed)}."
-    times = f"{capital(other.name)} takes {other.step_ms:,.1f} ms a step, {one.name} {one.step_ms:,.1f}"
-    if speedup is None:
-        ratio = f"{one.step_ms / other.step_ms:.2f}x of its speed, how surely is not known (no rounds)"
+    both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms a step, {one.name} {one.step_ms:,.1f}"
+    faster = times(one.step_ms, other.step_ms)
+    if on_cpu := cpu_times(one, other):
+        ratio = on_cpu
+    elif speedup is None:
+        ratio = f"{faster} of its speed, how surely is not known (no rounds)"
     elif speedup.low <= 1 <= speedup.high:
         ratio = f"too close to tell apart ({speedup.low:.2f}x to {speedup.high:.2f}x)"
     else:
-        ratio = f"{one.step_ms / other.step_ms:.2f}x of its speed ({speedup.low:.2f}x to {speedup.high:.2f}x)"
+        ratio = f"{faster} of its speed ({speedup.low:.2f}x to {speedup.high:.2f}x)"
     things = ", ".join(each.what for each in differing)
-    of_what = f" That is a ratio of unlike things: {things} differ." if things else ""
+    of_what = f" That is a ratio of unlike things: {things} differ." if things and not on_cpu else ""
     made_of = f" {signed(found.difference_ms)} ms = {parts_in_words(found)}." if found else ""
-    return f"{times}: {ratio}.{of_what}{made_of}"
+    return f"{both}: {ratio}.{of_what}{made_of}"

@@ -13,7 +13,7 @@ from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
-from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
 from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
@@ -44,7 +44,8 @@ def diagnose(
     proposed = prescribe(findings, facts)
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     held = if_recorded(as_timed, proposed, facts, broken)
-    prescription, told = in_agreement(proposed if held is None else held), verdict(facts, findings)
+    prescription = in_agreement(proposed if held is None else held)
+    told = estimated(verdict(facts, findings), facts, findings)
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import field
 
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
 from fp8doctor.areas import SEVERITIES, Severity
@@ -107,6 +108,16 @@ class Document(Record, frozen=True, kw_only=True):
         """Write the JSON document, the same bytes for the same report."""
         return encode(self.to_dict()).decode()
 
+    @property
+    def gpu_speedup(self) -> float | None:
+        """The speedup of the verdict if a GPU measured it."""
+        return self.verdict.speedup if self.verdict.basis == "measured" and not self.on_cpu else None
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether a CPU took the times of the trial, which say nothing about a GPU."""
+        return timed_on_cpu(self.facts)
+
     def worst(self) -> Severity | None:
         """Return the gravest severity among the findings and the verdict; None when nothing was found."""
         found = [finding.severity or "info" for finding in self.findings]
@@ -115,7 +126,8 @@ class Document(Record, frozen=True, kw_only=True):
 
     def verdict_severity(self) -> Severity | None:
         """Return what the verdict counts as by itself; None where nothing is wrong with it."""
-        slower = self.verdict.status == "fp8_slower" and self.verdict.basis == "measured"
+        measured = self.verdict.basis == "measured" and not self.on_cpu
+        slower = self.verdict.status == "fp8_slower" and measured
         return "error" if slower or self.verdict.status in GRAVE else None
 
     def reaches(self, severity: Severity) -> bool:

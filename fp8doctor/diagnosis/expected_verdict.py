@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from fp8doctor import registry
-from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
@@ -16,10 +18,11 @@ from fp8doctor.analysis.layers import (
     stores_fp8,
 )
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
-from fp8doctor.analysis.outcome import never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
-from fp8doctor.finding import Finding
+from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
 
 
@@ -134,26 +137,10 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Say what is expected of a model that holds FP8 layers."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary=f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training "
-            "forward in BF16.",
-        )
-    if never_ran_in_script(facts):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary="FP8 is set up and does not run: not one FP8 GEMM was seen in a step of "
-            f"{watched_job(facts)}.",
-            basis="measured",
-        )
+    if why := why_fp8_does_not_run(facts):
+        basis: Basis | None = "measured" if never_ran_in_script(facts) else None
+        return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
     ran = _ran_in_script(facts)
-    if not ran and if_recorded(outside_autocast, facts):
-        return Verdict(
-            status="fp8_not_engaged",
-            summary=f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 "
-            "layers.",
-        )
     seems = is_what_it_seems(findings)
     expects = if_recorded(modelled_speedup, facts) if seems else None
     told = expects.sentence if expects else if_recorded(unknown_part, facts) if seems else None
@@ -166,6 +153,21 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         achievable_speedup=expects.best if expects else None,
         basis="modelled" if expects else None,
     )
+
+
+def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Add the speedup that the cost model expects of FP8 as it is, unless a GPU timed it."""
+    on_gpu = answer.basis == "measured" and answer.speedup is not None and not timed_on_cpu(facts)
+    if on_gpu or why_not_engaged(facts) or not is_what_it_seems(findings):
+        return answer
+    expects = if_recorded(modelled_speedup, facts)
+    return replace(answer, estimated_speedup=expects.as_is) if expects else answer
+
+
+def why_no_estimate(facts: Facts) -> str:
+    """Say why the cost model has no speedup for a job."""
+    part = if_recorded(unknown_part, facts)
+    return why_not_engaged(facts) or part or "The cost model has no numbers for a part of this step."
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:

@@ -13,7 +13,7 @@ from fp8doctor.analysis.arms import (
     best_fp8_and_its_bf16,
     fair_bf16,
     left_out_bf16,
-    ratio,
+    ratio_on_screen,
     saved_ms,
     uses_fp8,
 )
@@ -170,7 +170,7 @@ def _achievable(facts: Facts) -> float | None:
     if pair is None:
         return None
     fp8, bf16 = pair
-    return None if is_noise(bf16, fp8, facts.trial) else ratio(bf16, fp8).median
+    return None if is_noise(bf16, fp8, facts.trial) else ratio_on_screen(bf16, fp8).median
 
 
 def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import ratio_apart
-from fp8doctor.analysis.timed_step import timed_step, unlike
+from fp8doctor.analysis.timed_step import cpu_times, timed_step, unlike
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 
@@ -24,7 +24,9 @@ def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str
     """
     one, other = timed_step(baseline, name), timed_step(facts, "the step")
     if not one.step_ms or not other.step_ms:
-        return f"no step was timed to be held against {name}: {other.missing}"
+        return f"no step was timed to compare with {name}: {other.missing}"
+    if on_cpu := cpu_times(one, other):
+        return on_cpu
     longer_pct = 100 * (other.step_ms / one.step_ms - 1)
     if other.step_ms - one.step_ms <= one.step_ms * most_pct / 100:
         return None

@@ -17,10 +17,11 @@ def check(
     batch: Any = None,
     *,
     fail_on: FailOn = "error",
+    require_fp8: bool = False,
     **options: Any,
 ) -> Report | None:
     """Examine what ``accelerator.prepare`` returned, and raise `ReportFailed` where something is as grave as
-    ``fail_on``.
+    ``fail_on``; with ``require_fp8`` also when no layer trains in FP8, or the report cannot tell.
 
     Precision and micro-batches are the accelerator's; ``options`` are those of `inspect_model`. In other
     processes than the first nothing is done, and None returned.
@@ -31,5 +32,5 @@ def check(
     options.setdefault("autocast", autocast_of(accelerator.mixed_precision))
     options.setdefault("accumulate", accelerator.gradient_accumulation_steps)
     report = inspect_model(model, batch, optimizer=optimizer, **options)
-    hold(report, fail_on)
+    hold(report, fail_on, require_fp8)
     return report

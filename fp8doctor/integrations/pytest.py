@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def fp8doctor() -> Callable[..., Report]:
     """``fp8doctor(model, batch)`` examines a model, and fails the test where something is as grave as
-    ``fail_on="error"``.
+    ``fail_on="error"``; with ``require_fp8=True`` also when no layer trains in FP8, or that cannot be told.
 
     Nothing is timed without ``trial=True``. Further options are those of ``fp8doctor.inspect_model``.
     """
@@ -27,14 +27,21 @@ def fp8doctor() -> Callable[..., Report]:
 
 
 def examined(
-    model: Any, batch: Any = None, *, fail_on: FailOn = "error", trial: bool = False, **options: Any
+    model: Any,
+    batch: Any = None,
+    *,
+    fail_on: FailOn = "error",
+    require_fp8: bool = False,
+    trial: bool = False,
+    **options: Any,
 ) -> Report:
-    """Examine a model; raise `ReportFailed` where something is as grave as ``fail_on``."""
+    """Examine a model; raise `ReportFailed` where something is as grave as ``fail_on``, or if FP8 is required
+    and no layer trains in it."""
     __tracebackhide__ = True
     from fp8doctor.api import inspect_model
     from fp8doctor.integrations.watching import check_fail_on, hold
 
     check_fail_on(fail_on)
     report = inspect_model(model, batch, trial=trial, **options)
-    hold(report, fail_on)
+    hold(report, fail_on, require_fp8)
     return report

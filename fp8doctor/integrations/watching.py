@@ -15,11 +15,12 @@ from fp8doctor import registry
 from fp8doctor.api import codes
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.batch import core
-from fp8doctor.report import Report
+from fp8doctor.report import Report, ReportFailed
 from fp8doctor.running.messages import Message, Note, Observed
 from fp8doctor.running.settings import STEPS, WARMUP, Settings
 from fp8doctor.wording import error_in_words, plural
@@ -39,9 +40,10 @@ class Watching:
     the way.
 
     Then it reports, on stderr or to the file ``output`` (``.json``, ``.md``, else text), and keeps the
-    `Report` as ``report``. With ``fail_on`` it raises `ReportFailed` where something is that grave. Nothing
-    else that goes wrong here reaches the training: it is told in a sentence. ``select`` and ``ignore`` hold
-    prefixes of codes. Of several processes the first alone watches, reports and raises.
+    `Report` as ``report``. With ``fail_on`` it raises `ReportFailed` where something is that grave, and with
+    ``require_fp8`` when no layer trains in FP8 or nothing was examined. Nothing else that goes wrong here
+    reaches the training: it is told in a sentence. ``select`` and ``ignore`` hold prefixes of codes. Of
+    several processes the first alone watches, reports and raises.
     """
 
     report: Report | None = None
@@ -54,13 +56,14 @@ class Watching:
         warmup: int = WARMUP,
         output: str | Path | None = None,
         fail_on: FailOn = "never",
+        require_fp8: bool = False,
         select: str | Sequence[str] | None = None,
         ignore: str | Sequence[str] | None = None,
     ) -> None:
         _check_counts(steps, warmup)
         check_fail_on(fail_on)
         self._output = Path(output) if output is not None else None
-        self._fail_on = fail_on
+        self._fail_on, self._require_fp8 = fail_on, require_fp8
         self._select, self._ignore = codes("select", select), codes("ignore", ignore)
         try:
             registry.select(registry.discover(), self._select, self._ignore)
@@ -140,8 +143,8 @@ class Watching:
         self._abandon()
         self._over = True
         self._guarded(self._tell)
-        if gate and self.report is not None:
-            hold(self.report, self._fail_on)
+        if gate:
+            hold(self.report, self._fail_on, self._require_fp8)
 
     def _converted(self) -> None:
         """Nothing is converted any more, and compiled code will run, which guards hooks: note no more."""
@@ -221,10 +224,13 @@ def check_fail_on(value: Any) -> None:
         raise ValueError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
 
 
-def hold(report: Report, fail_on: FailOn) -> None:
-    """Raise `ReportFailed` where the report holds something as grave as that."""
-    if fail_on != "never":
-        report.raise_for(fail_on)
+def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> None:
+    """Raise `ReportFailed` where the report holds something as grave as that, or misses FP8 that is
+    required."""
+    if report is not None:
+        report.raise_for(fail_on, require_fp8=require_fp8)
+    elif require_fp8:
+        raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
 
 def _rendered(report: Report, path: Path) -> str:

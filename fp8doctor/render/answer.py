@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
 from fp8doctor.analysis.step_difference import Waterfall
@@ -20,7 +20,7 @@ from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import plainly
-from fp8doctor.wording import in_times, times
+from fp8doctor.wording import in_times
 
 COSTS = {
     "idle": "an idle GPU costs",
@@ -121,16 +121,13 @@ def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
 
 
 def _how_much(verdict: Verdict, what: str) -> str:
-    """Say how many times slower or faster, as the two numbers beside it give it."""
+    """Say how many times slower or faster FP8 is, by the verdict's speedup."""
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
         return f"{what}, by the cost model"
-    if not verdict.step_ms or not verdict.bf16_step_ms:
-        return what
-    of, against = (max(round(ms, 1), 0.1) for ms in (verdict.step_ms, verdict.bf16_step_ms))
-    if verdict.status == "fp8_slower" and of > against:
-        return f"FP8 is {in_times(of / against)} slower than BF16"
-    if verdict.status == "fp8_faster" and against > of:
-        return f"FP8 is {in_times(against / of)} faster than BF16"
+    if verdict.status == "fp8_slower" and verdict.speedup and verdict.speedup < 1:
+        return f"FP8 is {in_times(1 / verdict.speedup)} slower than BF16"
+    if verdict.status == "fp8_faster" and verdict.speedup and verdict.speedup > 1:
+        return f"FP8 is {in_times(verdict.speedup)} faster than BF16"
     return what
 
 
@@ -357,8 +354,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         return End(plainly(mended + end.sentence), end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
-        speed = _of_the_times_shown(report.facts) if how == "measured" else ""
-        speed = speed or f"{verdict.achievable_speedup:.2f}×"
+        speed = f"{verdict.achievable_speedup:.2f}×"
         here = how == "measured" and timed_on_cpu(report.facts)
         where = f"{ON_CPU}, which says nothing about a GPU" if here else ""
         return End(f"FP8 would run at {speed} of the best BF16, {how}{where}.", how)
@@ -368,12 +364,6 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     if not recorded(report.facts, "network"):
         return End("Not known: no model was examined.")
     return End("How fast it is was not measured.")
-
-
-def _of_the_times_shown(facts: Facts) -> str:
-    """Divide the two times that the verdict names: what a trial's rounds give one by one may be apart."""
-    pair = best_fp8_and_its_bf16(facts)
-    return plainly(times(pair[1].step_ms, pair[0].step_ms)) if pair else ""
 
 
 def _sentence(title: str) -> str:

@@ -52,7 +52,12 @@ def _table(found: Comparison) -> Table:
     one, other = found.steps
     means = found.losses.means if found.losses else (None, None)
     rows = (
-        ("ms a step", _spread(one), _spread(other), _ratio(one.step_ms, other.step_ms)),
+        (
+            f"ms a step{' (CPU)' if one.on_cpu and other.on_cpu else ''}",
+            _spread(one),
+            _spread(other),
+            _ratio(one.step_ms, other.step_ms, 1),
+        ),
         ("steps/s", *_both(one.steps_per_s, other.steps_per_s, 2)),
         ("tokens/s", *_both(one.tokens_per_s, other.tokens_per_s, 0)),
         ("peak memory, GiB", *_both(one.peak_gib, other.peak_gib, 1)),
@@ -90,12 +95,13 @@ def _spread(step: TimedStep) -> str:
 
 def _both(one: float | None, other: float | None, places: int) -> tuple[str, str, str]:
     cells = tuple("-" if value is None else f"{value:,.{places}f}" for value in (one, other))
-    return cells[0], cells[1], _ratio(one, other)
+    return cells[0], cells[1], _ratio(one, other, places)
 
 
-def _ratio(one: float | None, other: float | None) -> str:
-    """Divide the second by the first."""
-    return f"{other / one:.2f}x" if one and other else ""
+def _ratio(one: float | None, other: float | None, places: int) -> str:
+    """Divide the second by the first, as they are shown."""
+    below, above = round(one or 0.0, places), round(other or 0.0, places)
+    return f"{above / below:.2f}x" if above and below else ""
 
 
 def _families(found: Comparison) -> Table:

@@ -53,14 +53,14 @@ def evidence(timing: Timing | None, verdict: Verdict) -> Evidence | None:
 
 
 def _speedup(verdict: Verdict) -> str:
-    """Tell the quotient round by round, which is not quite that of the two medians."""
+    """Write the quotient of the two times and the interval that the rounds allow it."""
     low, high = verdict.speedup_low, verdict.speedup_high
     if low is None or high is None:
         return ""
-    middle = f"{verdict.speedup:.2f}, " if verdict.speedup is not None else ""
+    quotient = f": {verdict.speedup:.2f}" if verdict.speedup is not None else ""
     return (
-        f"BF16's time divided by FP8's, round by round: {middle}between {low:.2f} and {high:.2f} "
-        "with 90 % confidence."
+        f"BF16's time divided by FP8's{quotient}. Over the rounds it lies between {low:.2f} and {high:.2f} "
+        "(90% confidence)."
     )
 
 

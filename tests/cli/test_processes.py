@@ -77,7 +77,10 @@ def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: st
         assert running.stdout
         assert running.stderr
         running.stdout.close()
-        why = b"fp8doctor: exit 1: found CMP001 (--fail-on warning)\n"
+        why = (
+            b"fp8doctor: exit code 1: Found CMP001 with --fail-on warning. "
+            b"Use --fail-on never to ignore findings.\n"
+        )
         assert running.stderr.read() == (why if code else b"")
         assert running.wait(LONGEST_S) == code
 
@@ -164,3 +167,43 @@ def test_a_model_file_that_fails_from_end_to_end(tmp_path: Path) -> None:
     assert "KeyError: 'missing'" in result.stderr
     assert "{}['missing']" in result.stderr
     assert "fp8doctor/" not in result.stderr
+
+
+MODEL_FILE = """
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+
+def build_model():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
+    {convert}
+    return model
+
+
+def example_batch():
+    return torch.ones(32, 64, dtype=torch.bfloat16)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("convert", "why"),
+    [
+        ("convert_to_float8_training(model)", ""),
+        ("", "No layer of this model trains in FP8 (0 of 2 Linears). "),
+        (
+            "convert_to_float8_training(model, module_filter_fn=lambda *_: False)",
+            "No layer of this model trains in FP8 (0 of 2 Linears: the filter of the conversion took none). ",
+        ),
+    ],
+)
+def test_a_model_file_is_required_to_be_in_fp8(tmp_path: Path, convert: str, why: str) -> None:
+    (tmp_path / "model.py").write_text(MODEL_FILE.format(convert=convert))
+    options = ("--no-trial", "--fail-on", "never", "-q")
+    assert process("model.py", *options, cwd=tmp_path).returncode == 0
+    required = process("model.py", *options, "--require-fp8", "--save", "saved.json", cwd=tmp_path)
+    assert required.returncode == bool(why)
+    assert required.stderr.startswith(f"fp8doctor: exit code 1: FP8 is required. {why}") == bool(why)
+    estimated = process("report", "saved.json", *options[1:], "--min-estimated-speedup", "9", cwd=tmp_path)
+    assert estimated.returncode == 1

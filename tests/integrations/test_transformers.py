@@ -163,6 +163,25 @@ def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> No
     assert "CMP001" not in capfd.readouterr().err
 
 
+def test_a_training_that_is_required_to_be_in_fp8(make: Make, capfd: Any) -> None:
+    with pytest.raises(ReportFailed, match=r"FP8 is required\. No layer of this model trains in FP8"):
+        make(callback(require_fp8=True)).train()
+    trainer = make(callback(require_fp8=True), fp8=True)
+    trainer.train()
+    assert trainer.state.global_step == trainer.args.max_steps
+
+
+def test_a_training_that_is_not_examined_is_none_in_fp8(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    def broken(facts: Any, **options: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("fp8doctor.integrations.watching.diagnose", broken)
+    with pytest.raises(ReportFailed, match=r"FP8 is required\. No model was examined"):
+        make(callback(require_fp8=True), fp8=True).train()
+
+
 def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
     watching = callback(fail_on="info")
     trainer = make(steps=2)

@@ -69,7 +69,13 @@ def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
     ("fields", "tone", "what", "numbers"),
     [
         (
-            {"status": "fp8_faster", "basis": "measured", "step_ms": 50.04, "bf16_step_ms": 60.0},
+            {
+                "status": "fp8_faster",
+                "basis": "measured",
+                "speedup": 1.2,
+                "step_ms": 50.04,
+                "bf16_step_ms": 60.0,
+            },
             "good",
             "FP8 is 1.20× faster than BF16",
             "50.0 against 60.0 ms a step, measured",

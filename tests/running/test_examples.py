@@ -122,9 +122,37 @@ def test_a_trainer_whose_arguments_override_the_launcher(tmp_path: Path) -> None
     options = ["--fail-on", "error", "--steps", "3", "--warmup", "2", "--select", "ENV,MOD"]
     code, out, err = run(options, TRAINER, tmp_path, **FP8)
     assert out.endswith("trained\n"), err
-    assert "found ENV001, MOD001 (--fail-on error)" in err
+    assert "Found ENV001, MOD001 with --fail-on error." in err
     assert "4 × 32 tokens" in err
     assert code == 1
+
+
+LOOP = """
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
+emulated = Float8LinearConfig(emulate=True)
+convert_to_float8_training(model, config=emulated, module_filter_fn=lambda module, name: {takes})
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(6):
+    model(torch.ones(16, 64, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_script_may_be_required_to_train_in_fp8(takes: bool, tmp_path: Path) -> None:
+    options = ["--require-fp8", "--steps", "3", "--warmup", "1", "--select", "STP"]
+    code, out, err = run(options, LOOP.format(takes=takes), tmp_path)
+    assert out.endswith("trained\n"), err
+    assert code == (0 if takes else 1)
+    missed = (
+        "exit code 1: FP8 is required. No layer of this model trains in FP8 (0 of 2 Linears: the filter of"
+    )
+    assert (missed in err) == (not takes)
 
 
 def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""Whether FP8 is engaged, by facts that a machine without a GPU has too: which layers are converted, and what
+keeps them from running in FP8."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.fp8_request import converted_nothing
+from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.wording import plural
+
+
+def why_not_engaged(facts: Facts) -> str:
+    """Say why no layer of the model trains in FP8, or why that is unknown; empty if one does."""
+    if not recorded(facts, "network"):
+        return "No model was examined, so fp8doctor cannot tell whether FP8 is engaged."
+    try:
+        if uses_fp8(facts):
+            return why_fp8_does_not_run(facts) or _why_unknown(facts)
+        return _without_fp8_layers(facts)
+    except Unrecorded as missing:
+        return f"fp8doctor cannot tell whether FP8 is engaged: {missing}."
+
+
+def _without_fp8_layers(facts: Facts) -> str:
+    """Say why a model has no layer that is set up for FP8, as far as that is known."""
+    linears = facts.network.linears
+    count = plural(len(linears), "Linear")
+    if not linears and (unread := _gap(facts, "network.linears")):
+        return f"fp8doctor cannot tell whether FP8 is engaged: {unread}."
+    if by_name := sum(linear.use == "unknown" for linear in linears):
+        return f"fp8doctor cannot tell whether FP8 is engaged: {by_name} of {count} have an unknown class."
+    took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
+    return (
+        f"No layer of this model trains in FP8 (0 of {count}{took}). To convert it, see "
+        "'fp8doctor explain MOD001'."
+    )
+
+
+def why_fp8_does_not_run(facts: Facts) -> str:
+    """Say what keeps every FP8 layer from running in FP8; empty if nothing is known to."""
+    in_fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
+        return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
+    if never_ran_in_script(facts):
+        return f"FP8 is set up and does not run: not one FP8 GEMM was seen in a step of {watched_job(facts)}."
+    if recorded(facts, "trial") and fp8_never_ran(facts.trial):
+        return "FP8 is set up and does not run: not one FP8 GEMM was seen in a training step."
+    if not fp8_ran(facts) and if_recorded(outside_autocast, facts):
+        return f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 layers."
+    return ""
+
+
+def fp8_ran(facts: Facts) -> bool:
+    """Whether FP8 GEMMs were seen in a step, of a watched script or of a trial."""
+    if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
+        return True
+    as_is = (each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried)
+    return any(recorded(each, "fp8_gemms") and each.fp8_gemms for each in as_is)
+
+
+def _why_unknown(facts: Facts) -> str:
+    """Say why nobody knows whether an FP8 autocast is open around layers that need one; empty if that is
+    known, or none is needed."""
+    try:
+        outside_autocast(facts)
+    except Unrecorded:
+        why = _gap(facts, "training.fp8_autocast")
+        told = f": {why}" if why else ""
+        return "" if fp8_ran(facts) else f"fp8doctor cannot tell whether FP8 is engaged{told}."
+    return ""
+
+
+def _gap(facts: Facts, fact: str) -> str:
+    return (facts.gaps if recorded(facts, "gaps") else {}).get(fact, "").rstrip(".")
