@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.facts import Linear, recorded
+from fp8doctor.finding import Treatment
 
 WRAPPER = "MXFP8TrainingWeightWrapperTensor"
 """torchao's class around the weight since 0.17; the layer itself stays an nn.Linear."""
@@ -31,6 +32,33 @@ def is_biased(linear: Linear) -> bool:
 def adds_bias(linear: Linear) -> bool:
     """Whether the wrapper was tried and added a bias."""
     return linear.features.get("adds_bias") is True
+
+
+def mxfp8_treatment(linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
+    """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear.
+
+    ``keep`` are the lines that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and
+    ``note`` a comment.
+    """
+    in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
+    biased = [linear for linear in in_mxfp8 if is_biased(linear)]
+    emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
+    lines, summary = list(keep), []
+    if biased:
+        wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
+        lines.append(f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}")
+        summary.append("convert layers with a bias to Float8Linear, which adds it")
+    if len(biased) < len(in_mxfp8):
+        lines.append(quantize_mxfp8(in_mxfp8, kept) + note)
+    if emulated:
+        summary.append(
+            "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
+        )
+    return Treatment(
+        name="real-mx-kernel" if emulated else "biases-in-float8",
+        summary="; ".join(summary),
+        code="\n".join(lines),
+    )
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:

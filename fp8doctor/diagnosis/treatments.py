@@ -26,7 +26,7 @@ from fp8doctor.analysis.compile_coverage import (
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
-from fp8doctor.analysis.mxfp8 import is_biased, is_mxfp8, quantize_mxfp8
+from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.relative_speed import all_fp8_loses
@@ -183,28 +183,10 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
 
 def mxfp8_without_biases(facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear."""
-    in_mxfp8 = [linear for linear in facts.linears() if is_mxfp8(linear) and linear.use == "training"]
-    biased = [linear for linear in in_mxfp8 if is_biased(linear)]
-    emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
     sets, note = _left_out_now(facts.linears())
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(facts.linears()) if sets else ""
-    if biased:
-        wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
-        lines.append(f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}")
-    if len(biased) < len(in_mxfp8):
-        lines.append(quantize_mxfp8(in_mxfp8, kept) + note)
-    float8 = "convert layers with a bias to Float8Linear, which adds it" if biased else ""
-    real = (
-        "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
-        if emulated
-        else ""
-    )
-    return Treatment(
-        name="real-mx-kernel" if emulated else "biases-in-float8",
-        summary="; ".join(filter(None, (float8, real))),
-        code="\n".join(lines),
-    )
+    return mxfp8_treatment(facts.linears(), lines, kept, note)
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
