@@ -40,7 +40,10 @@ IMPORTS = {
     "unsloth": ("FastLanguageModel",),
     "torch": ("nn",),
     "torch.utils.checkpoint": ("checkpoint",),
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("checkpoint_wrapper",),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        "CheckpointWrapper",
+        "checkpoint_wrapper",
+    ),
     "fp8doctor": ("inspect_model",),
 }
 """Module -> names that lines may use and that are imported from it."""
