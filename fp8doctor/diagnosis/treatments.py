@@ -18,7 +18,7 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
     cache_off,
-    compile_all,
+    compile_all_without_cache,
     compile_treatment,
     covered_by_blocks,
     cuda_graphs,
@@ -112,10 +112,8 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     own = ["# leave out your own torch.compile"] if compiles_otherwise else []
     if bf16.name == ArmName.BF16:
         return own
-    network = facts.network
-    lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
-    cached = network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
-    return [*own, *lines, *([cache_off(facts)] if cached else [])]
+    blocks = facts.network.blocks
+    return [*own, *(compile_all_without_cache(facts) if blocks else ["model = torch.compile(model)"])]
 
 
 def without_fp8(facts: Facts) -> str:
