@@ -36,6 +36,10 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
+GEMMS = {"torchao": "mm", "own": "_scaled_mm"}
+"""Stack -> the operator that a policy sees of its FP8 GEMM: torchao's tensor takes ``mm`` and calls
+``_scaled_mm`` below, a layer of the user's own calls it by itself."""
+
 
 @check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
@@ -49,12 +53,6 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     in_fp8, in_bf16 = ratio(*fp8), ratio(*bf16)
     if in_fp8.low <= in_bf16.high or in_fp8.median - in_bf16.median < EVEN:
         return None
-    amax = {
-        linear.recipe
-        for linear in facts.network.linears
-        if linear.use == "training" and linear.stack == "torchao"
-    }
-    operator = "amax" if any(each and each.startswith("rowwise") for each in amax) else "max"
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
         explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:,.1f} instead of "
@@ -69,11 +67,25 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_step_ms": fp8[0].step_ms,
             "fp8_step_without_ms": fp8[1].step_ms,
         },
-        treatment=Treatment(
-            name="selective-checkpointing",
-            summary="keep the results of the FP8 GEMMs and the amax",
-            code=policy(operator),
-        ),
+        treatment=selective(facts),
+    )
+
+
+def selective(facts: Facts) -> Treatment | None:
+    """Keep what a policy sees of the FP8 layers; None for Transformer Engine's, whose GEMMs are no operators
+    of torch."""
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    stacks = {linear.stack for linear in fp8} & GEMMS.keys()
+    if not stacks:
+        return None
+    rowwise = any(
+        linear.stack == "torchao" and linear.recipe and linear.recipe.startswith("rowwise") for linear in fp8
+    )
+    saved = [*(GEMMS[stack] for stack in sorted(stacks)), "amax" if rowwise else "max"]
+    return Treatment(
+        name="selective-checkpointing",
+        summary="keep the results of the FP8 GEMMs and the amax",
+        code=policy(saved),
     )
 
 
@@ -84,10 +96,10 @@ def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
     return None if without is None or with_it is None else (with_it, without)
 
 
-def policy(operator: str) -> str:
+def policy(operators: list[str]) -> str:
     """Write a selective policy for checkpoints that are not reentrant."""
     return (
-        f"save = [torch.ops.aten.mm.default, torch.ops.aten.{operator}.default]\n"
+        f"save = [{', '.join(f'torch.ops.aten.{each}.default' for each in operators)}]\n"
         "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save)\n"
         "checkpoint(block, x, use_reentrant=False, context_fn=context)"
     )

@@ -48,6 +48,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
 
+LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 MOST_LINES = 3
@@ -109,7 +110,7 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     if bf16.name == ArmName.BF16_AS_COMPILED:
         return [KEEP_OWN_COMPILE]
     compiles_otherwise = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    own = ["# leave out your own torch.compile"] if compiles_otherwise else []
+    own = [LEAVE_OUT_OWN_COMPILE] if compiles_otherwise else []
     if bf16.name == ArmName.BF16:
         return own
     blocks = facts.network.blocks

@@ -16,12 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from fp8doctor import load_report
 from fp8doctor.checks.checkpointing.recomputed_casts import recomputed_casts
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Block, Stacked
+from tests.patients.record import HERE
 
 Look = Callable[..., Facts]
 
@@ -77,6 +79,12 @@ def test_where_the_question_does_not_arise(look: Look) -> None:
         NotApplicable,
     )
     assert isinstance(recomputed_casts(timed(look(converted()), ran("as_is"))), NotApplicable)
+
+
+def test_no_policy_sees_the_gemms_of_transformer_engine() -> None:
+    report = load_report(HERE / "recorded" / "h200-te_checkpointed_inside.json")
+    (finding,) = (each for each in report.findings if each.code == "CKP003")
+    assert finding.treatment is None
 
 
 @pytest.mark.slow
