@@ -23,7 +23,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor
 
 from __future__ import annotations
 
-from fp8doctor.analysis.mxfp8 import is_biased, is_grouped, is_mxfp8
+from fp8doctor.analysis.mxfp8 import is_grouped, is_mxfp8
 from fp8doctor.analysis.versions import installed
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
 from fp8doctor.facts import Facts, Linear, Network, Package, Software, Unrecorded, recorded

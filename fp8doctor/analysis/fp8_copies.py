@@ -37,7 +37,7 @@ def holds_master_weights(timed: Arm, facts: Facts) -> bool:
     """Whether the optimizer of a timed step keeps fp32 master weights beside its two moments, by its size."""
     memory = timed.memory if recorded(timed, "memory") else None
     trained = facts.network.trainable_parameters if recorded(facts, "network.trainable_parameters") else 0
-    return bool(memory and trained) and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained
+    return memory is not None and trained > 0 and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained
 
 
 def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
@@ -58,7 +58,8 @@ def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
         name="fp8-weights",
         summary="keep the weights in FP8 and their fp32 master weights in the optimizer; with an ordinary "
         "optimizer the model stops learning",
-        code='settings = {name: optimizer.defaults[name] for name in ("lr", "betas", "eps", "weight_decay")}\n'
+        code='kept = ("lr", "betas", "eps", "weight_decay")\n'
+        "settings = {name: optimizer.defaults[name] for name in kept}\n"
         f"{_quantized_model_init(layers, ', preserve_high_precision_init_val=True')}:"
         "   # te.fp8_model_init before Transformer Engine 2.9\n"
         "    model = build_model()\n"

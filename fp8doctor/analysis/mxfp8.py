@@ -46,7 +46,9 @@ def mxfp8_treatment(linears: Sequence[Linear], keep: list[str], kept: str, note:
     lines, summary = list(keep), []
     if biased:
         wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
-        lines.append(f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}")
+        lines.append(
+            f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}"
+        )
         summary.append("convert layers with a bias to Float8Linear, which adds it")
     if len(biased) < len(in_mxfp8):
         lines.append(quantize_mxfp8(in_mxfp8, kept) + note)
@@ -75,7 +77,8 @@ def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
     experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in converted if is_grouped(linear))
     if experts:
         wanted = f"({wanted} or type(layer).__name__ in {tuple(experts)})"
+    wanted = " and ".join(filter(None, (wanted, kept)))
     return (
         f"config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.{recipe})\n"
-        f"quantize_(model, config, filter_fn=lambda layer, name: {' and '.join(filter(None, (wanted, kept)))})"
+        f"quantize_(model, config, filter_fn=lambda layer, name: {wanted})"
     )

@@ -159,9 +159,7 @@ def _without_what_it_undoes(
 
     The last step says how BF16 is compiled, and mends them all. What breaks the job stays.
     """
-    undone = [
-        step for step in others if not broken.intersection(step.mends) and _is_undone(step, gives_up)
-    ]
+    undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, gives_up)]
     mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
     return [step for step in others if step not in undone], msgspec.structs.replace(
         gives_up, mends=tuple(mends)

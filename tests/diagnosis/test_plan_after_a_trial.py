@@ -20,7 +20,7 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, render
 from tests.facts_of import DECODER_468M
-from tests.test_recorded import RECORDED
+from tests.test_recorded import RECORDED, RECORDINGS
 
 
 def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
@@ -152,7 +152,7 @@ def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     assert round(last.middle, 1) == 7.3
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_a_plan_that_gives_fp8_up_has_no_fix_that_this_undoes(path: Path) -> None:
     """Another way to compile the step, another recipe, other layers in FP8."""
     names = [step.treatment.name for step in load_report(path).prescription]

@@ -57,7 +57,5 @@ def prepare(
         "accelerate.state",
     ):
         monkeypatch.setattr(f"{module}.is_transformer_engine_available", lambda: True, raising=False)
-    accelerator = Accelerator(
-        mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()], **settings
-    )
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()], **settings)
     return accelerator.prepare(model, optimizer)

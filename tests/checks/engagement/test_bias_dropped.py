@@ -17,7 +17,6 @@ from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.bias_dropped import bias_dropped
 from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
-
 from fp8doctor.stacks import torchao as stack
 from tests import prototypes
 
