@@ -9,8 +9,8 @@ that was fast because casts were fused pays for them twice. Where the two ratios
 were measured here, nothing is wrong and checkpointing costs what it costs everywhere.
 
 What to do. Save what is cheap to keep and dear to compute: the GEMM results and the amax, by a
-selective policy. A policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Measure it:
-kept tensors take memory.
+selective policy. A policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Measure
+it: kept tensors take memory.
 
     checkpoint(block, x, use_reentrant=False)                                       # before
     save = [torch.ops.aten.mm.default, torch.ops.aten.max.default]                  # after

@@ -73,7 +73,7 @@ def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
         "the bias out. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": first.name},
         breaks="layers_do_not_learn",
-        treatment=mxfp8_without_biases(facts),
+        treatment=mxfp8_without_biases("biases-in-float8", facts),
     )
 
 

@@ -69,7 +69,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=float8(facts)
         if first.kind.startswith("torchao.float8.")
-        else mxfp8_without_biases(facts)
+        else mxfp8_without_biases("real-mx-kernel", facts)
         if has_op_configs(facts)
         else OLD_MX,
     )

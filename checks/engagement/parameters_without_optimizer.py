@@ -30,20 +30,16 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/data
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-FREEZE_AGAIN = Treatment(
-    name="freeze-again",
-    summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is added",
-    code='held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
+FREEZE = (
+    'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
     "for parameter in model.parameters():   # after accelerator.prepare\n"
-    "    parameter.requires_grad_(id(parameter) in held)",
+    "    parameter.requires_grad_(id(parameter) in held)"
 )
 DDP_AGAIN = "model = accelerator.prepare_model(accelerator.unwrap_model(model))   # DDP waits for what it saw"
 """DistributedDataParallel expects a gradient of every parameter that was trainable when it was made."""
@@ -64,6 +60,15 @@ OPTIMIZER_LAST = Treatment(
     code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
     "parameter.requires_grad)",
 )
+
+
+def freeze_again(by_ddp: bool) -> Treatment:
+    """Freeze what the optimizer does not hold, whatever the names behind its wrappers are."""
+    return Treatment(
+        name="freeze-again",
+        summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is added",
+        code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
+    )
 
 
 @check(
@@ -97,9 +102,8 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     wrapped = [
         linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")
     ]
-    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped))
-    if treatment is FREEZE_AGAIN and recorded(facts, "network.wrappers") and DDP in facts.network.wrappers:
-        treatment = replace(treatment, code=f"{treatment.code}\n{DDP_AGAIN}")
+    by_ddp = recorded(facts, "network.wrappers") and DDP in facts.network.wrappers
+    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), by_ddp)
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
@@ -117,7 +121,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     )
 
 
-def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
+def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str, Treatment]:
     """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
     weights."""
     if bases or unfrozen:
@@ -126,7 +130,7 @@ def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
         return (
             f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
             "a third GEMM."
-        ), FREEZE_AGAIN
+        ), freeze_again(by_ddp)
     if wrapped:
         return (
             f"{wrapped} converted weights were wrapped into new Parameters after the optimizer had taken the "

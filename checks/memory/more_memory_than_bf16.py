@@ -7,16 +7,17 @@ optimizer state, and the rest, which is saved activations and temporaries.
 Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
 need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
 where BF16 saves wider ones. Two things make it more. Transformer Engine holds each weight in FP8
-beside the BF16 one, twice on Ada, Hopper and compute capability 12.x, whose FP8 GEMMs need the transposed
-copy too.
-Uncompiled torchao keeps the inputs of frozen layers for a weight gradient that nobody needs. Scales
-and histories of amax are small. Transformer Engine's copies live from forward to backward, so they
-count to the rest; with `is_first_microbatch`, or weights in FP8, they stay between steps.
+beside the BF16 one, twice on Ada, Hopper and compute capability 12.x, whose FP8 GEMMs need the
+transposed copy too. Uncompiled torchao keeps the inputs of frozen layers for a weight gradient that
+nobody needs. Scales and histories of amax are small. Transformer Engine's copies live from forward
+to backward, so they count to the rest; with `is_first_microbatch`, or weights in FP8, they stay
+between steps.
 
-What to do. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone. Trained
-weights need fp32 master weights in the optimizer: with an ordinary optimizer the model stops
-learning, without an error, because its updates are smaller than FP8's rounding. Master weights take
-4 bytes a parameter, so FP8 weights save memory only if your optimizer already holds them.
+What to do. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone.
+Trained weights need fp32 master weights in the optimizer: with an ordinary optimizer the model
+stops learning, without an error, because its updates are smaller than FP8's rounding. Master
+weights take 4 bytes a parameter, so FP8 weights save memory only if your optimizer already holds
+them.
 
     model = build_model()                          # before: BF16, FP8 and transposed FP8 weights
     with te.quantized_model_init(enabled=True):    # after (te.fp8_model_init before 2.9)

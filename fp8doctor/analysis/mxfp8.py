@@ -34,9 +34,10 @@ def adds_bias(linear: Linear) -> bool:
     return linear.features.get("adds_bias") is True
 
 
-def mxfp8_treatment(linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
+def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear.
 
+    Where MXFP8 is emulated now the treatment is that of MOD005, so that a plan converts once.
     ``keep`` are the lines that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and
     ``note`` a comment.
     """
@@ -57,7 +58,7 @@ def mxfp8_treatment(linears: Sequence[Linear], keep: list[str], kept: str, note:
             "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
         )
     return Treatment(
-        name="real-mx-kernel" if emulated else "biases-in-float8",
+        name="real-mx-kernel" if emulated else name,
         summary="; ".join(summary),
         code="\n".join(lines),
     )

@@ -180,12 +180,12 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     return "\n".join((*lines, f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
 
-def mxfp8_without_biases(facts: Facts) -> Treatment:
+def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear."""
     sets, note = _left_out_now(facts.linears())
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(facts.linears()) if sets else ""
-    return mxfp8_treatment(facts.linears(), lines, kept, note)
+    return mxfp8_treatment(name, facts.linears(), lines, kept, note)
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
