@@ -66,7 +66,8 @@ def freeze_again(by_ddp: bool) -> Treatment:
     """Freeze what the optimizer does not hold, whatever the names behind its wrappers are."""
     return Treatment(
         name="freeze-again",
-        summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is added",
+        summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is "
+        "added",
         code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
     )
 
