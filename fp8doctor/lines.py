@@ -50,7 +50,10 @@ IMPORTS = {
     "torch": ("nn",),
     "torch.utils.checkpoint": ("checkpoint",),
     "torch.utils.data": ("DataLoader",),
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": ("checkpoint_wrapper",),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        "CheckpointWrapper",
+        "checkpoint_wrapper",
+    ),
     "fp8doctor": ("inspect_model",),
 }
 """Module -> names that lines may use and that are imported from it."""

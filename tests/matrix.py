@@ -52,11 +52,13 @@ def machines() -> Iterator[tuple[str, Facts]]:
 def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     """Name and facts of jobs that the tests of the checks build."""
     from tests.checks.checkpointing.test_recompute_not_fp8 import Inside
+    from tests.checks.engagement.test_bias_dropped import built, mxfp8
     from tests.checks.engagement.test_experts_not_reached import wrapped
     from tests.checks.shapes.test_rows_unaligned import counted
     from tests.checks.step.test_input_bound import Work
 
     yield "the experts of a Llama 4, wrapped by torchao", look(wrapped("Llama 4"))
+    yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
     yield "one row a sample, counted on a CPU", counted(samples=4)
     with pytest.MonkeyPatch.context() as patch:
         loading = Work(patch, loads_s=0.03, computes_s=0.05)

@@ -15,6 +15,10 @@ the checkpointed function itself, so that the recompute passes through it.
 
     x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)     # before
     x = te.checkpoint(block, x)                                             # after
+    for i, block in enumerate(model.layers):                                # before: by wrappers
+        model.layers[i] = checkpoint_wrapper(block)
+    for i, block in enumerate(model.layers):                                # after
+        model.layers[i] = checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)
 
 Evidence: on one H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8
 flag is True after the forward and False after the backward; not reentrant, CheckpointError;
@@ -162,11 +166,13 @@ def code(facts: Facts, region: Checkpointing) -> str:
             "        module._gradient_checkpointing_func = te.checkpoint",
         )
         return "\n".join(lines)
-    return (
-        "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)"
-        if region.form == "wrapper"
-        else "te.checkpoint(function, x)   # in place of torch's"
-    )
+    if region.form == "wrapper":
+        return (
+            f"for module in {in_python('modules', facts.network)}():   # after your own wrapping\n"
+            "    if isinstance(module, CheckpointWrapper):\n"
+            "        module.checkpoint_fn = te.checkpoint"
+        )
+    return "te.checkpoint(function, x)   # in place of torch's"
 
 
 def _checkpointed(library: str) -> Facts:

@@ -9,10 +9,11 @@ that was fast because casts were fused pays for them twice. Where the two ratios
 is wrong and checkpointing costs what it costs everywhere.
 
 What to do. Save what is cheap to keep and dear to compute: the GEMM results and the amax, by a
-selective policy. Measure it: kept tensors take memory.
+selective policy. A policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Measure
+it: kept tensors take memory.
 
     checkpoint(block, x, use_reentrant=False)                                       # before
-    save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.max.default]          # after
+    save = [torch.ops.aten.mm.default, torch.ops.aten.max.default]                  # after
     context = partial(create_selective_checkpoint_contexts, save)
     checkpoint(block, x, use_reentrant=False, context_fn=context)
 
@@ -20,7 +21,8 @@ Tensorwise scaling takes aten.max; rowwise takes aten.amax.
 
 Evidence: `h200-checkpointed_needlessly` has 109.4 ms a step in FP8 with it and 93.9 ms without, in
 BF16 121.4 ms and 99.8 ms, so FP8 pays no more there. With FSDP2 3.4x is reported:
-https://github.com/pytorch/ao/issues/2445 https://docs.pytorch.org/docs/stable/checkpoint.html
+https://github.com/pytorch/ao/issues/2445
+https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
 from __future__ import annotations
@@ -32,6 +34,10 @@ from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+
+GEMMS = {"torchao": "mm", "own": "_scaled_mm"}
+"""Stack -> the operator that a policy sees of its FP8 GEMM: torchao's tensor takes ``mm`` and calls
+``_scaled_mm`` below, a layer of the user's own calls it by itself."""
 
 
 @check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
@@ -46,12 +52,6 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     in_fp8, in_bf16 = ratio_on_screen(*fp8), ratio_on_screen(*bf16)
     if in_fp8.low <= in_bf16.high or in_fp8.median - in_bf16.median < EVEN:
         return None
-    amax = {
-        linear.recipe
-        for linear in facts.network.linears
-        if linear.use == "training" and linear.stack == "torchao"
-    }
-    operator = "amax" if any(each and each.startswith("rowwise") for each in amax) else "max"
     return Finding(
         title=f"Checkpointing costs FP8 {in_fp8.median:.2f}x and BF16 {in_bf16.median:.2f}x",
         explanation=f"Its recompute takes {fp8[0].step_ms or 0.0:,.1f} instead of "
@@ -66,11 +66,25 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_step_ms": fp8[0].step_ms,
             "fp8_step_without_ms": fp8[1].step_ms,
         },
-        treatment=Treatment(
-            name="selective-checkpointing",
-            summary="keep the results of the FP8 GEMMs and the amax",
-            code=policy(operator),
-        ),
+        treatment=selective(facts),
+    )
+
+
+def selective(facts: Facts) -> Treatment | None:
+    """Keep what a policy sees of the FP8 layers; None for Transformer Engine's, whose GEMMs are no operators
+    of torch."""
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    stacks = {linear.stack for linear in fp8} & GEMMS.keys()
+    if not stacks:
+        return None
+    rowwise = any(
+        linear.stack == "torchao" and linear.recipe and linear.recipe.startswith("rowwise") for linear in fp8
+    )
+    saved = [*(GEMMS[stack] for stack in sorted(stacks)), "amax" if rowwise else "max"]
+    return Treatment(
+        name="selective-checkpointing",
+        summary="keep the results of the FP8 GEMMs and the amax",
+        code=policy(saved),
     )
 
 
@@ -81,10 +95,10 @@ def pair(trial: Trial, name: str) -> tuple[Arm, Arm] | None:
     return None if without is None or with_it is None else (with_it, without)
 
 
-def policy(operator: str) -> str:
+def policy(operators: list[str]) -> str:
     """Write a selective policy for checkpoints that are not reentrant."""
     return (
-        f"save = [torch.ops.aten._scaled_mm.default, torch.ops.aten.{operator}.default]\n"
+        f"save = [{', '.join(f'torch.ops.aten.{each}.default' for each in operators)}]\n"
         "context = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, save)\n"
         "checkpoint(block, x, use_reentrant=False, context_fn=context)"
     )

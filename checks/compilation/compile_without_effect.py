@@ -8,7 +8,7 @@ torch.nn, and a compiled object that is not the one in use.
 Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark
 that compiles nothing each layer launches about 83 kernels more a step, and the script looks as if
 it were compiled. No message tells: a disabled Dynamo is silent, backend="eager" and "aot_eager"
-generate no kernel, a suppressed failure falls back to eager. Before torch 2.15 model.compile()
+generate no kernel, a suppressed failure falls back to eager. Before torch 2.14 model.compile()
 skips what is written in torch.nn: of an nn.Sequential or nn.TransformerEncoderLayer nothing is
 compiled, and each Float8Linear inside is compiled alone.
 

@@ -21,7 +21,7 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_all
+from fp8doctor.analysis.compile_coverage import compile_all_without_cache
 from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
@@ -103,7 +103,7 @@ def baseline(best: Arm, facts: Facts) -> str:
     """Write the lines that compile the baseline, as the trial's best BF16 was compiled."""
     if best.name == ArmName.BF16_AS_COMPILED:
         return "# compile the BF16 model as you compile this one"
-    return "\n".join(compile_all(facts.network))
+    return "\n".join(compile_all_without_cache(facts))
 
 
 def _timed(bf16: float) -> Facts:

@@ -39,9 +39,7 @@ FLAG = "enable_fsdp_float8_all_gather"
 VARIABLE = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"
 """Where Accelerate reads the flag, on by default. Source: ``AORecipeKwargs``, accelerate 1.13 to 1.15."""
 
-ON = """config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-{conversion}     # before fully_shard(model)
-# and after every optimizer.step(): precompute_float8_dynamic_scale_for_fsdp(model)"""
+ON = "config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
 
 OFF = "Float8LinearConfig(enable_fsdp_float8_all_gather=False)"
 
@@ -91,8 +89,22 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) 
         treatment=Treatment(
             name="float8-all-gather",
             summary="set the flag at conversion, before fully_shard",
-            code=ON.format(conversion=convert_again(facts, config="config")),
+            code=with_flag(facts),
         ),
+    )
+
+
+def with_flag(facts: Facts) -> str:
+    """Write the lines that convert with the flag.
+
+    Accelerate computes the scales after each step by itself. Source: ``_prepare_ao``, accelerate 1.15.
+    """
+    lines = f"{ON}\n{convert_again(facts, config='config')}"
+    if may_have_converted(facts):
+        return lines
+    return (
+        f"{lines}     # before fully_shard(model)\n"
+        "# and after every optimizer.step(): precompute_float8_dynamic_scale_for_fsdp(model)"
     )
 
 

@@ -6,7 +6,8 @@ kernel that the MX and NVFP4 layers and weights ask for.
 Why it costs time. Emulation casts to FP8 and back, then multiplies in 16 or 32 bits, so that FP8
 numerics can be studied on any device. All casts are paid and no FP8 tensor core is used: it is
 always slower than the same model without FP8. `MXLinearConfig()` of torchao 0.10 to 0.16 emulates
-unless a recipe or a kernel is named; in later versions the recipe says so by its name.
+unless a recipe or a kernel is named; in later versions the recipe says so by its name. The MXFP8 of
+torchao 0.17 and 0.18 drops biases (MOD013), so only layers without one are converted to it.
 
 What to do. Ask for the real kernel, on a GPU that has it; on any other stay in BF16.
 
@@ -24,27 +25,19 @@ from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.versions import has_op_configs
-from fp8doctor.diagnosis.treatments import convert_again
+from fp8doctor.diagnosis.treatments import convert_again, mxfp8_without_biases
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
-MX = Treatment(
-    name="real-mx-kernel",
-    summary="take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8",
-    code="config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)\n"
-    "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
-)
-
-
 OLD_MX = Treatment(
     name="real-mx-kernel",
-    summary=MX.summary,
+    summary="take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8",
     code="from torchao.prototype.mx_formats import MXLinearConfig\n"
     'config = MXLinearConfig.from_recipe_name("mxfp8_cublas")\n'
     "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
 )
-"""The same before torchao 0.17."""
+"""For MX layers before torchao 0.17."""
 
 
 @check(
@@ -77,7 +70,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=float8(facts)
         if first.kind.startswith("torchao.float8.")
-        else MX
+        else mxfp8_without_biases("real-mx-kernel", facts)
         if has_op_configs(facts)
         else OLD_MX,
     )

@@ -37,10 +37,18 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.layers import computes_forward_in_fp8, flops_share_pct, layer_label, stores_fp8
+from fp8doctor.analysis.layers import (
+    computes_forward_in_fp8,
+    fits_fp8,
+    flops_share_pct,
+    layer_label,
+    stores_fp8,
+)
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.unsloth import under_unsloth
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, recorded
+from fp8doctor.cost import rows_seen
+from fp8doctor.diagnosis.treatments import convert_all_but
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, if_recorded, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -56,6 +64,14 @@ dequantises."""
 BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
+
+ROWS = 16
+"""Multiple of rows that the GEMM of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
+
+UNNAMED = (
+    'convert_to_float8_training(model, module_filter_fn=lambda layer, name: "lora_" not in name\n'
+    "    and not (layer.in_features % 16 or layer.out_features % 16))   # and not your head"
+)
 
 CAUSAL_LM = "ForCausalLM"
 """How the classes of decoders end in Hugging Face's libraries."""
@@ -140,7 +156,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
             name="train-in-fp8",
             summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their "
             "memory alone",
-            code=lines(facts.network),
+            code=lines(facts),
         )
         if trained
         else None,
@@ -183,16 +199,39 @@ def without_backward(layers: list[Linear], facts: Facts) -> Finding:
     )
 
 
-def lines(network: Network) -> str:
+def lines(facts: Facts) -> str:
     """Write how to train this in FP8: by Hugging Face's names, or with the blocks of this very model."""
+    network = facts.network
     if not recorded(network, "kind") or network.kind.endswith(CAUSAL_LM):
         return (
             "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
             'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
             "for layer in model.model.layers:\n    layer.compile()"
         )
-    converted = "# model: built anew, with weights in BF16\nconvert_to_float8_training(model)"
-    return "\n".join((converted, *compile_all(network)))
+    converted = if_recorded(conversion, facts) or UNNAMED
+    anew = "# model: built anew, with weights in BF16" + (", LoRA around them" if lora(network) else "")
+    return "\n".join((anew, converted, *compile_all(network)))
+
+
+def lora(network: Network) -> bool:
+    """Whether layers are wrapped by LoRA's matrices, as far as that was recorded."""
+    return any(recorded(linear, "adapter") and linear.adapter for linear in network.linears)
+
+
+def conversion(facts: Facts) -> str | None:
+    """Write the line that converts what is stored in FP8 now, as far as few lines name the rest: not LoRA's
+    matrices, heads, or layers whose rows or sides the FP8 GEMM cannot take."""
+    linears = facts.network.linears
+    stored = any(map(stores_fp8, linears))
+    out = [
+        linear.name
+        for linear in linears
+        if (stored and not stores_fp8(linear))
+        or linear.role in ("head", "router")
+        or not fits_fp8(linear)
+        or any(rows % ROWS for rows in rows_seen(linear, facts))
+    ]
+    return convert_all_but(out, facts) if out else "convert_to_float8_training(model)"
 
 
 def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:

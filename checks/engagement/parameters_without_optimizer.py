@@ -12,11 +12,12 @@ Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gat
 too, so the optimizer steps weights that the model no longer has, and the converted layers stay as
 they were.
 
-What to do. Freeze again after `prepare` (or convert before LoRA is added); and build the
-optimizer after the conversion, or leave the wrapping out.
+What to do. Freeze again after `prepare` what the optimizer does not hold (or convert before LoRA is
+added); and build the optimizer after the conversion, or leave the wrapping out.
 
     model, optimizer = accelerator.prepare(model, optimizer)       # before: LoRA base un-frozen
-    for name, p in model.named_parameters(): p.requires_grad_(name not in frozen)         # after
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}           # after
+    for p in model.parameters(): p.requires_grad_(id(p) in held)
     accelerate launch --mixed_precision fp8 train.py               # before: weights wrapped
     export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false      # after, and launch as before
 
@@ -35,13 +36,16 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-FREEZE_AGAIN = Treatment(
-    name="freeze-again",
-    summary="freeze again after the conversion what was frozen before it; or convert before LoRA is added",
-    code="frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}\n"
-    "model, optimizer = accelerator.prepare(model, optimizer)\n"
-    "for name, parameter in model.named_parameters():\n    parameter.requires_grad_(name not in frozen)",
+FREEZE = (
+    'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
+    "for parameter in model.parameters():   # after accelerator.prepare\n"
+    "    parameter.requires_grad_(id(parameter) in held)"
 )
+DDP_AGAIN = "model = accelerator.prepare_model(accelerator.unwrap_model(model))   # DDP waits for what it saw"
+"""DistributedDataParallel expects a gradient of every parameter that was trainable when it was made."""
+
+DDP = "DistributedDataParallel"
+
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
     summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep the "
@@ -56,6 +60,16 @@ OPTIMIZER_LAST = Treatment(
     code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
     "parameter.requires_grad)",
 )
+
+
+def freeze_again(by_ddp: bool) -> Treatment:
+    """Freeze what the optimizer does not hold, whatever the names behind its wrappers are."""
+    return Treatment(
+        name="freeze-again",
+        summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is "
+        "added",
+        code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
+    )
 
 
 @check(
@@ -89,7 +103,8 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     wrapped = [
         linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")
     ]
-    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped))
+    by_ddp = recorded(facts, "network.wrappers") and DDP in facts.network.wrappers
+    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), by_ddp)
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
@@ -107,7 +122,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     )
 
 
-def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
+def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str, Treatment]:
     """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
     weights."""
     if bases or unfrozen:
@@ -116,7 +131,7 @@ def cause_of(bases: int, unfrozen: int, wrapped: int) -> tuple[str, Treatment]:
         return (
             f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
             "a third GEMM."
-        ), FREEZE_AGAIN
+        ), freeze_again(by_ddp)
     if wrapped:
         return (
             f"{wrapped} converted weights were wrapped into new Parameters after the optimizer had taken the "

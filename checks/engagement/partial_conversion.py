@@ -12,8 +12,8 @@ of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual rea
 ones. Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does not
 divide, and leaves all later ones. Its torchao path skips the first and the last Linear. A filter of
 exact names matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's
-LoRALinear, the projections inside nn.MultiheadAttention and 3-D expert weights are no nn.Linear,
-and weight_norm leaves no weight to convert. A filter of your own that leaves out less than half is
+LoRALinear, the `in_proj` of nn.MultiheadAttention and 3-D expert weights are no nn.Linear, and
+weight_norm leaves no weight to convert. A filter of your own that leaves out less than half is
 information only.
 
 What to do. Per reason; the finding names yours.

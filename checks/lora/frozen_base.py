@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, fair_bf16, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
+from fp8doctor.analysis.fp8_copies import frozen_fp8_weights
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.outcome import is_noise
 from fp8doctor.cost import (
@@ -126,12 +127,7 @@ def fp8_weights(frozen: list[Linear]) -> Treatment | None:
     """Propose weights in FP8 alone, where the stack can do that."""
     if not all(linear.stack == "transformer_engine" for linear in frozen):
         return None
-    return Treatment(
-        name="fp8-weights",
-        summary="keep the frozen weights in FP8 alone",
-        code="with te.quantized_model_init(enabled=True):   # te.fp8_model_init before Transformer Engine "
-        "2.9\n    model = build_model()",
-    )
+    return frozen_fp8_weights(frozen)
 
 
 def _lora(frozen: bool) -> Facts:

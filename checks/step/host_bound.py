@@ -15,9 +15,10 @@ casts. It fires where the GPU is idle for more than 10 % of even the shortest st
 allow: other programs on the host make some rounds longer.
 
 What to do. Fewer launches, or more work for each: compile; a larger batch in fewer micro-batches;
-CUDA graphs, which `torch.compile` uses only with `mode="reduce-overhead"` or `"max-autotune"`. For
-compiled layers of torchao a trial of the command times CUDA graphs in FP8, and in BF16, which
-gains from them too.
+CUDA graphs, which `torch.compile` by default uses only with `mode="reduce-overhead"` or
+`"max-autotune"` (or `options={"triton.cudagraphs": True}`, or `backend="cudagraphs"`). For compiled
+layers of torchao a trial of the command times CUDA graphs in FP8, and in BF16, which gains from
+them too.
 
     per_device_train_batch_size=4, gradient_accumulation_steps=8    # before
     per_device_train_batch_size=8, gradient_accumulation_steps=4    # after: half the launches

@@ -33,7 +33,7 @@ TORCH_NN = "torch.nn."
 GRAPHS = "reduce-overhead"
 """The mode of torch.compile that records CUDA graphs."""
 
-WHY_WRAPPED = "# wrapped: before torch 2.15 .compile() in place compiles nothing on classes of torch.nn"
+WHY_WRAPPED = "# wrapped: before torch 2.14 .compile() in place compiles nothing on classes of torch.nn"
 
 
 def needs_compile(linear: Linear) -> bool:
@@ -151,6 +151,12 @@ def compile_all(network: Network) -> list[str]:
         return compile_whole(network)
     loops = [compile_loop(each, network) for each in network.blocks]
     return [WHY_WRAPPED, *loops] if any("torch.compile(" in each for each in loops) else loops
+
+
+def compile_all_without_cache(facts: Facts) -> list[str]:
+    """Write the lines that compile the model as the trial compiles BF16: blocks build no KV cache there."""
+    cached = facts.network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache
+    return [*compile_all(facts.network), *([cache_off(facts)] if cached else [])]
 
 
 def compile_whole(network: Network) -> list[str]:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from fp8doctor.analysis.te_recipes import TE_RECIPES
 from fp8doctor.cost import gemms
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.finding import Treatment
+
+MASTER_BYTES = 11.0
+"""Bytes of optimizer state for a trainable parameter above which fp32 master weights are among it: Adam keeps
+12 with them, 8 in fp32 without."""
 
 NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 """Compute capabilities whose FP8 GEMMs take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
@@ -23,3 +31,52 @@ def copies_gib(facts: Facts, layers: list[Linear]) -> float:
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
+
+
+def holds_master_weights(timed: Arm, facts: Facts) -> bool:
+    """Whether the optimizer of a timed step keeps fp32 master weights beside its two moments, by its size."""
+    memory = timed.memory if recorded(timed, "memory") else None
+    trained = facts.network.trainable_parameters if recorded(facts, "network.trainable_parameters") else 0
+    return memory is not None and trained > 0 and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained
+
+
+def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
+    """Keep frozen weights in FP8 alone. Nothing updates them, so they need no master weights."""
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the frozen weights in FP8 alone",
+        code=f"{_quantized_model_init(layers)}:   # te.fp8_model_init before Transformer Engine 2.9\n"
+        "    model = build_model()",
+    )
+
+
+def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
+    """Keep trained weights in FP8, and their fp32 master weights in the optimizer."""
+    optimizer = facts.training.optimizer if recorded(facts, "training.optimizer") else None
+    adam = ", adam_w_mode=False" if optimizer and optimizer.endswith(".Adam") else ""
+    return Treatment(
+        name="fp8-weights",
+        summary="keep the weights in FP8 and their fp32 master weights in the optimizer; with an ordinary "
+        "optimizer the model stops learning",
+        code='kept = ("lr", "betas", "eps", "weight_decay")\n'
+        "settings = {name: optimizer.defaults[name] for name in kept}\n"
+        f"{_quantized_model_init(layers, ', preserve_high_precision_init_val=True')}:"
+        "   # te.fp8_model_init before Transformer Engine 2.9\n"
+        "    model = build_model()\n"
+        "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]\n"
+        f"optimizer = te.optimizers.FusedAdam(trained, master_weights=True{adam}, **settings)\n"
+        "for parameter in trained:\n"
+        '    if hasattr(parameter, "get_high_precision_init_val"):\n'
+        "        master = parameter.get_high_precision_init_val()   # after a checkpoint: its BF16 weight\n"
+        "        optimizer.initialize_state(parameter, False)\n"
+        '        optimizer.set_scaled_state(parameter, "master_param", master.to(parameter.device).float())\n'
+        "        parameter.clear_high_precision_init_val()",
+    )
+
+
+def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
+    """Open the context that makes FP8 weights, with the recipe that the layers run."""
+    recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
+    kind = next((each.kind for each in TE_RECIPES.values() if {each.recipe} == recipes), None)
+    recipe = f", recipe={kind}()" if kind else ""
+    return f"with te.quantized_model_init(enabled=True{recipe}{settings})"

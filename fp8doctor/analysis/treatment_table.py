@@ -93,6 +93,7 @@ BY_HAND = frozenset(
         "allow-in-graph",
         "assume-gpu",
         "bf16-on-this-gpu",
+        "biases-in-float8",
         "call-converted-layers",
         "call-fused-attention",
         "cheaper-adapters",

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import BF16_WITH, arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
-from fp8doctor.analysis.outcome import bf16_saves, cannot_win, is_noise, stays_in_bf16
+from fp8doctor.analysis.outcome import bf16_as_prescribed, bf16_saves, cannot_win, is_noise, stays_in_bf16
 from fp8doctor.analysis.relative_speed import all_fp8_loses
 from fp8doctor.analysis.token_crossing import crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
@@ -77,7 +77,9 @@ def _bf16_after(facts: Facts, steps: Sequence[Step]) -> Arm | None:
     """Find the best BF16 that was timed with what the plan does to both."""
     planned = {step.treatment.name for step in steps}
     alike = (arm(facts.trial, name) for changes, name in BF16_WITH.items() if changes <= planned)
-    timed = [each for each in (best_bf16(facts), *alike) if each]
+    given_up = STAY_IN_BF16 in planned
+    stays = bf16_as_prescribed(facts) if given_up else None
+    timed = [each for each in (best_bf16(facts), stays, *alike) if each]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 

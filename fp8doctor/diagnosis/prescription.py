@@ -20,15 +20,26 @@ from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
+    family,
+    traits,
 )
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import as_best, describe, keep_in_bf16, stay_in_bf16
+from fp8doctor.diagnosis.treatments import (
+    LEAVE_OUT_OWN_COMPILE,
+    as_best,
+    describe,
+    keep_in_bf16,
+    stay_in_bf16,
+)
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.lines import settings
+
+COMPILATION = "compilation"
+"""A family of treatments, and the area of the checks of torch.compile."""
 
 CONVERTS = "convert"
 """How the names of treatments begin after which other layers may be in FP8."""
@@ -161,7 +172,37 @@ def as_timed(
         return (*mends, *gives_up, *(step for step in rest if step not in mends))
     elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
         gives_up = []
+    if gives_up:
+        others, gives_up[0] = _without_what_it_undoes(others, gives_up[0], broken)
     return (*others, *gives_up)
+
+
+def _without_what_it_undoes(
+    others: Sequence[Step], gives_up: Step, broken: frozenset[str]
+) -> tuple[list[Step], Step]:
+    """Drop the steps that giving FP8 up undoes: changes of FP8, and other ways to compile the step.
+
+    The last step says how BF16 is compiled, and mends them all. What breaks the job stays.
+    """
+    undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, gives_up)]
+    mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
+    return [step for step in others if step not in undone], msgspec.structs.replace(
+        gives_up, mends=tuple(mends)
+    )
+
+
+def _is_undone(step: Step, gives_up: Step) -> bool:
+    """Whether nothing of this step is left in BF16, compiled as the step that gives FP8 up says."""
+    name = step.treatment.name
+    if family(name) == COMPILATION:
+        return True
+    if traits(name).helps_bf16_too:
+        return False
+    if LEAVE_OUT_OWN_COMPILE in gives_up.treatment.code and any(
+        check.area == COMPILATION for check in _mended(step)
+    ):
+        return True
+    return _changes_fp8_alone(step) or traits(name).recipe is not None
 
 
 def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:

@@ -18,7 +18,7 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
     cache_off,
-    compile_all,
+    compile_all_without_cache,
     compile_treatment,
     covered_by_blocks,
     cuda_graphs,
@@ -26,6 +26,7 @@ from fp8doctor.analysis.compile_coverage import (
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
+from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.names_in_python import names_in_python
 from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.relative_speed import all_fp8_loses
@@ -47,6 +48,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.wording import plural
 
+LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 MOST_LINES = 3
@@ -108,13 +110,11 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     if bf16.name == ArmName.BF16_AS_COMPILED:
         return [KEEP_OWN_COMPILE]
     compiles_otherwise = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    own = ["# leave out your own torch.compile"] if compiles_otherwise else []
+    own = [LEAVE_OUT_OWN_COMPILE] if compiles_otherwise else []
     if bf16.name == ArmName.BF16:
         return own
-    network = facts.network
-    lines = compile_all(network) if network.blocks else ["model = torch.compile(model)"]
-    cached = network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache is True
-    return [*own, *lines, *([cache_off(facts)] if cached else [])]
+    blocks = facts.network.blocks
+    return [*own, *(compile_all_without_cache(facts) if blocks else ["model = torch.compile(model)"])]
 
 
 def without_fp8(facts: Facts) -> str:
@@ -181,6 +181,14 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     return "\n".join((*lines, f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
 
+def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
+    """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear."""
+    sets, note = _left_out_now(facts.linears())
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    kept = kept_out(facts.linears()) if sets else ""
+    return mxfp8_treatment(name, facts.linears(), lines, kept, note)
+
+
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
     """Return the lines that convert every Linear but these, as the FP8 layers are converted now; None where
     no few lines name them."""
@@ -206,6 +214,8 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
             'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
             f"module_filter_func={leave})])"
         )
+    if any(map(is_mxfp8, converted)):
+        return quantize_mxfp8(converted, kept_out(linears))
     config = _config(converted)
     return (
         f"convert_to_float8_training(model, {f'config={config}, ' if config else ''}module_filter_fn={leave})"
@@ -216,7 +226,7 @@ def _config(linears: Sequence[Linear]) -> str:
     """Write the config by whose recipe all that is in FP8 was converted; empty for the one that torchao takes
     by itself."""
     stacks = {(linear.stack, linear.recipe) for linear in linears if linear.use == "training"}
-    recipes = {recipe for _, recipe in stacks} - {"tensorwise"}
+    recipes = {recipe for _, recipe in stacks} & {*TORCHAO_RECIPES} - {"tensorwise"}
     if len(recipes) == 1 and len(stacks) == 1:
         return f'Float8LinearConfig.from_recipe_name("{recipes.pop()}")'
     return ""

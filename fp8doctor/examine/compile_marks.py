@@ -72,9 +72,9 @@ def is_called(module: Any) -> bool:
 def _compiles_in_place(module: Any, call: Any) -> bool | None:
     """Whether ``module.compile()`` compiles a frame of the module.
 
-    Before torch 2.15 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips
-    forwards of torch.nn; 2.15 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9,
-    2.13 and 2.15.
+    Before torch 2.14 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips
+    forwards of torch.nn; 2.14 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9,
+    2.13, 2.14 and 2.15.
     """
     if not is_called(module):
         return False

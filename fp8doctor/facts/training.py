@@ -24,7 +24,7 @@ class CompileMark(Record, frozen=True, kw_only=True):
     """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
     compiles: bool | None = NOT_RECORDED
     """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
-    on a class of torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be
+    on a class of torch.nn before torch 2.14, and for a ModuleList, which nobody calls. None when it cannot be
     read."""
 
 

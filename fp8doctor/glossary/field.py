@@ -240,8 +240,8 @@ FIELD = (
     ),
     Word(
         ("CUDA graphs", "CUDA graph", "reduce-overhead"),
-        "A recorded sequence of launches, replayed as one. torch.compile uses it only with reduce-overhead "
-        "or max-autotune.",
+        "A recorded sequence of launches, replayed as one. By default torch.compile uses it only with "
+        "reduce-overhead or max-autotune.",
         ("STP001",),
     ),
     Word(

@@ -7,17 +7,22 @@ weight.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
 from fp8doctor.stacks.looking import is_a, parameters_of, read, read_class, state_of, tensor
 from fp8doctor.stacks.tensors import dtype_name, local, stored
+
+_log = logging.getLogger("fp8doctor")
 
 ORDER = 20
 STACK = "torchao"
@@ -139,7 +144,8 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
             recipe=weight_recipe(config),
             features=layer.features
             | config_features(config)
-            | ({"multiplied_by": instead} if instead else {}),
+            | ({"multiplied_by": instead} if instead else {})
+            | (bias_features(local(weight), module) if layer.bias and layer.role != "experts" else {}),
         )
     if name == ALL_GATHER_WEIGHT:
         return layer
@@ -151,6 +157,46 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     return replace(
         layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight))
     )
+
+
+ADDS_BIAS: dict[type, bool | None] = {}
+"""Class of torchao's around a weight -> whether a Linear under it adds its bias; None where that could not be
+tried. Asked once in a process."""
+
+TRIED_SIDE = 32
+"""Rows and columns of the Linear that is tried: one block of MXFP8."""
+
+
+def bias_features(weight: Tensor, module: nn.Module) -> Features:
+    """Tell whether a layer under a wrapped weight adds its bias; nothing where that cannot be told."""
+    forward = state_of(module).get("forward") or read_class(type(module), "forward")
+    if not str(read(forward, "__module__", "")).startswith("torch.nn."):
+        return {"own_forward": True}
+    kind = type(weight)
+    if not kind.__module__.startswith("torchao."):
+        return {}
+    if kind not in ADDS_BIAS:
+        ADDS_BIAS[kind] = try_bias(kind, read(weight, "config"))
+    adds = ADDS_BIAS[kind]
+    return {} if adds is None else {"adds_bias": adds}
+
+
+def try_bias(kind: Any, config: Any) -> bool | None:
+    """Run a tiny Linear under a wrapper of torchao's on the CPU, emulated; None where it raises."""
+    try:
+        preference = read(config, "kernel_preference")
+        if isinstance(preference, Enum):
+            config = replace(config, kernel_preference=type(preference)["EMULATED"])
+        with torch.no_grad():
+            ones = torch.ones(TRIED_SIDE, TRIED_SIDE, dtype=torch.bfloat16, device="cpu")
+            weight = kind(ones.clone(), config)
+            without, with_bias = (
+                functional.linear(ones, weight, bias) for bias in (None, ones[0] * TRIED_SIDE)
+            )
+            return bool((with_bias - without > TRIED_SIDE / 2).all())
+    except Exception:
+        _log.debug("a Linear under %s could not be tried", kind.__name__, exc_info=True)
+        return None
 
 
 def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:

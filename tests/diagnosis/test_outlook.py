@@ -11,6 +11,7 @@ from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.outcome import ceiling
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
+from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.finding import Saving
 from fp8doctor.render import text
 from fp8doctor.render.screen import first_screen
@@ -110,7 +111,8 @@ def test_what_saves_under_one_per_cent_is_folded_and_whole_with_verbose() -> Non
 def test_an_error_is_never_folded() -> None:
     report = diagnose(replayed("cannot_be_saved").facts)
     small = Saving(low=0.0, high=0.1, basis="measured", gpu="NVIDIA H200")
-    steps = tuple(replace(each, saving_ms=small) for each in report.prescription)
+    proposed = prescribe(report.findings, report.facts)
+    steps = tuple(replace(each, saving_ms=small) for each in proposed)
     assert "MOD010" in {each.code for each in first_screen(replace(report, prescription=steps)).prescription}
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from fp8doctor import load_report, registry
 from fp8doctor.analysis.outcome import stays_in_bf16
+from fp8doctor.analysis.treatment_table import family
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -17,7 +20,7 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, render
 from tests.facts_of import DECODER_468M
-from tests.test_recorded import RECORDED
+from tests.test_recorded import RECORDED, RECORDINGS
 
 
 def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
@@ -139,7 +142,7 @@ def test_of_fixes_that_do_not_fit_together_none_is_prescribed_but_the_total_that
 
 def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     report = diagnose(Of({**SLOW, "prescribed": around(100.0)}, bases={}).facts())
-    assert [step.treatment.name for step in report.prescription] == ["compile-blocks", "stay-in-bf16"]
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
     assert report.verdict.summary.endswith(
         "With compile-blocks: 100.0 ms, 0.93x of BF16. Nothing that was tried makes FP8 as fast: "
         "stay in BF16."
@@ -147,6 +150,16 @@ def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     last = report.prescription[-1].saving_ms
     assert last is not None
     assert round(last.middle, 1) == 7.3
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_plan_that_gives_fp8_up_has_no_fix_that_this_undoes(path: Path) -> None:
+    """Another way to compile the step, another recipe, other layers in FP8."""
+    names = [step.treatment.name for step in load_report(path).prescription]
+    if "stay-in-bf16" in names:
+        kept = set(names) - {"stay-in-bf16"}
+        assert not {name for name in kept if family(name) == "compilation"}
+        assert not {name for name in kept if name.startswith(("recipe-", "te-", "keep-in", "convert"))}
 
 
 STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
@@ -238,7 +251,7 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
         (
             Of({**SLOW, "prescribed": around(100.0)}).facts(),
             (LOSING, EAGER),
-            ["compile-blocks", "stay-in-bf16"],
+            ["stay-in-bf16"],
         ),
     ],
     ids=[

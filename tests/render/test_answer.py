@@ -174,7 +174,7 @@ def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
 
 def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json"))
-    assert said.fix == ("1. Keep the activations.", "And leave FP8 off (fix 4).")
+    assert said.fix == ("1. Keep the activations.", "And leave FP8 off (fix 3).")
     assert said.then.sentence.endswith("11.5 ms in BF16 without checkpointing.")
 
 

@@ -72,8 +72,9 @@ class FP8GlobalStateManager:
 
 
 @contextmanager
-def autocast(enabled: bool = True, recipe: Any = None) -> Iterator[None]:
-    """The context that the real one is called from; 1.x calls it ``fp8_autocast``."""
+def autocast(enabled: bool = True, recipe: Any = None, fp8_recipe: Any = None) -> Iterator[None]:
+    """The context that the real one is called from; 1.x calls it ``fp8_autocast``, and its recipe so too."""
+    recipe = recipe or fp8_recipe
     before = FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe
     manager = FP8GlobalStateManager
     enter = manager.autocast_enter if hasattr(manager, "autocast_enter") else manager.fp8_autocast_enter

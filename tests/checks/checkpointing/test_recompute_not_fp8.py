@@ -3,6 +3,7 @@ to be built."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -87,7 +88,7 @@ def model(
 
 def accelerate(made: nn.Module) -> nn.Module:
     """Accelerate's own wrapper around the forward."""
-    made.forward = MethodType(contextual_fp8_autocast(type(made).forward, stand_in.DelayedScaling()), made)
+    made.forward = MethodType(contextual_fp8_autocast(made.forward, stand_in.DelayedScaling()), made)
     return made
 
 
@@ -107,8 +108,48 @@ def test_accelerates_autocast_is_closed_when_the_recompute_comes(
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == ("error", "2 Transformer Engine layers not recomputed in FP8")
     assert finding.evidence["reentrant"] is (wrap is reentrant)
+
+
+class Wraps(nn.Module):
+    """Blocks of its own name, one wrapped inside of the other."""
+
+    def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict({f"s{i}": nn.Sequential(wrap(Block())) for i in range(2)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages.values():
+            x = stage(x)
+        return x
+
+
+@pytest.mark.parametrize("wrap", [checkpoint_wrapper, reentrant])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda wrap: model(wrap=wrap),
+        lambda wrap: accelerate(Wraps(wrap)),
+        lambda wrap: torch.compile(model(wrap=wrap), backend="eager"),
+        lambda wrap: nn.DataParallel(model(wrap=wrap)),
+    ],
+    ids=["a Sequential", "within", "compiled", "module."],
+)
+def test_the_printed_lines_make_it_silent_and_the_model_still_trains(
+    wrap: Callable[[nn.Module], nn.Module],
+    around: Callable[[Any], nn.Module],
+    look: Look,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = around(wrap)
+    finding = recompute_not_fp8(look(made))
+    assert isinstance(finding, Finding)
     assert finding.treatment is not None
-    assert finding.treatment.code.splitlines()[-1] == "checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)"
+    assert finding.treatment.kind == "python"
+    monkeypatch.setattr(sys.modules["transformer_engine.pytorch"], "checkpoint", te_checkpoint, raising=False)
+    exec(finding.treatment.code, {"model": made, "torch": torch})
+    assert isinstance(recompute_not_fp8(look(made)), NotApplicable)
+    made(torch.ones(4, 32)).sum().backward()
+    assert all(each.grad is not None for name, each in made.named_parameters() if name.endswith("weight"))
 
 
 def test_the_treatments_make_it_silent(look: Look) -> None:

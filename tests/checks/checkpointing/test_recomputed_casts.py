@@ -3,8 +3,9 @@ on torchao."""
 
 from __future__ import annotations
 
-import functools
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,12 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from fp8doctor import load_report
 from fp8doctor.checks.checkpointing.recomputed_casts import recomputed_casts
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Block, Stacked
+from tests.patients.record import HERE
 
 Look = Callable[..., Facts]
 
@@ -78,6 +81,12 @@ def test_where_the_question_does_not_arise(look: Look) -> None:
     assert isinstance(recomputed_casts(timed(look(converted()), ran("as_is"))), NotApplicable)
 
 
+def test_no_policy_sees_the_gemms_of_transformer_engine() -> None:
+    report = load_report(HERE / "recorded" / "h200-te_checkpointed_inside.json")
+    (finding,) = (each for each in report.findings if each.code == "CKP003")
+    assert finding.treatment is None
+
+
 @pytest.mark.slow
 def test_a_real_trial_has_the_arms() -> None:
     facts = tried(
@@ -95,35 +104,47 @@ def test_a_real_trial_has_the_arms() -> None:
     assert not isinstance(recomputed_casts(msgspec.structs.replace(facts, trial=on_gpu)), NotApplicable)
 
 
-class Counted(TorchDispatchMode):
-    """Counts FP8 GEMMs and reductions to an amax."""
+class Amaxes(TorchDispatchMode):
+    """Counts reductions to an amax."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
+    calls = 0
 
     def __torch_dispatch__(
         self, function: object, types: object, arguments: tuple = (), settings: dict | None = None
     ) -> object:  # type: ignore[type-arg]
-        self.calls += str(function) in ("aten._scaled_mm.default", "aten.max.default")
+        self.calls += str(function) in ("aten.max.default", "aten.amax.default")
         return function(*arguments, **(settings or {}))  # type: ignore[operator]
 
 
-def test_the_printed_policy_saves_what_it_names(look: Look) -> None:
-    finding = recomputed_casts(costs(look(converted()), 3.4, 1.27))
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_the_printed_policy_recomputes_no_fp8_gemm(
+    recipe: str, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The FP8 GEMM is called below torchao's tensor, where no mode of ours sees it."""
+    finding = recomputed_casts(costs(look(converted(recipe)), 3.4, 1.27))
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     *policy, call = finding.treatment.code.splitlines()
-    block = convert_to_float8_training(Block().bfloat16())
-    calls = {}
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    block = convert_to_float8_training(Block().bfloat16(), config=config)
+    gemm, gemms, amaxes = torch._scaled_mm, Counter[str](), Counter[str]()
     for name, code in (
-        ("before", "checkpoint(block, x, use_reentrant=False)"),
-        ("after", "\n".join((*policy, call))),
+        ("none", "output = block(x)"),
+        ("plain", "output = checkpoint(block, x, use_reentrant=False)"),
+        ("printed", "\n".join((*policy, f"output = {call}"))),
     ):
         x = torch.ones(16, 32, dtype=torch.bfloat16, requires_grad=True)
-        names = {"torch": torch, "functools": functools, "checkpoint": checkpoint, "block": block, "x": x}
-        with Counted() as counted:
-            exec("\n".join((*code.splitlines()[:-1], f"output = {code.splitlines()[-1]}")), names)
+        names = {"torch": torch, "checkpoint": checkpoint, "block": block, "x": x}
+
+        def counting(*arguments: Any, name: str = name, **settings: Any) -> Any:
+            gemms[name] += 1
+            return gemm(*arguments, **settings)
+
+        monkeypatch.setattr(torch, "_scaled_mm", counting)
+        with Amaxes() as seen:
+            exec(code, names)
             names["output"].sum().backward()  # type: ignore[attr-defined]
-        calls[name] = counted.calls
-    assert calls["after"] < calls["before"]
+        amaxes[name] = seen.calls
+    assert 0 < gemms["none"] < gemms["plain"]
+    assert gemms["printed"] == gemms["none"]
+    assert amaxes["printed"] < amaxes["plain"]

@@ -13,11 +13,12 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.checks.compilation.unfair_baseline import unfair_baseline
+from fp8doctor.diagnosis.treatments import compiled_as
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
-from tests.examine.models import Stacked
+from tests.examine.models import Stacked, llama
 
 Look = Callable[..., Facts]
 RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
@@ -42,6 +43,21 @@ def test_compiled_fp8_against_eager_bf16(model: nn.Module, look: Look) -> None:
     assert finding.title == "Against eager BF16 this FP8 reads 1.17x; against the best BF16 it is 1.05x"
     assert finding.treatment is not None
     assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
+
+
+def test_a_baseline_with_a_kv_cache_is_compiled_as_it_was_timed(look: Look) -> None:
+    """With its cache every block is compiled anew, and that BF16 is slower than the one of the verdict."""
+    model = convert_to_float8_training(llama().bfloat16())
+    model.config.use_cache = True
+    facts = look(model)
+    finding = against(facts, 88.31, 103.64, 92.72)
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    assert "model.config.use_cache = False" in finding.treatment.code
+    stay = compiled_as(ran("bf16_compiled"), timed(facts, ran("as_is")))
+    assert finding.treatment.code == "\n".join(stay)
+    exec(finding.treatment.code, {"model": model})
+    assert model.config.use_cache is False
 
 
 def test_its_ratio_is_that_of_the_times_on_the_screen(model: nn.Module, look: Look) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Accelerate, Facts
 from tests.checks.distributed.sharded import blocks, float8, processes, shard, step
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
@@ -48,6 +49,19 @@ def test_the_treatment_makes_it_silent(eight: None, look: Look) -> None:
         },
     )
     assert outcome_of("DST001", look(shard(model))).outcome == "healthy"
+
+
+@pytest.mark.parametrize("by_accelerate", [True, False])
+def test_accelerate_computes_the_scales_by_itself(by_accelerate: bool, eight: None, look: Look) -> None:
+    facts = look(shard(float8(all_gather=False)))
+    accelerate = Accelerate(mixed_precision="fp8", prepared=by_accelerate)
+    training = msgspec.structs.replace(facts.training, accelerate=accelerate if by_accelerate else None)
+    finding = finding_of("DST001", msgspec.structs.replace(facts, training=training))
+    assert finding is not None
+    assert finding.treatment is not None
+    assert ("AORecipeKwargs(config=config)" in finding.treatment.code) is by_accelerate
+    assert ("precompute_float8_dynamic_scale_for_fsdp" in finding.treatment.code) is not by_accelerate
+    assert ("fully_shard" in finding.treatment.code) is not by_accelerate
 
 
 def test_only_what_fsdp_shards_counts(eight: None, look: Look) -> None:

@@ -33,7 +33,9 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps, dtype=params_dtype)
 
 
-def prepare(monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+def prepare(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any
+) -> Any:
     """Model and optimizer as ``accelerate launch`` with the Transformer Engine backend leaves them."""
     from accelerate import Accelerator
     from accelerate.utils import TERecipeKwargs
@@ -55,6 +57,5 @@ def prepare(monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.
         "accelerate.state",
     ):
         monkeypatch.setattr(f"{module}.is_transformer_engine_available", lambda: True, raising=False)
-    return Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()]).prepare(
-        model, optimizer
-    )
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()], **settings)
+    return accelerator.prepare(model, optimizer)

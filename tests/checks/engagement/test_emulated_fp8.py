@@ -20,7 +20,7 @@ Look = Callable[..., Facts]
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64)).bfloat16()
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64, bias=False)).bfloat16()
 
 
 def float8(emulate: bool) -> nn.Module:

@@ -166,3 +166,51 @@ def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
     assert finding.title == (
         "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside of an autograd.Function"
     )
+
+
+class Diffusion(nn.Module):
+    """A block, and the embedding of a time step, which sees one row a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time_embed, self.head = nn.Linear(64, 64), nn.Linear(64, 24)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.time_embed(x[:, 0])[:, None]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_lora_on_stored_weights_converts_the_base_alone(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the adapters, nor the conditioning, whose rows the FP8 GEMM of a weight gradient cannot take."""
+    from peft import LoraConfig, get_peft_model
+    from torchao.quantization import Float8WeightOnlyConfig, quantize_
+
+    monkeypatch.setattr("torchao.quantization.utils.recommended_inductor_config_setter", lambda: None)
+
+    def adapted(model: nn.Module) -> nn.Module:
+        return get_peft_model(model, LoraConfig(r=16, target_modules=r"blocks\.\d+\.\d+"))
+
+    stored = Diffusion().bfloat16()
+    quantize_(stored, Float8WeightOnlyConfig())
+    facts = look(adapted(stored), tokens=64)
+    rows = {each.name: (4,) if "time_embed" in each.name else (64,) for each in facts.network.linears}
+    facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=rows))
+    finding = fp8_storage_only(facts)
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    convert = finding.treatment.code.partition("for i, block in")[0]
+    for model in (Diffusion().bfloat16(), adapted(Diffusion().bfloat16())):
+        exec(convert, {"model": model, "torch": torch})
+        converted = {
+            name.removeprefix("base_model.model.").removesuffix(".base_layer")
+            for name, each in model.named_modules()
+            if type(each).__name__ == "Float8Linear"
+        }
+        assert converted == {f"blocks.{i}.{j}" for i in range(2) for j in range(2)}
+    assert fp8_storage_only(look(model, tokens=64)) is None
+    exec(finding.treatment.code, {"model": adapted(Diffusion().bfloat16()), "torch": torch})

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import TorchDynamoPlugin
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -38,15 +40,68 @@ def test_accelerate_unfreezes_a_lora_base(
 ) -> None:
     model = lora(llama())
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen
     model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
     finding = found(look(model, optimizer=optimizer))
     assert finding.severity is None, "the check's own, an error"
     assert finding.evidence["trainable_lora_bases"] == 14
     assert finding.treatment is not None
     assert finding.treatment.name == "freeze-again"
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in frozen)
+    exec(finding.treatment.code, {"model": model, "optimizer": optimizer})
     assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    assert not frozen.intersection(name for name, each in model.named_parameters() if each.requires_grad)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("around", "plugin"),
+    [
+        (None, {"backend": "eager"}),
+        (None, {"backend": "eager", "use_regional_compilation": True}),
+        (nn.DataParallel, None),
+        (torch.nn.parallel.DistributedDataParallel, None),
+    ],
+    ids=["compiled", "compiled by block", "DataParallel", "DDP"],
+)
+def test_what_was_frozen_is_frozen_again_whatever_prepare_wraps(
+    around: Any, plugin: Any, look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
+    settings = {"dynamo_plugin": TorchDynamoPlugin(**plugin)} if plugin else {}
+    model = lora(llama())
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()), **settings)
+    if around is torch.nn.parallel.DistributedDataParallel:
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = around(model) if around else model
+        finding = found(look(model, optimizer=optimizer))
+        assert finding.treatment is not None
+        again = "prepare_model" in finding.treatment.code
+        assert again is (around is torch.nn.parallel.DistributedDataParallel)
+        accelerator = SimpleNamespace(unwrap_model=lambda wrapped: wrapped.module, prepare_model=around)
+        names = {"model": model, "optimizer": optimizer, "accelerator": accelerator}
+        exec(finding.treatment.code, names)
+        model = names["model"]
+        assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+        now = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        assert {name.replace("_orig_mod.", "").removeprefix("module.") for name in now} == trained
+        batch = {"input_ids": torch.arange(16).reshape(1, 16), "labels": torch.arange(16).reshape(1, 16)}
+        before = {name: each.detach().clone() for name, each in model.named_parameters()}
+        losses = []
+        for _ in range(3):
+            loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        assert losses[-1] < losses[0]
+        moved = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
+        assert moved
+        assert moved <= now
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def test_a_converted_base_that_was_unfrozen_later(look: Look) -> None:

@@ -125,4 +125,7 @@ def test_a_tie_that_is_lost_under_watch(look: Look, tied_again: bool) -> None:
     if isinstance(answer, Finding):
         assert answer.title == "head.weight is no longer tied to embedding.weight"
         assert answer.treatment is not None
-        assert answer.treatment.code == "model.head.weight = model.embedding.weight   # right after the conversion"
+        assert (
+            answer.treatment.code
+            == "model.head.weight = model.embedding.weight   # right after the conversion"
+        )

@@ -156,11 +156,67 @@ def test_transformer_engine_holds_fp8_copies(
     finding = more_memory_than_bf16(timed(facts, *peaks(22.8, 19.9, 18.9)))
     assert isinstance(finding, Finding)
     assert finding.evidence["fp8_copies_gib"] == gib
-    assert finding.treatment is not None
-    assert "quantized_model_init" in finding.treatment.code
+    assert finding.treatment is None, "FP8 weights would take fp32 master weights, which is more"
     model[0].primary_weights_in_fp8 = True  # what that context leaves on a module
     stored = msgspec.structs.replace(look(model, tokens=4096), gpus=facts.gpus)
     assert more_memory_than_bf16(timed(stored, *peaks(19.9, 19.9, 18.9))) is None
+
+
+def of_te(look: Look, monkeypatch: pytest.MonkeyPatch, *, frozen: bool, optimizer_gib: float) -> Finding:
+    """What MEM001 says of one layer of 1 Gi parameters, with so much optimizer state."""
+    transformer_engine.install(monkeypatch)
+    with torch.device("meta"):
+        model = nn.Sequential(transformer_engine.Linear(32768, 32768, bias=False))
+    model.requires_grad_(not frozen)
+    as_is, bf16, compiled = peaks(42.8, 29.9, 28.9)
+    facts = look(model, tokens=4096)
+    training = msgspec.structs.replace(facts.training, optimizer="torch.optim.adamw.AdamW")
+    facts = msgspec.structs.replace(facts, training=training)
+    arms = (made_of(as_is, optimizer=optimizer_gib), made_of(bf16), compiled)
+    finding = more_memory_than_bf16(timed(facts, *arms))
+    assert isinstance(finding, Finding)
+    return finding
+
+
+def test_fp8_weights_that_are_trained_come_with_their_master_weights(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = of_te(look, monkeypatch, frozen=False, optimizer_gib=12.0).treatment
+    assert printed is not None
+    for needed in (
+        "preserve_high_precision_init_val=True",
+        "get_high_precision_init_val()",
+        "te.optimizers.FusedAdam(trained, master_weights=True, **settings)",
+        'set_scaled_state(parameter, "master_param"',
+        "import transformer_engine.pytorch as te",
+    ):
+        assert needed in printed.code
+    assert "stops learning" in printed.summary
+    compile(printed.code, "printed", "exec")
+
+
+@pytest.mark.parametrize("optimizer_gib", [4.0, 8.0], ids=["BF16 AdamW", "fp32 AdamW"])
+def test_fp8_weights_are_no_fix_where_master_weights_come_on_top(
+    look: Look, monkeypatch: pytest.MonkeyPatch, optimizer_gib: float
+) -> None:
+    finding = of_te(look, monkeypatch, frozen=False, optimizer_gib=optimizer_gib)
+    assert finding.treatment is None
+    assert "fp32 master weights" in finding.explanation
+
+
+def test_frozen_weights_need_no_master_weights(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = of_te(look, monkeypatch, frozen=True, optimizer_gib=0.0).treatment
+    assert printed is not None
+    assert "quantized_model_init" in printed.code
+    assert "FusedAdam" not in printed.code
+
+
+@pytest.mark.parametrize("patient", ["te_llama_7b", "accelerate_te_wide", "te_fused", "te_transformer"])
+def test_jobs_that_are_faster_in_fp8_are_not_told_to_rebuild_their_weights(patient: str) -> None:
+    report = load_report(HERE / "recorded" / f"h200-{patient}.json")
+    assert report.verdict.status == "fp8_faster"
+    assert "MEM001" in {each.code for each in report.findings}
+    assert "fp8-weights" not in {step.treatment.name for step in report.prescription}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""MXFP8 layers that lose their bias
+
+Looks at: Linears with a bias whose weight torchao's `quantize_` wrapped. One tiny layer on the CPU
+shows whether the installed wrapper adds the bias.
+
+Why it matters. torchao 0.17 and 0.18 pass input and weight to the MXFP8 kernel and forget the bias.
+The layer computes without it, and the bias gets no gradient. Nothing raises: the loss still falls,
+and the checkpoint holds biases that were never used. Qwen2, gpt-oss, most vision transformers and
+most diffusion models have biases. `Float8Linear` and torchao's rowwise FP8 wrapper add the bias.
+
+What to do. Convert only layers without a bias to MXFP8, and those with one to `Float8Linear`.
+
+    quantize_(model, config)                                                      # before
+    with_bias = lambda layer, name: layer.bias is not None
+    without = lambda layer, name: isinstance(layer, nn.Linear) and layer.bias is None
+    convert_to_float8_training(model, module_filter_fn=with_bias)                 # after
+    quantize_(model, config, filter_fn=without)
+
+Evidence: run on a CPU with torchao 0.18 (emulated recipe): with a bias of 100 the mean output falls
+from 99.99 to -0.01, and `bias.grad` is None. Read in 0.17 and 0.18:
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
+"""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.mxfp8 import is_grouped, is_mxfp8
+from fp8doctor.analysis.versions import installed
+from fp8doctor.diagnosis.treatments import mxfp8_without_biases
+from fp8doctor.facts import Facts, Linear, Network, Package, Software, Unrecorded, recorded
+from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.registry import check
+from fp8doctor.wording import plural
+
+DROPPED_BY = ((0, 17), (0, 18))
+"""Releases of torchao whose MXFP8 wrapper drops the bias, for reports that do not say what the wrapper did.
+Source: ``prototype/moe_training/tensor.py``."""
+
+CANNOT_TELL = "whether this torchao's MXFP8 wrapper adds the bias could not be tried"
+OWN_FORWARD = "a forward of the layer's own may add the bias"
+
+
+@check(
+    "MOD013",
+    "bias-dropped",
+    area="engagement",
+    severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
+    explained_by=("GPU001", "GPU002"),
+)
+def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
+    wrapped = [
+        linear
+        for linear in facts.network.linears
+        if linear.use == "training" and not is_grouped(linear) and (is_mxfp8(linear) or tried(linear))
+    ]
+    if not wrapped:
+        return NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
+    biased = [linear for linear in wrapped if linear.bias]
+    adds = {linear.name: adds_bias(linear, facts) for linear in biased}
+    dropped = [linear for linear in biased if adds[linear.name] is False]
+    if not dropped:
+        if unknown := next((linear for linear in biased if adds[linear.name] is None), None):
+            own = unknown.features.get("own_forward")
+            raise Unrecorded(Linear, "features", OWN_FORWARD if own else CANNOT_TELL)
+        return None
+    first = dropped[0]
+    found = installed(facts, "torchao")
+    return Finding(
+        title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
+        "bias",
+        explanation=f"torchao{f' {found}' if found else ''} multiplies input and weight in MXFP8 and leaves "
+        "the bias out. The output is wrong, and the bias gets no gradient.",
+        evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": first.name},
+        breaks="layers_do_not_learn",
+        treatment=mxfp8_without_biases("biases-in-float8", facts),
+    )
+
+
+def tried(linear: Linear) -> bool:
+    """Whether a tiny layer with the same wrapper was run."""
+    return "adds_bias" in linear.features
+
+
+def adds_bias(linear: Linear, facts: Facts) -> bool | None:
+    """Whether the wrapper adds the bias: as it was tried, else by torchao's version; None where neither
+    tells."""
+    if tried(linear):
+        return linear.features["adds_bias"] is True
+    version = installed(facts, "torchao") if recorded(facts, "software.packages") else None
+    if linear.features.get("own_forward") or version is None or version.release[:2] not in DROPPED_BY:
+        return None
+    return False
+
+
+def _layer(bias: bool) -> Facts:
+    layer = Linear(
+        name="up",
+        kind="torch.nn.modules.linear.Linear",
+        stack="torchao",
+        use="training",
+        recipe="mxfp8",
+        weight_class="torchao.prototype.moe_training.tensor.MXFP8TrainingWeightWrapperTensor",
+        features={"emulate": False, "adds_bias": False} if bias else {"emulate": False},
+        in_features=64,
+        out_features=64,
+        gemms=1,
+        bias=bias,
+        adapter=None,
+        role="body",
+    )
+    return Facts(
+        software=Software(packages={"torchao": Package(version="0.18.0", imported=True)}),
+        network=Network(linears=(layer,)),
+    )
+
+
+SICK = _layer(bias=True)
+HEALTHY = _layer(bias=False)
