@@ -156,6 +156,7 @@ def _shown(lines: Iterable[RenderableType], width: int, colour: bool) -> str:
         file=file,
         width=width,
         force_terminal=colour,
+        force_jupyter=False,
         color_system="standard" if colour else None,
         no_color=not colour,
         legacy_windows=False,
