@@ -38,6 +38,7 @@ from fp8doctor.cli.options import (
     gate_options,
     list_options,
     output_options,
+    report_options,
     seconds,
     version,
     with_options,
@@ -226,10 +227,10 @@ def main() -> None:
         "--budget",
         type=float,
         default=None,
-        show_default=f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph",
         metavar="SECONDS",
         callback=seconds,
-        help="About how long the trial may take.",
+        help=f"About how long the trial may take [default: {BUDGET_S:g}, and {LONG_BUDGET_S:g} for a model of "
+        "7B parameters or compiled as one graph].",
     ),
     click.option(
         "--device",
@@ -318,7 +319,7 @@ def report_(saved: Path, **options: Any) -> int:
 
 
 @main.command()
-@output_options
+@report_options("stdout", "never")
 def demo(**options: Any) -> int:
     """Replay a recorded trial that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)
