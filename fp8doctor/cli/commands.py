@@ -229,8 +229,8 @@ def main() -> None:
         default=None,
         metavar="SECONDS",
         callback=seconds,
-        help=f"About how long the trial may take [default: {BUDGET_S:g}, and {LONG_BUDGET_S:g} for a model of "
-        "7B parameters or compiled as one graph].",
+        help=f"About how long the trial may take; by default {BUDGET_S:g}, and {LONG_BUDGET_S:g} for a model of "
+        "7B parameters or compiled as one graph.",
     ),
     click.option(
         "--device",

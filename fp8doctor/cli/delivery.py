@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 
 ON_STDOUT = "github"
-"""The format that a build server reads on stdout. Files beside it are written by their suffixes, and one whose
-suffix names no other format takes its place."""
+"""The format that a build server reads on stdout. Files beside it are written by their suffixes; one whose
+suffix names no other format is written instead."""
 
 BYTES = ("json", "html", "junit", "sarif")
 """Formats that say which encoding they are in."""
