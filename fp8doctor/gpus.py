@@ -97,6 +97,7 @@ MEMORY_EFFICIENCY = 0.90
 """Share of the bandwidth a copy reaches: 4.3 of 4.8 TB/s on one H200; torchao's roofline takes 0.92."""
 
 
+@lru_cache(maxsize=256)
 def gpu_spec(name: str) -> GpuSpec:
     """Find the datasheet of a GPU by its short name or a maker's, in any case. Raises `UserError` naming the
     nearest and all known ones."""
@@ -119,7 +120,7 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def _names(spec: GpuSpec) -> tuple[str, ...]:
-    """Give the short names of a GPU: with its board where it is sold on one, and 4090 for the RTX 4090."""
+    """Give the short names of a GPU: H100 and H10080GB, RTX4090 and 4090."""
     memory = ("", "80GB") if spec.name in ("A100", "H100") else ("",)
     return (*(spec.name + each for each in memory), spec.name.removeprefix("RTX"))
 

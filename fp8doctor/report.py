@@ -97,7 +97,7 @@ class Report(Document, frozen=True, kw_only=True):
     def __str__(self) -> str:
         from fp8doctor.render.text import render
 
-        return render(self)
+        return render(self, held_in="report")
 
     def __repr__(self) -> str:
         found = plural(len(self.findings), "finding")

@@ -70,6 +70,13 @@ def test_printed_in_a_cell_it_is_the_plain_text(demo: Report, monkeypatch: pytes
     assert not [each for each in plain if unicodedata.category(each) == "Co"]
 
 
+def test_what_follows_can_be_typed_where_it_is_printed(demo: Report) -> None:
+    following = str(demo).partition("Next")[2]
+    assert following.split("·")[0].strip() == 'report.save("report.json")'
+    assert "in a shell: fp8doctor report -v report.json" in following
+    assert "-o report.html" not in following
+
+
 def test_what_a_prompt_shows_is_short(demo: Report) -> None:
     assert repr(demo) == "<Report: fp8_slower, 3 findings, 1 step to take>"
     assert repr(demo.findings[0]) == "<CMP001 warning eager-float8: 224 of 224 FP8 Linears run eagerly>"

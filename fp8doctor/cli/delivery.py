@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from fp8doctor.cli.again import typed_again
 from fp8doctor.cli.console import (
     columns,
     complain,
@@ -69,6 +70,8 @@ class ReportOptions(NamedTuple):
     assume_gpu: str | None
     verbose: bool
     quiet: bool
+    again: str
+    """The user's own command, with a trial; empty where no job was named. It is printed and never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
@@ -115,6 +118,7 @@ def checked_options(
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
+        again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
     )
 
@@ -329,6 +333,12 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:
+    """Print the report; as text it names the command that the user typed, which no file holds."""
+    if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
+        import msgspec
+
+        command = msgspec.structs.replace(report.next, command=wanted.again)
+        report = msgspec.structs.replace(report, next=command)
     terminal = {"width": columns(WIDEST_SCREEN), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)
     show(text.encode() if wanted.format in BYTES else text)

@@ -10,29 +10,15 @@ from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.front import front
 from fp8doctor.render.front_text import draw
 from fp8doctor.render.ledger import ledger_table
-from fp8doctor.render.marks import Line, Mark
+from fp8doctor.render.marks import MARKS, Line, Mark
 from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed, variables
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
 
-GLYPHS: dict[Mark, str] = {
-    "bad": "✗",
-    "warning": "!",
-    "info": "i",
-    "healthy": "✓",
-    "not_applicable": "–",
-    "unknown": "?",
-}
-ASCII_GLYPHS: dict[Mark, str] = {
-    "bad": "x",
-    "warning": "!",
-    "info": "i",
-    "healthy": "ok",
-    "not_applicable": "-",
-    "unknown": "?",
-}
+GLYPHS = {mark: shown[0] for mark, shown in MARKS.items()}
+ASCII_GLYPHS = {mark: shown[1] for mark, shown in MARKS.items()}
 COLOURS: dict[Mark, str] = {
     "bad": "1;31",
     "warning": "1;33",
@@ -57,15 +43,16 @@ def render(
     ascii: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    held_in: str = "",
 ) -> str:
     """Write the report as text, at most ``width`` columns wide except for lines of code, which stay whole so
     that they can be copied.
 
     ``verbose`` puts everything that is known below the answer, ``quiet`` leaves only the answer and findings
-    that are at least a warning.
+    that are at least a warning. ``held_in`` names the variable of Python that holds the report.
     """
     width = max(width, NARROWEST)
-    first = front(report, quiet=quiet, whole=verbose)
+    first = front(report, quiet=quiet, whole=verbose, held_in=held_in)
     drawn = draw(first, width=width, colour=colour, ascii=ascii, whole=not verbose)
     if not verbose:
         return drawn
