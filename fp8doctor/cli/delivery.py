@@ -52,9 +52,6 @@ PLAIN_SUFFIXES = ("", ".log", ".out")
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
 
-WIDEST_SCREEN = 120
-"""Columns of a report on a wide terminal."""
-
 
 class ReportOptions(NamedTuple):
     """What the options ask for, checked before any work begins."""
@@ -339,6 +336,6 @@ def show_report(report: Document, wanted: ReportOptions) -> None:
 
         command = msgspec.structs.replace(report.next, command=wanted.again)
         report = msgspec.structs.replace(report, next=command)
-    terminal = {"width": columns(WIDEST_SCREEN), "colour": wants_colour(), "ascii": wants_ascii()}
+    terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)
     show(text.encode() if wanted.format in BYTES else text)
