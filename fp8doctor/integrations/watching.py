@@ -33,6 +33,9 @@ FailOn = Literal["never", "info", "warning", "error"]
 
 FEWEST_STEPS = 3
 
+HELD_IN = "callback.report"
+"""How a user reaches the report in Python."""
+
 
 class Watching:
     """Watches ``steps`` steps of a training after ``warmup``, more while they still compile, and is out of
@@ -163,13 +166,13 @@ class Watching:
         report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
         self.report = report
         if self._output is None:
-            say(_printed(report))
+            say(report._printed(HELD_IN))
             return
         try:
             write_text(self._output, _rendered(report, self._output))
         except UserError as error:
             say(f"fp8doctor: {error}")
-            say(_printed(report))
+            say(report._printed(HELD_IN))
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Carry out a part of ours. What fails is told, and the training goes on."""
@@ -230,14 +233,7 @@ def hold(report: Report, fail_on: FailOn) -> None:
 def _rendered(report: Report, path: Path) -> str:
     if path.suffix == ".json":
         return report.to_json()
-    return report._repr_markdown_() if path.suffix == ".md" else _printed(report)
-
-
-def _printed(report: Report) -> str:
-    """Write the report as text; the callback holds it."""
-    from fp8doctor.render.text import render
-
-    return render(report, held_in="callback.report")
+    return report._repr_markdown_() if path.suffix == ".md" else report._printed(HELD_IN)
 
 
 def say(text: str) -> None:

@@ -96,9 +96,10 @@ def test_env_examines_no_model(worker: Worker) -> None:
     result = fp8doctor("env")
     assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None, "python": None}]
     assert result.exit_code == 0
-    assert "No model was examined" in result.stdout
+    assert "! No GPU here: FP8 cannot be timed on this machine" in result.stdout
+    assert "No model was examined" not in result.stdout
     assert "te.Linear" not in result.stdout
-    assert "Next  fp8doctor model.py times it on a GPU" in result.stdout
+    assert "Next: fp8doctor model.py times a model on a GPU" in result.stdout
 
 
 def test_env_prints_the_variables_that_ask_for_fp8(worker: Worker) -> None:
