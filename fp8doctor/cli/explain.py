@@ -161,7 +161,7 @@ def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading],
     by_code = {check.code: check for check in catalogue}
     found = [by_code[code] for code in word.codes if code in by_code]
     also = f" ({word.names[0]})" if name != word.names[0] else ""
-    told = {"word": name, "says": word.says, "checks": list(map(summary, found))}
+    told: dict[str, Any] = {"word": name, "says": word.says, "checks": list(map(summary, found))}
     if head:
         told["related"] = True
     page = (
