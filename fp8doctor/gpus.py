@@ -87,6 +87,9 @@ on an RTX 5060 Ti (flashinfer-ai/flashinfer#3628), and a product 1.55 times as f
 (triton-lang/triton#11320).
 """
 
+LONGEST_NAME = 40
+"""Characters of a name that near ones are looked for."""
+
 DEFAULT_GPU = "H100"
 """Modelled when there is no GPU and none is assumed."""
 
@@ -94,20 +97,43 @@ MEMORY_EFFICIENCY = 0.90
 """Share of the bandwidth a copy reaches: 4.3 of 4.8 TB/s on one H200; torchao's roofline takes 0.92."""
 
 
+@lru_cache(maxsize=256)
 def gpu_spec(name: str) -> GpuSpec:
-    """Find the datasheet of a GPU by its short name, in any case. Raises `UserError` naming the known
-    ones."""
-    wanted = name.upper().replace(" ", "").replace("-", "")
+    """Find the datasheet of a GPU by its short name or a maker's, in any case. Raises `UserError` naming the
+    nearest and all known ones."""
+    wanted = _bare(name.partition(",")[0])
     for spec in GPUS:
-        if spec.name == wanted:
+        if wanted in _names(spec) or _is_product_in_short(wanted, spec):
             return spec
     from fp8doctor.amd_gpus import AMD_GPUS
 
-    if wanted in {spec.name for spec in AMD_GPUS}:
-        raise UserError(f"no costs are modelled on AMD's GPUs, such as {wanted}: no GEMM was timed on one")
+    if amd := next((spec for spec in AMD_GPUS if spec.name == wanted.removeprefix("AMDINSTINCT")), None):
+        raise UserError(f"no costs are modelled on AMD's GPUs, such as {amd.name}: no GEMM was timed on one")
+    from difflib import get_close_matches
+
+    names = {each: spec.name for spec in GPUS for each in _names(spec)}
+    near = dict.fromkeys(names[each] for each in get_close_matches(wanted[:LONGEST_NAME], names))
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     raise UserError(
-        f"no datasheet for the GPU {name[:100]!r}; known are {', '.join(spec.name for spec in GPUS)}"
+        f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}"
     )
+
+
+def _names(spec: GpuSpec) -> tuple[str, ...]:
+    """Give the short names of a GPU: H100 and H10080GB, RTX4090 and 4090."""
+    memory = ("", "80GB") if spec.name in ("A100", "H100") else ("",)
+    return (*(spec.name + each for each in memory), spec.name.removeprefix("RTX"))
+
+
+def _bare(name: str) -> str:
+    """Write a GPU's name in capitals, without blanks, dashes, its vendor and the board that is meant anyway:
+    H100 for NVIDIA H100 SXM5."""
+    bare = re.sub(r"[\W_]", "", name.upper())
+    return re.sub(r"^NVIDIA|GEFORCE|(?<=[0-9])SXM[0-9]?(?=$|[0-9]{2}GB)", "", bare)
+
+
+def _is_product_in_short(bare: str, spec: GpuSpec) -> bool:
+    return re.fullmatch(re.sub(r"[ -]|GeForce|SXM4\?", "", spec.product), bare, re.IGNORECASE) is not None
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec | None:

@@ -103,9 +103,13 @@ class Report(Document, frozen=True, kw_only=True):
         return plot(self)
 
     def __str__(self) -> str:
+        return self._printed("report")
+
+    def _printed(self, held_in: str) -> str:
+        """Write it as text, for whoever holds it in this variable."""
         from fp8doctor.render.text import render
 
-        return render(self)
+        return render(self, held_in=held_in)
 
     def __repr__(self) -> str:
         found = plural(len(self.findings), "finding")

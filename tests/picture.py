@@ -60,7 +60,7 @@ def picture() -> str:
         color_system="truecolor",
         legacy_windows=False,
     )
-    for line in printed("demo", code=1, colour=True).rstrip("\n").split("\n"):
+    for line in printed("demo", code=0, colour=True).rstrip("\n").split("\n"):
         console.print(Text.from_ansi(line), no_wrap=True, crop=False, overflow="ignore")
     return console.export_svg(title="fp8doctor demo", unique_id="screen", code_format=FORMAT)
 

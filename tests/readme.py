@@ -117,7 +117,7 @@ def screen() -> str:
 
 def recorded() -> str:
     """What the command line prints for the recording that ships, which is the same on every machine."""
-    return f"```text\n{printed('demo', code=1)}```\n"
+    return f"```text\n{printed('demo', code=0)}```\n"
 
 
 def without_versions(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from statistics import mean, median
@@ -34,6 +35,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
 from fp8doctor.registry import discover
 from fp8doctor.render.certainty import certainty
+from fp8doctor.render.header import product
 from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep, measured_steps, recorded_steps
 
 COST_TABLES = Path(cost_model.__file__).parent / "results" / "cost_model_h200.md"
@@ -288,7 +290,7 @@ def test_every_gpu_of_the_contract_is_known_in_any_case(name: str) -> None:
 
 
 def test_an_unknown_gpu_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'H300'; known are A100, .*RTX5090"):
+    with pytest.raises(UserError, match=r"'H300'; did you mean H200 or H100\? known are A100, .*RTX5090"):
         gpu_spec("H300")
 
 
@@ -306,53 +308,53 @@ def test_the_modelled_gpu_is_the_assumed_then_the_visible_then_h100() -> None:
     assert modelled(Facts(gpus=(h200,), assumed_gpu="l40s")) == "L40S"
 
 
-@pytest.mark.parametrize(
-    ("product", "name"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "A100"),
-        ("NVIDIA A100-SXM4-40GB", "A10040GB"),
-        ("NVIDIA L4", "L4"),
-        ("NVIDIA L40", "L40"),
-        ("NVIDIA L40S", "L40S"),
-        ("NVIDIA GeForce RTX 4090", "RTX4090"),
-        ("NVIDIA H100 80GB HBM3", "H100"),
-        ("NVIDIA H100", "H100"),
-        ("NVIDIA H100 PCIe", "H100PCIE"),
-        ("NVIDIA H100 NVL", "H100NVL"),
-        ("NVIDIA H200", "H200"),
-        ("NVIDIA B200", "B200"),
-        ("NVIDIA GeForce RTX 5090", "RTX5090"),
-    ],
-)
+PRODUCTS = [
+    ("NVIDIA A100-SXM4-80GB", "A100"),
+    ("NVIDIA A100-SXM4-40GB", "A10040GB"),
+    ("NVIDIA L4", "L4"),
+    ("NVIDIA L40", "L40"),
+    ("NVIDIA L40S", "L40S"),
+    ("NVIDIA GeForce RTX 4090", "RTX4090"),
+    ("NVIDIA H100 80GB HBM3", "H100"),
+    ("NVIDIA H100", "H100"),
+    ("NVIDIA H100 PCIe", "H100PCIE"),
+    ("NVIDIA H100 NVL", "H100NVL"),
+    ("NVIDIA H200", "H200"),
+    ("NVIDIA B200", "B200"),
+    ("NVIDIA GeForce RTX 5090", "RTX5090"),
+]
+
+
+@pytest.mark.parametrize(("product", "name"), PRODUCTS)
 def test_a_product_has_the_datasheet_of_its_own_board(product: str, name: str) -> None:
     assert modelled(Facts(gpus=(Gpu(name=product, visible=True),))) == name
 
 
-@pytest.mark.parametrize(
-    "product",
-    [
-        "NVIDIA A100-PCIE-40GB",
-        "NVIDIA A100 80GB PCIe",
-        "NVIDIA RTX 6000 Ada Generation",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 5080",
-        "NVIDIA GeForce RTX 5090 Laptop GPU",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA H100 PCIe MIG 1g.10gb",
-        "NVIDIA H20",
-        "NVIDIA H200 NVL",
-        "NVIDIA L40G",
-        "NVIDIA H800",
-        "NVIDIA GH200 480GB",
-        "NVIDIA GB200",
-        "NVIDIA GB10",
-        "NVIDIA B300 SXM6 AC",
-        "AMD Instinct MI300X",
-        "a user's own words",
-    ],
-)
+WITHOUT_A_DATASHEET = [
+    "NVIDIA A100-PCIE-40GB",
+    "NVIDIA A100 80GB PCIe",
+    "NVIDIA RTX 6000 Ada Generation",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 5080",
+    "NVIDIA GeForce RTX 5090 Laptop GPU",
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "NVIDIA H100 PCIe MIG 1g.10gb",
+    "NVIDIA H20",
+    "NVIDIA H200 NVL",
+    "NVIDIA L40G",
+    "NVIDIA H800",
+    "NVIDIA GH200 480GB",
+    "NVIDIA GB200",
+    "NVIDIA GB10",
+    "NVIDIA B300 SXM6 AC",
+    "AMD Instinct MI300X",
+    "a user's own words",
+]
+
+
+@pytest.mark.parametrize("product", WITHOUT_A_DATASHEET)
 def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) -> None:
     facts = replace(
         measured_steps.facts_of(measured_steps.steps()[0]),
@@ -765,3 +767,44 @@ def test_no_step_is_claimed_of_a_model_of_convolutions(parameters: int, claimed:
 def test_no_step_is_claimed_of_a_model_without_linears() -> None:
     facts = job()
     assert modelled_step(replace(facts, network=replace(facts.network, linears=()))) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        *PRODUCTS,
+        *((product(spec.name), spec.name) for spec in GPUS),
+        ("4090", "RTX4090"),
+        ("rtx-5090", "RTX5090"),
+        ("GeForce RTX 4090", "RTX4090"),
+        ("H100 SXM5", "H100"),
+        ("H100 SXM5 80GB", "H100"),
+        ("h100-80gb", "H100"),
+        ("A100 40GB", "A10040GB"),
+        ("NVIDIA H200, 9.0", "H200"),
+    ],
+)
+def test_a_gpu_is_assumed_by_every_name_that_it_is_printed_with(written: str, name: str) -> None:
+    for each in (written, written.lower(), written.upper()):
+        assert gpu_spec(each).name == name
+
+
+def test_the_gpus_of_all_recordings_can_be_assumed() -> None:
+    recorded = sorted(Path(__file__).parent.glob("**/recorded/*.json"))
+    gpus = {gpu["name"] for file in recorded for gpu in json.loads(file.read_text("utf-8"))["facts"]["gpus"]}
+    assert gpus >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}
+    assert {gpu_spec(gpu).name for gpu in gpus} == {"H200", "H100"}
+
+
+@pytest.mark.parametrize("written", [each for each in WITHOUT_A_DATASHEET if "NVIDIA" in each])
+def test_a_gpu_without_a_datasheet_is_not_assumed_as_another(written: str) -> None:
+    with pytest.raises(UserError, match="no datasheet for the GPU"):
+        gpu_spec(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("gb200", "B200"), ("RTX 4080", "RTX4090"), ("H200 NVL", "H200"), ("l40x", "L40")]
+)
+def test_an_unknown_gpu_is_answered_with_near_ones(written: str, meant: str) -> None:
+    with pytest.raises(UserError, match=rf"did you mean [^?]*\b{meant}\b[^?]*\? known are A100, "):
+        gpu_spec(written)

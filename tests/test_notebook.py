@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import io
 import json
 import sys
 import threading
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 from torch import nn
 
 from fp8doctor import api, inspect_model, load_report
@@ -54,6 +57,24 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     assert "as it is" in out[5]
     assert out[6].verdict.status == "fp8_slower"
     assert out[7]._repr_png_().startswith(b"\x89PNG")
+
+
+def test_printed_in_a_cell_it_is_the_plain_text(demo: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    class ZMQInteractiveShell:
+        """Named like the shell of Jupyter's kernel, by which rich knows a notebook."""
+
+    plain = str(demo)
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    assert Console().is_jupyter
+    assert str(demo) == plain
+    assert not [each for each in plain if unicodedata.category(each) == "Co"]
+
+
+def test_what_follows_can_be_typed_where_it_is_printed(demo: Report) -> None:
+    following = str(demo).partition("Next")[2]
+    assert following.split("·")[0].strip() == 'report.save("report.json")'
+    assert "in a shell: fp8doctor report -v report.json" in following
+    assert "-o report.html" not in following
 
 
 def test_what_a_prompt_shows_is_short(demo: Report) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli.again import ORDERED, TYPED
 from fp8doctor.cli.comparison import compare
 from fp8doctor.cli.console import (
     WIDEST,
@@ -38,6 +39,7 @@ from fp8doctor.cli.options import (
     gate_options,
     list_options,
     output_options,
+    report_options,
     seconds,
     version,
     with_options,
@@ -85,8 +87,11 @@ class Commands(click.Group):
         if at is None or args[at] not in self.commands:
             if at is not None and not ctx.resilient_parsing:
                 refuse_mistyped(args[at], self.commands)
-            return super().parse_args(ctx, ["", *args])
-        return super().parse_args(ctx, [args[at], *args[:at], *args[at + 1 :]])
+            ordered = ["", *args]
+        else:
+            ordered = [args[at], *args[:at], *args[at + 1 :]]
+        ctx.meta[TYPED], ctx.meta[ORDERED] = list(args), list(ordered)
+        return super().parse_args(ctx, ordered)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) if cmd_name else examine
@@ -155,11 +160,13 @@ class Examine(TargetCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        return super().make_context(
+        context = super().make_context(
             parent.info_name if parent else info_name,
             args,
             **{"max_content_width": WIDEST, **HELP_NAMES, **extra},
         )
+        context.meta.update(parent.meta if parent else {})
+        return context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; where a file is followed by what is none of ours, name the command that takes a
@@ -226,10 +233,10 @@ def main() -> None:
         "--budget",
         type=float,
         default=None,
-        show_default=f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph",
         metavar="SECONDS",
         callback=seconds,
-        help="About how long the trial may take.",
+        help=f"About how long the trial may take; by default {BUDGET_S:g}, and {LONG_BUDGET_S:g} for a model "
+        "of 7B parameters or compiled as one graph.",
     ),
     click.option(
         "--device",
@@ -318,7 +325,7 @@ def report_(saved: Path, **options: Any) -> int:
 
 
 @main.command()
-@output_options
+@report_options("stdout", "never")
 def demo(**options: Any) -> int:
     """Replay a recorded trial that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)

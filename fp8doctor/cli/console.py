@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from fp8doctor.worker.printed import Printed
 
 WIDEST = 100
-"""Columns of a report in a pipe or in a file, and of other pages on a wide terminal."""
+"""Columns of what is printed to a pipe or written to a file."""
+
+WIDEST_SCREEN = 120
+"""Columns of what is printed on a wide terminal."""
+
+NARROWEST = 40
+"""Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
 
 
 def stand_in_for_closed_streams() -> None:
@@ -36,11 +42,14 @@ def stand_in_for_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
 
 
-def columns(widest: int = WIDEST) -> int:
-    """How wide a page is on stdout, at most so wide on a terminal."""
+def columns() -> int:
+    """Tell how wide a page is on stdout: as COLUMNS says, else as the terminal is."""
     import shutil
 
-    return min(widest, shutil.get_terminal_size((WIDEST, 24)).columns) if sys.stdout.isatty() else WIDEST
+    told = os.environ.get("COLUMNS", "")
+    if not sys.stdout.isatty() and not (told.isdecimal() and int(told)):
+        return WIDEST
+    return max(NARROWEST, min(WIDEST_SCREEN, shutil.get_terminal_size((WIDEST, 24)).columns))
 
 
 def wants_colour() -> bool:

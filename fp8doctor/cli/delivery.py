@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from fp8doctor.cli.again import typed_again
 from fp8doctor.cli.console import (
     columns,
     complain,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 
 ON_STDOUT = "github"
-"""The format that only works on stdout; files that are named beside it are written by their suffixes."""
+"""The format that a build server reads on stdout. Files beside it are written by their suffixes; one whose
+suffix names no other format is written instead."""
 
 BYTES = ("json", "html", "junit", "sarif")
 """Formats that say which encoding they are in."""
@@ -42,15 +44,13 @@ FORMAT_OF_SUFFIX = {
     ".html": "html",
     ".xml": "junit",
     ".sarif": "sarif",
+    ".github": "github",
 }
 
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
-
-WIDEST_SCREEN = 120
-"""Columns of a report on a wide terminal."""
 
 
 class ReportOptions(NamedTuple):
@@ -67,8 +67,16 @@ class ReportOptions(NamedTuple):
     assume_gpu: str | None
     verbose: bool
     quiet: bool
+    again: str
+    """The user's own command, with a trial; empty where no job was named. It is printed and never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
+
+    @property
+    def shows(self) -> bool:
+        """Whether the report is printed: it is in no file, or a build server reads it beside the files."""
+        in_files = {format for _, format in self.outputs}
+        return not in_files or (self.format == ON_STDOUT and ON_STDOUT not in in_files)
 
 
 def checked_options(
@@ -95,7 +103,7 @@ def checked_options(
     keep_apart(written, source)
     keep_apart(written, options.get("baseline"))
     asked = options["format"]
-    formats = [format_of(None if asked == ON_STDOUT else asked, path) for path in outputs]
+    formats = [format_of(asked, path) for path in outputs]
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
@@ -107,6 +115,7 @@ def checked_options(
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
+        again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
     )
 
@@ -121,6 +130,8 @@ def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = F
             f"The format of {output} is not clear from {suffix!r}; give --format "
             f"{', '.join(formats[:-1])} or {formats[-1]}."
         )
+    if asked == ON_STDOUT:
+        return FORMAT_OF_SUFFIX.get(suffix, asked)
     return asked or meant or "text"
 
 
@@ -236,13 +247,31 @@ def deliver(report: Document, wanted: ReportOptions) -> None:
     try:
         for path, format in wanted.outputs:
             write_text(path, rendered(report, wanted, format))
-        if not wanted.outputs or wanted.format == ON_STDOUT:
+        if wanted.shows:
             show_report(report, wanted)
         if wanted.format == ON_STDOUT:
             add_step_summary(report)
     finally:
         if wanted.save:
             write_text(wanted.save, report.to_json())
+    tell_of_files(report, wanted)
+
+
+def tell_of_files(report: Document, wanted: ReportOptions) -> None:
+    """Say on stderr which files were written, and the verdict where stdout has no text that says it."""
+    written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
+    if not written or wanted.quiet:
+        return
+    from fp8doctor.render import environment
+    from fp8doctor.render.answer import answer
+    from fp8doctor.render.terminal import to_ascii
+
+    if not wanted.shows or wanted.format != "text":
+        said = answer(report)
+        verdict = ": ".join(filter(None, (said.what, said.numbers)))
+        verdict = environment.says(report)[1] if environment.no_model(report) else verdict
+        complain(to_ascii(verdict) if wants_ascii() else verdict)
+    complain(f"wrote {', '.join(written)}")
 
 
 def judged(report: Document, wanted: ReportOptions) -> int:
@@ -303,6 +332,12 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:
-    terminal = {"width": columns(WIDEST_SCREEN), "colour": wants_colour(), "ascii": wants_ascii()}
+    """Print the report; as text it names the command that the user typed, which no file holds."""
+    if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
+        import msgspec
+
+        command = msgspec.structs.replace(report.next, command=wanted.again)
+        report = msgspec.structs.replace(report, next=command)
+    terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)
     show(text.encode() if wanted.format in BYTES else text)

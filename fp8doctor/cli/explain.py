@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.cli import completion
-from fp8doctor.cli.console import WIDEST, show_json, show_page
+from fp8doctor.cli.console import columns, show_json, show_page
 from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
 from fp8doctor.cli.project import ProjectCommand
@@ -56,20 +56,37 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     named = named_by(asked, catalogue)
     if named:
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
-        page = f"\n\n{'-' * WIDEST}\n\n".join(map(_page, named))
+        page = f"\n\n{'-' * columns()}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
     elif word := _word(text):
         _show_word(format, *word, catalogue)
     elif errors := _errors(text):
-        told = {"errors": [error._asdict() for error in errors]}
-        _show(format, told, "\n\n".join(_error_page(error, catalogue) for error in errors))
+        _show_errors(format, errors, catalogue)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
     elif word := _word_within(text):
         _show_word(format, *word, catalogue)
-    else:
+    elif not _show_related(format, text, catalogue):
         raise UserError(_not_known(text, catalogue))
     return OK
+
+
+def _show_related(format: str, text: str, catalogue: Sequence[Heading]) -> bool:
+    """Show what the words of a text lead to that holds no known message; whether they do."""
+    from fp8doctor.cli import related
+
+    said = related.message(text)
+    not_known = "fp8doctor does not know exactly this message."
+    if errors := related.errors_near(said):
+        _show_errors(format, errors, catalogue, f"{not_known} It knows these, which share a name with it:")
+    elif word := related.word_in(said):
+        _show_word(format, *word, catalogue, f"{not_known} It explains a word in it:")
+    elif found := related.pages_near(said, catalogue):
+        head = (*_wrapped(f"{not_known} These pages share a name with it:"), "", *_headings(found))
+        _show(format, {"checks": list(map(summary, found)), "related": True}, "\n".join(head))
+    else:
+        return False
+    return True
 
 
 def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
@@ -108,9 +125,11 @@ def _errors(text: str) -> tuple[KnownError, ...]:
 
 
 def _page(check: Heading) -> str:
+    from fp8doctor.render.terminal import reflow
+
     head = f"{check.code} {check.name} · {check.area} · {check.severity}"
-    on_corpus = "\n".join(_wrapped(fired(check.code)))
-    return "\n\n".join(filter(None, (head, check.page, on_corpus)))
+    page = "\n\n".join(filter(None, (head, check.page, fired(check.code))))
+    return "\n".join(reflow(page, columns())).rstrip()
 
 
 def _from_stdin() -> str:
@@ -127,29 +146,52 @@ def _show(format: str, data: dict[str, Any], page: str) -> None:
         show_page(page)
 
 
-def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading]) -> None:
-    """Show what a word means, and the checks whose pages lead on."""
+def _show_errors(
+    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str = ""
+) -> None:
+    """Show what is known of errors; with a head they are only related to what was asked."""
+    told = {"errors": [error._asdict() for error in errors], **({"related": True} if head else {})}
+    pages = (_error_page(error, catalogue, whole=not head) for error in errors)
+    _show(format, told, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
+
+
+def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading], head: str = "") -> None:
+    """Show what a word means, and the checks whose pages lead on; with a head it is only related to what was
+    asked."""
     by_code = {check.code: check for check in catalogue}
     found = [by_code[code] for code in word.codes if code in by_code]
     also = f" ({word.names[0]})" if name != word.names[0] else ""
-    told = {"word": name, "says": word.says, "checks": list(map(summary, found))}
-    page = (*_wrapped(f"{name}{also}: {word.says}"), *([""] if found else []), *_headings(found))
+    told: dict[str, Any] = {"word": name, "says": word.says, "checks": list(map(summary, found))}
+    if head:
+        told["related"] = True
+    page = (
+        *([*_wrapped(head), ""] if head else []),
+        *_wrapped(f"{name}{also}: {word.says}"),
+        *([""] if found else []),
+        *_headings(found),
+    )
     _show(format, told, "\n".join(page))
 
 
 def _headings(found: Sequence[Heading]) -> Iterator[str]:
     """Write a line for each check, and how to read the first page."""
-    yield from (f"{each.code} {each.name}: {each.title}" for each in found)
+    for each in found:
+        yield from _wrapped(f"{each.code} {each.name}: {each.title}", hanging=2)
     if found:
         yield ""
         yield f"More: fp8doctor explain {found[0].code}"
 
 
-def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:
-    """Write what is known of an error, in the words of the table: nothing of the user's text is repeated."""
+def _error_page(error: KnownError, catalogue: Sequence[Heading], *, whole: bool = True) -> str:
+    """Write what is known of an error, in the words of the table: nothing of the user's text is repeated.
+    Without ``whole`` no advice is given."""
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
     found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
-    lines = (f"    {line}" for whole in error.lines.split("\n") for line in _narrow(whole))
+    if not whole:
+        return "\n".join((*_wrapped(error.says), *_wrapped(f"Cause. {error.cause}"), *_wrapped(found)))
+    from fp8doctor.render.terminal import in_width
+
+    lines = in_width([f"    {line}" for line in error.lines.split("\n")], columns())
     return "\n".join(
         (
             *_wrapped(error.says),
@@ -167,20 +209,10 @@ def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:
     )
 
 
-def _narrow(line: str) -> Iterator[str]:
-    """Write the comment of a long line above it."""
-    code, mark, comment = line.partition("   # ")
-    if mark and len(line) > WIDEST - 4:
-        yield f"# {comment}"
-        yield code
-    else:
-        yield line
+def _wrapped(text: str, hanging: int = 0) -> Iterator[str]:
+    from fp8doctor.render.terminal import filled
 
-
-def _wrapped(text: str) -> Iterator[str]:
-    from fp8doctor.render.terminal import wrap
-
-    yield from wrap(text.split(), WIDEST)
+    yield from filled(" ".join(text.split()), columns(), hanging)
 
 
 def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:

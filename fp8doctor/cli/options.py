@@ -109,7 +109,7 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             "--format",
             type=click.Choice(FORMATS),
             help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, .html, "
-            ".xml for junit, .sarif), else text.",
+            ".xml for junit, .sarif, .github), else text.",
         ),
         click.option(
             "-o",

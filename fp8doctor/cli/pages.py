@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from fp8doctor.cli.console import WIDEST, columns, show, wants_ascii, wants_colour
+from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
 from fp8doctor.cli.delivery import format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, with_options
 from fp8doctor.files import write_text
@@ -49,6 +49,7 @@ def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[]
     """Write the page to where it was asked for."""
     if wanted.output:
         write_text(wanted.output, _rendered(wanted, json, page, width=WIDEST))
+        complain(f"wrote {wanted.output}")
         return
     width = columns()
     text = _rendered(wanted, json, page, width=width, colour=wants_colour(), ascii=wants_ascii())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fp8doctor.cli.again import SCRIPT
 from fp8doctor.cli.console import complain, complain_of_known
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
 from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
@@ -46,11 +46,11 @@ class Run(ProjectCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = first_word(args, set(options_with_value(self)), ("-m",))
         at = len(args) if at is None else at
-        ctx.meta["script"] = args[at:]
+        ctx.meta[SCRIPT] = args[at:]
         return super().parse_args(ctx, args[:at])
 
     def near(self, ctx: click.Context, args: list[str]) -> Path:
-        script = Path(*ctx.meta["script"][:1])
+        script = Path(*ctx.meta[SCRIPT][:1])
         return script.absolute().parent if script.is_file() else Path.cwd()
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
@@ -122,13 +122,14 @@ def run(
     from fp8doctor.running.meeting import Gathering, Telling
     from fp8doctor.running.settings import Settings
 
-    script = checked_script(ctx.meta["script"])
+    script = checked_script(ctx.meta[SCRIPT])
     place = checked_place(stop, trial)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
     gated = reports and wanted.gate.asks
     settings = Settings(
         script=script.name,
+        module=script.is_module,
         steps=steps,
         warmup=warmup,
         stop=stop,
@@ -148,7 +149,7 @@ def run(
 
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
-            complain(no_trial(script.arguments))
+            complain(no_trial(wanted.again))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
@@ -183,17 +184,11 @@ def could_be_timed(facts: Facts | None) -> bool:
     )
 
 
-def no_trial(arguments: Sequence[str]) -> str:
-    """Say why no copy was timed, and the lines that do it."""
-    import shlex
-
-    from fp8doctor.facts.scrub import scrub
-
-    command = scrub(shlex.join(arguments))
+def no_trial(command: str) -> str:
+    """Say why no copy was timed, and the command that times them."""
     return (
         "no copies of the model were timed: a variant that fails could take the training's GPU context with "
-        f"it. To time them: fp8doctor run --stop {command} (after the watched steps, and ends the script) or "
-        f"fp8doctor run --trial {command} (when the script has ended)"
+        f"it. To time them after the watched steps, which ends the script: {command}"
     )
 
 

@@ -26,6 +26,9 @@ from fp8doctor.wording import quoted
 SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
 
+EXPLAIN = "fp8doctor explain "
+"""How a command begins that shows a page."""
+
 LARGEST_REPORT = 256 * 2**20
 """Bytes; the reports of 8B models with a trial have 0.7 MiB, and one of 171 MiB takes 35 s to show."""
 
@@ -64,6 +67,11 @@ class Next(Record, frozen=True, kw_only=True):
     """What following it saves of a step; None where that is not known."""
     verify: str | None
     """Looks at the job again; None for a live model, which is inspected again."""
+
+    @property
+    def explains(self) -> bool:
+        """Whether the command shows a page instead of looking at the job."""
+        return self.command.startswith(EXPLAIN)
 
 
 class Document(Record, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable
 
 from fp8doctor.diagnosis.answer import Verdict
-from fp8doctor.diagnosis.document import Next, Step
+from fp8doctor.diagnosis.document import EXPLAIN, Next, Step
 from fp8doctor.facts import Facts, recorded
 
 
@@ -16,19 +16,17 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     verify = _again(facts)
     step = next((each for each in prescription if each.code), None)
     if step is not None:
-        return Next(command=f"fp8doctor explain {step.code}", saving_ms=step.saving_ms, verify=verify)
+        return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     if verdict.basis != "measured" and verify is not None and not _is_one_of_several(facts):
         return Next(command=_timed(verify, facts), saving_ms=None, verify=verify)
     return None
 
 
 def _timed(command: str, facts: Facts) -> str:
-    """Make of a command one that times copies: that of the environment and that of a script which was watched
-    do not."""
+    """Make of a command one that times copies: that of the environment and that of a script do not."""
     if facts.target.kind == "environment":
         return "fp8doctor model.py"
-    watched = recorded(facts, "observed.steps_ms") and facts.target.kind == "script"
-    return command.replace("fp8doctor run ", "fp8doctor run --trial ", 1) if watched else command
+    return command.replace("fp8doctor run ", "fp8doctor run --stop ", 1)
 
 
 def _is_one_of_several(facts: Facts) -> bool:
@@ -37,7 +35,10 @@ def _is_one_of_several(facts: Facts) -> bool:
 
 
 def _again(facts: Facts) -> str | None:
-    """Write the command that looks at the same job again, from its folder; None for a live model."""
+    """Write the command that looks at the same job again, from its folder; None for a live model.
+
+    A script's arguments are the user's data and no facts: a word stands for them.
+    """
     if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
         return None
     kind, name = facts.target.kind, shlex.quote(facts.target.name)
@@ -45,4 +46,7 @@ def _again(facts: Facts) -> str | None:
         return "fp8doctor env"
     if kind == "live":
         return None
-    return f"fp8doctor run {name}" if kind == "script" else f"fp8doctor {name}"
+    if kind != "script":
+        return f"fp8doctor {name}"
+    module = "-m " if recorded(facts, "target.module") and facts.target.module else ""
+    return f"fp8doctor run {module}{name} ARGS..."

@@ -113,6 +113,8 @@ class Target(Record, frozen=True, kw_only=True):
     """The name in the file that gave the model (``build_model``, ``model``, ...)."""
     layers: int | None = NOT_RECORDED
     """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None when it is whole."""
+    module: bool = NOT_RECORDED
+    """Whether a script was started by its module's name, with ``-m``."""
 
 
 class Facts(Record, frozen=True, kw_only=True):

@@ -165,6 +165,14 @@ def without_secrets(text: str) -> str:
     return cut(text)
 
 
+def without_credentials(text: str) -> str:
+    """Take out what opens something, and keep folders and addresses: for what only its user is shown."""
+    for contained, pattern, instead in REPLACEMENTS:
+        if (instead is _value or SECRET in str(instead)) and _compiled(contained).search(text):
+            text = _compiled(pattern).sub(instead, text)
+    return text
+
+
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     """The pattern, made once in a process; `re` forgets those of whoever uses many."""

@@ -34,6 +34,9 @@ FailOn = Literal["never", "info", "warning", "error"]
 
 FEWEST_STEPS = 3
 
+HELD_IN = "callback.report"
+"""How a user reaches the report in Python."""
+
 
 class Watching:
     """Watches ``steps`` steps of a training after ``warmup``, more while they still compile, and is out of
@@ -166,13 +169,13 @@ class Watching:
         report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
         self.report = report
         if self._output is None:
-            say(str(report))
+            say(report._printed(HELD_IN))
             return
         try:
             write_text(self._output, _rendered(report, self._output))
         except UserError as error:
             say(f"fp8doctor: {error}")
-            say(str(report))
+            say(report._printed(HELD_IN))
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Carry out a part of ours. What fails is told, and the training goes on."""
@@ -236,7 +239,7 @@ def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> N
 def _rendered(report: Report, path: Path) -> str:
     if path.suffix == ".json":
         return report.to_json()
-    return report._repr_markdown_() if path.suffix == ".md" else str(report)
+    return report._repr_markdown_() if path.suffix == ".md" else report._printed(HELD_IN)
 
 
 def say(text: str) -> None:

@@ -64,6 +64,11 @@ def locate(target: str) -> Source:
     if os.path.isfile(path):
         if path.suffix in OTHER_FILES:
             raise UserError(f"{escaped(path.name)} {OTHER_FILES[path.suffix]}")
+        if path.suffix not in (".py", ""):
+            raise UserError(
+                f"{escaped(path.name)} is not a Python file, so it was not run; name a model file that ends "
+                "in .py, as in model.py or model.py:build_model"
+            )
         return Source(Path(os.path.abspath(path)), None, attribute)
     if os.path.isdir(path) and not is_package:
         raise UserError(f"{escaped(name)} is a folder; name the file in it that holds the model")

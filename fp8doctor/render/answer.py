@@ -284,7 +284,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     grave = _gravest(report) or next(_unmended(report), None)
     more_s = if_recorded(_more_time_s, report)
     if more_s and report.verdict.status == "fp8_slower":
-        yield f"Leave FP8 off, or time the other variants too: --budget {more_s:g}"
+        yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
     elif grave:
         yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
     elif report.verdict.status == "step_raises":
@@ -338,6 +338,12 @@ def where_to_time(facts: Facts) -> str:
     """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
     on_a_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
     return "beside BF16" if on_a_gpu else "on a GPU"
+
+
+def with_budget(facts: Facts, seconds: float) -> str:
+    """Write the option that gives a trial so much time: an argument where Python holds the model."""
+    live = recorded(facts, "target.kind") and facts.target.kind == "live"
+    return f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
 
 
 def _numbered(number: int, step: Step, count: int) -> str:

@@ -16,7 +16,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Saving
-from fp8doctor.render.answer import Answer, Tone, answer, where_to_time
+from fp8doctor.render.answer import Answer, Tone, answer, where_to_time, with_budget
 from fp8doctor.render.header import fp8_share, machine, model, product
 from fp8doctor.render.marks import Mark
 from fp8doctor.render.ranks import Ranks
@@ -113,11 +113,14 @@ class Front(Struct, frozen=True):
     made_up: str
     ignored: str
     next: tuple[str, ...]
+    command: str
+    """Begins one of ``next`` and stays whole, so that it can be copied; empty where none looks at the job."""
 
 
-def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Front:
+def front(report: Document, *, quiet: bool = False, whole: bool = False, held_in: str = "") -> Front:
     """Write what the first screen says; with ``quiet`` the answer and what is at least a warning, with
-    ``whole`` no step of the plan is folded."""
+    ``whole`` no step of the plan is folded. ``held_in`` names the variable of Python that holds the
+    report."""
     screen = first_screen(report, quiet=quiet, whole=whole)
     shown = [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
     steps, small = plan(report, shown, whole=whole)
@@ -139,7 +142,8 @@ def front(report: Document, *, quiet: bool = False, whole: bool = False) -> Fron
         areas=tuple(_areas(screen)),
         made_up=screen.made_up,
         ignored=screen.ignored,
-        next=() if quiet else tuple(_next(report, screen)),
+        next=() if quiet else tuple(_next(report, screen, held_in)),
+        command=report.next.command if report.next and not report.next.explains else "",
     )
 
 
@@ -345,15 +349,22 @@ def _areas(screen: Screen) -> Iterator[tuple[Mark, str]]:
         yield "unknown", f"{len(unknown)} not checked in full: {', '.join(unknown)}"
 
 
-def _next(report: Document, screen: Screen) -> Iterator[str]:
-    """Name the commands that lead on."""
+def _next(report: Document, screen: Screen, held_in: str) -> Iterator[str]:
+    """Name what leads on and can be typed there: at a command line, or where Python holds the report."""
+    if held_in:
+        yield f'{held_in}.save("report.json")'
+        if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
+            yield f"{with_budget(report.facts, enough_s)} times more variants"
+        yield "in a shell: fp8doctor report -v report.json"
     if screen.first_code in {each.code for each in report.findings if each.severity != "info"}:
         yield f"fp8doctor explain {screen.first_code}"
+    if held_in:
+        return
     if report.next and not any(step.code for step in report.prescription):
         command, where = report.next.command, where_to_time(report.facts)
         yield f"{command} times it {where}" if not _timed(report.facts) else command
     if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
-        yield f"--budget {enough_s:g} times more variants"
+        yield f"{with_budget(report.facts, enough_s)} times more variants"
     yield "-v shows everything"
     yield "-o report.html"
 

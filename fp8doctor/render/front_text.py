@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from fp8doctor.render.answer import Answer, Tone
 from fp8doctor.render.front import Difference, Fix, Front, Variant
-from fp8doctor.render.marks import Mark
+from fp8doctor.render.marks import MARKS, Mark
 from fp8doctor.render.ranks import Ranks
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
 from fp8doctor.render.words import FAMILIES, NOT_PROFILED
@@ -21,16 +21,6 @@ from fp8doctor.render.words import FAMILIES, NOT_PROFILED
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
-
-MARKS: dict[Mark, tuple[str, str, str]] = {
-    "bad": ("✗", "x", "bold red"),
-    "warning": ("!", "!", "bold yellow"),
-    "info": ("i", "i", "cyan"),
-    "healthy": ("✓", "ok", "green"),
-    "not_applicable": ("–", "-", "dim"),
-    "unknown": ("?", "?", "magenta"),
-}
-"""Mark -> glyph, the same in ASCII, and style."""
 
 TONES: dict[Tone, tuple[Mark, str]] = {
     "bad": ("bad", "red"),
@@ -156,6 +146,7 @@ def _shown(lines: Iterable[RenderableType], width: int, colour: bool) -> str:
         file=file,
         width=width,
         force_terminal=colour,
+        force_jupyter=False,
         color_system="standard" if colour else None,
         no_color=not colour,
         legacy_windows=False,
@@ -385,6 +376,19 @@ def _rest(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
         if text:
             yield canvas.text(text, "dim")
     if front.next:
-        first, *others = front.next
-        start = canvas.own("Next  ", "bold") + canvas.text(first)
-        yield from canvas.packed([start, *map(canvas.text, others)], indent=6)
+        yield from _next(front, canvas)
+
+
+def _next(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+    """Write what leads on side by side; a command too long for a line stands alone and whole, so that it can
+    be copied."""
+    start, pieces = canvas.own("Next  ", "bold"), []
+    for piece in front.next:
+        if front.command and piece.startswith(front.command) and len(piece) > canvas.width - len(start):
+            yield start + canvas.text(f"This {piece.removeprefix(front.command).strip() or 'leads on'}:")
+            yield CodeLine(f"{'':{len(start)}}{printable_line(front.command)}")
+            start = canvas.own(" " * len(start))
+        else:
+            pieces.append(canvas.text(piece))
+    first, *others = pieces
+    yield from canvas.packed([start + first, *others], indent=len(start))

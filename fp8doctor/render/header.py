@@ -34,7 +34,7 @@ def _gpu(facts: Facts, modelled: str) -> str:
     if not visible:
         hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
         return f"{hidden}; costs modelled for {modelled}"
-    labels = Counter(_label(gpu) for gpu in visible)
+    labels = Counter(gpu_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
     if not modelled:
         amd = all(recorded(gpu, "vendor") and gpu.vendor == "amd" for gpu in visible)
@@ -67,7 +67,7 @@ def _names(linears: Iterable[Linear], field: str) -> list[str]:
     return list(dict.fromkeys(filter(None, read)))
 
 
-def _label(gpu: Gpu) -> str:
+def gpu_label(gpu: Gpu) -> str:
     name = gpu.name if recorded(gpu, "name") else "GPU"
     capability = (gpu.compute_capability if recorded(gpu, "compute_capability") else None) or (
         gpu.architecture if recorded(gpu, "architecture") else None

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.render import environment
 from fp8doctor.render.marks import Line, Mark
 from fp8doctor.render.screen import Entry, Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
@@ -57,6 +58,9 @@ def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
     title, *versions = screen.machine
     yield f"## {escaped(title)}"
     yield _joined([*versions, screen.model])
+    if environment.no_model(report):
+        yield from _environment(report)
+        return
     if screen.counts:
         yield _joined(screen.counts)
     yield f"**{escaped(screen.verdict) or 'No verdict.'}**"
@@ -101,6 +105,15 @@ def _table(lines: Iterable[Line]) -> str:
 
     rows = [(GLYPHS[line.mark], escaped(line.area), escaped(line.text)) for line in lines]
     return tabulate(rows, headers=("", "area", "found"), tablefmt="github", disable_numparse=True)
+
+
+def _environment(report: Document) -> Iterator[str]:
+    """Write whether the machine can train in FP8, what is there, and what to type."""
+    mark, verdict = environment.says(report)
+    yield f"{GLYPHS[mark]} **{escaped(verdict)}**"
+    listed = list(environment.items(report))
+    yield "\n".join(f"- {GLYPHS[each.mark]} {escaped(each.name)}: {escaped(each.text)}" for each in listed)
+    yield from (fenced(each.lines) for each in listed if each.lines)
 
 
 def _timing(timing: Timing) -> str:

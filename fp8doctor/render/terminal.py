@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
@@ -82,6 +85,56 @@ def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
         else:
             lines += _pieces(item, width)
     return [line.rstrip() for line in lines if line.strip()]
+
+
+COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
+"""A line of code with a comment behind it."""
+
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+"""How an item of a list begins."""
+
+
+def reflow(page: str, width: int) -> Iterator[str]:
+    """Wrap the prose of a page to a width. Code, which is indented, keeps its lines, and addresses stay whole
+    so that they can be copied; a list keeps its items."""
+    for paragraph in re.split(r"\n\s*\n", page.strip("\n")):
+        lines = paragraph.split("\n")
+        while lines:
+            code = list(takewhile(lambda line: line.startswith("    "), lines))
+            yield from in_width(code, width)
+            del lines[: len(code)]
+            prose = list(takewhile(lambda line: not line.startswith("    "), lines))
+            del lines[: len(prose)]
+            yield from _filled(prose, width)
+        yield ""
+
+
+def in_width(code: Sequence[str], width: int) -> Iterator[str]:
+    """Write the comments of lines of code above them where one of the lines is too long with its own."""
+    long = any(columns(line) > width for line in code)
+    for line in code:
+        found = COMMENTED.fullmatch(line) if long else None
+        yield from (f"{found[1]}{found[3]}", f"{found[1]}{found[2]}") if found else (line,)
+
+
+def _filled(prose: Sequence[str], width: int) -> Iterator[str]:
+    texts: list[str] = []
+    for line in prose:
+        if texts and not ITEM.match(line):
+            texts[-1] += f" {line.strip()}"
+        else:
+            texts.append(line.strip())
+    for text in texts:
+        item = ITEM.match(text)
+        yield from filled(text, width, len(item[0]) if item else 0)
+
+
+def filled(text: str, width: int, hanging: int = 0) -> list[str]:
+    """Wrap a paragraph between its words; lines below the first are indented by ``hanging``."""
+    indent = " " * hanging
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _pieces(word: str, width: int) -> Iterator[str]:

@@ -7,32 +7,20 @@ from collections.abc import Callable, Iterable, Iterator
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.render import environment
 from fp8doctor.render.front import front
 from fp8doctor.render.front_text import draw
 from fp8doctor.render.ledger import ledger_table
-from fp8doctor.render.marks import Line, Mark
+from fp8doctor.render.marks import MARKS, Line, Mark
+from fp8doctor.render.outcomes import without_findings
 from fp8doctor.render.rates import rates_in_words
 from fp8doctor.render.screen import Entry, Screen, first_screen
 from fp8doctor.render.support import for_support, not_timed, variables
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing
 
-GLYPHS: dict[Mark, str] = {
-    "bad": "✗",
-    "warning": "!",
-    "info": "i",
-    "healthy": "✓",
-    "not_applicable": "–",
-    "unknown": "?",
-}
-ASCII_GLYPHS: dict[Mark, str] = {
-    "bad": "x",
-    "warning": "!",
-    "info": "i",
-    "healthy": "ok",
-    "not_applicable": "-",
-    "unknown": "?",
-}
+GLYPHS = {mark: shown[0] for mark, shown in MARKS.items()}
+ASCII_GLYPHS = {mark: shown[1] for mark, shown in MARKS.items()}
 COLOURS: dict[Mark, str] = {
     "bad": "1;31",
     "warning": "1;33",
@@ -57,19 +45,24 @@ def render(
     ascii: bool = False,
     verbose: bool = False,
     quiet: bool = False,
+    held_in: str = "",
 ) -> str:
     """Write the report as text, at most ``width`` columns wide except for lines of code, which stay whole so
     that they can be copied.
 
     ``verbose`` puts everything that is known below the answer, ``quiet`` leaves only the answer and findings
-    that are at least a warning.
+    that are at least a warning. ``held_in`` names the variable of Python that holds the report.
     """
     width = max(width, NARROWEST)
-    first = front(report, quiet=quiet, whole=verbose)
+    page = _Page(width, _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
+    if environment.no_model(report):
+        paragraphs = page.environment(report, verbose=verbose, quiet=quiet)
+        text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
+        return to_ascii(text) if ascii else text
+    first = front(report, quiet=quiet, whole=verbose, held_in=held_in)
     drawn = draw(first, width=width, colour=colour, ascii=ascii, whole=not verbose)
     if not verbose:
         return drawn
-    page = _Page(width, _coloured if colour else _plain, ASCII_GLYPHS if ascii else GLYPHS)
     paragraphs = page.paragraphs(first_screen(report, whole=True), report)
     text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
     return f"{drawn}\n{to_ascii(text) if ascii else text}"
@@ -115,6 +108,31 @@ class _Page:
         ]
         if report.created_at:
             yield self.prose(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.", colour=DIM)
+
+    def environment(self, report: Document, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
+        """Write whether the machine can train in FP8, and what is there, a line each; where no model was."""
+        mark, verdict = environment.says(report)
+        first, *rest = self.prose(verdict, 2)
+        yield [f"fp8doctor {report.tool.version}"]
+        yield [f"{self.paint(self.glyphs[mark], COLOURS[mark])} {self.paint(first.lstrip(), BOLD)}", *rest]
+        items = list(environment.items(report, quiet=quiet))
+        name_width = max((len(each.name) for each in items), default=0)
+        margin = max(map(len, self.glyphs.values())) + 1
+        lines = []
+        for each in items:
+            glyph = self.glyphs[each.mark]
+            first, *rest = self.prose(each.text, margin + name_width + 2) or [""]
+            head = f"{self.paint(glyph, COLOURS[each.mark])}{' ' * (margin - len(glyph))}"
+            lines += [f"{head}{each.name:<{name_width}}  {first.lstrip()}", *rest]
+            lines += [" " * (margin + 4) + line for line in printable_lines(each.lines) if line]
+        yield lines
+        if verbose:
+            shown = {word for each in items for word in each.text.split()}
+            yield self.joined(each for each in for_support(report.facts) if each.split()[-1] not in shown)
+            yield self.rows(without_findings([each for each in report.outcomes if each.outcome != "unknown"]))
+            yield self.gaps(report)
+        elif not quiet:
+            yield self.prose("Next: fp8doctor model.py times a model on a GPU")
 
     def heading(self, screen: Screen) -> list[str]:
         """Machine and model on one line where they fit."""

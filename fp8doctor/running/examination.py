@@ -43,7 +43,7 @@ class Examination:
 
     def __init__(self, settings: Settings, watch: Watch | None, send: Callable[[Message], None]) -> None:
         self.settings, self.watch, self.send = settings, watch, send
-        self.target = Target(kind="script", name=settings.script, attribute=None)
+        self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
 
     def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
         """Examine what is there before a batch or a time is known."""

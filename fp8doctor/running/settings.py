@@ -29,3 +29,5 @@ class Settings(NamedTuple):
     ignore: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     """Folders of third-party checks, absolute."""
+    module: bool = False
+    """Whether it is started by its module's name, with ``-m``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -73,6 +74,79 @@ def test_explain_an_error_that_is_not_known() -> None:
     assert "holds none of the" in result.stderr
     assert "hf_" not in result.stderr
     assert "hf_" not in fp8doctor("explain", text.split()[-1]).stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "leads_to"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "MEM002"),
+        ("CUBLAS_STATUS_NOT_SUPPORTED", "GPU002"),
+        (
+            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx( handle`",
+            "GPU002",
+        ),
+        ("AssertionError: hidden size 1000 must be divisible by 16", "SHP001"),
+        ("AttributeError: 'Float8Linear' object has no attribute 'width'", "CMP001"),
+        ("  File 'x.py'\n" * 999 + "TypeError: set_fp8() got an unexpected keyword load_in_fp8", "MOD003"),
+    ],
+)
+def test_the_words_of_an_unknown_error_are_looked_up(text: str, leads_to: str) -> None:
+    result = fp8doctor("explain", text)
+    assert result.exit_code == 0
+    first, *_ = result.stdout.splitlines()
+    assert first.startswith("fp8doctor does not know exactly this message.")
+    assert f"fp8doctor explain {leads_to}" in result.stdout
+    assert "What to do" not in result.stdout
+    assert json.loads(fp8doctor("explain", "--format", "json", text).stdout)["related"] is True
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: too many values to unpack (expected 2)",
+        "RuntimeError: Expected all tensors to be on the same device, but found two, cuda:0 and cpu!",
+        "CUDA error: an illegal memory access was encountered",
+        "KeyError: 'labels'",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/train_8.bin'",
+    ],
+)
+def test_the_words_of_an_unrelated_error_lead_nowhere(text: str) -> None:
+    result = fp8doctor("explain", text)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+ASKED = ("CMP001", "ENV001", "amax", "gradient checkpointing", TRACEBACK, "CUBLAS_STATUS_NOT_SUPPORTED")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_page_has_the_width_that_columns_says(
+    asked: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    prose = [line for line in fp8doctor("explain", asked).stdout.splitlines() if not line.startswith("    ")]
+    assert max(len(line) for line in prose if " " in line) <= width
+    assert max(map(len, prose)) > width - 20 or asked not in ("CMP001", "ENV001")
+    assert all(line == line.rstrip() for line in prose)
+
+
+def test_a_page_in_a_pipe_is_as_wide_as_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("", "0", "many"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert 80 < max(map(len, fp8doctor("explain", "CMP002").stdout.splitlines())) <= 100
+    monkeypatch.setenv("COLUMNS", "200")
+    assert 100 < max(map(len, fp8doctor("explain", "CMP002").stdout.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("width", ["60", "120"])
+def test_every_page_keeps_its_words_and_lines_of_code(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    for check in registry.discover():
+        shown = fp8doctor("explain", check.code).stdout
+        assert not Counter(check.page.split()) - Counter(shown.split())
+        for line in check.page.splitlines():
+            if line.startswith("    ") and " #" not in line:
+                assert line in shown.splitlines()
 
 
 @pytest.mark.parametrize("text", ["", " \n"])

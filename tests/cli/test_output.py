@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fp8doctor import cli
+from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Trial
@@ -161,6 +162,63 @@ def test_the_suffix_decides_the_format(worker: Worker, tmp_path: Path, name: str
 def test_a_named_format_goes_before_the_suffix(worker: Worker, tmp_path: Path) -> None:
     fp8doctor("m.py", "--format", "markdown", "-o", tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("suffix", [".any", ".github", "", ".log"])
+def test_every_format_is_written_to_a_file_of_any_name(
+    format: str, suffix: str, saved: Path, tmp_path: Path
+) -> None:
+    printed = fp8doctor("report", saved, "--format", format).stdout
+    file = tmp_path / f"report{suffix}"
+    result = fp8doctor("report", saved, "--format", format, "-o", file)
+    assert result.stdout == ""
+    assert file.read_bytes().decode() == printed
+
+
+def test_the_suffix_of_annotations_says_their_format(saved: Path, tmp_path: Path) -> None:
+    fp8doctor("report", saved, "-o", tmp_path / "x.github")
+    assert (tmp_path / "x.github").read_text("utf-8").startswith("::")
+
+
+def test_annotations_are_printed_beside_files_of_other_formats(saved: Path, tmp_path: Path) -> None:
+    result = fp8doctor("report", saved, "--format", "github", "-o", tmp_path / "x.md")
+    assert result.stdout.startswith("::")
+    assert (tmp_path / "x.md").read_text("utf-8").startswith("## fp8doctor")
+
+
+def test_a_suffix_that_says_nothing_is_wrong_usage(saved: Path, tmp_path: Path) -> None:
+    result = fp8doctor("report", saved, "-o", tmp_path / "x.yaml")
+    assert result.exit_code == 2
+    assert "The format of" in result.stderr
+    assert "give --format text, json, markdown, html, github, junit or sarif" in " ".join(
+        result.stderr.split()
+    )
+
+
+def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    verdict = "fp8doctor: FP8 is 2.5× slower than BF16: 917.8 against 369.8 ms a step, measured\n"
+    both = fp8doctor("demo", "-o", "a.html", "-o", "a.md", "--save", "b.json")
+    assert (both.stdout, both.stderr) == ("", f"{verdict}fp8doctor: wrote a.html, a.md, b.json\n")
+    saved = fp8doctor("demo", "--save", "b.json")
+    assert "FP8 is 2.5× slower" in saved.stdout
+    assert saved.stderr == "fp8doctor: wrote b.json\n"
+    machine = fp8doctor("demo", "--format", "json", "--save", "b.json")
+    assert json.loads(machine.stdout)["verdict"]["status"] == "fp8_slower"
+    assert machine.stderr == f"{verdict}fp8doctor: wrote b.json\n"
+    assert fp8doctor("demo", "-q", "-o", "a.md").stderr == ""
+    page = fp8doctor("compare", "b.json", "b.json", "-o", "c.md")
+    assert (page.stdout, page.stderr) == ("", "fp8doctor: wrote c.md\n")
+
+
+@pytest.mark.parametrize("rest", [(), ("-o", "d.md"), ("--save", "d.json"), ("--format", "json")])
+def test_the_demo_succeeds(rest: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = fp8doctor("demo", *rest)
+    assert shown.exit_code == 0
+    assert "exit 1" not in shown.stderr
+    assert fp8doctor("demo", *rest, "--fail-on", "error").exit_code == 1
 
 
 def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:

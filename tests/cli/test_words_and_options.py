@@ -96,9 +96,10 @@ def test_env_examines_no_model(worker: Worker) -> None:
     result = fp8doctor("env")
     assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None, "python": None}]
     assert result.exit_code == 0
-    assert "No model was examined" in result.stdout
+    assert "! No GPU here: FP8 cannot be timed on this machine" in result.stdout
+    assert "No model was examined" not in result.stdout
     assert "te.Linear" not in result.stdout
-    assert "Next  fp8doctor model.py times it on a GPU" in result.stdout
+    assert "Next: fp8doctor model.py times a model on a GPU" in result.stdout
 
 
 def test_env_prints_the_variables_that_ask_for_fp8(worker: Worker) -> None:
@@ -141,6 +142,12 @@ def test_help_names_every_command_and_option() -> None:
     ):
         assert word in result.output
     assert fp8doctor("report", "--help").output.startswith("Usage: fp8doctor report [OPTIONS] SAVED")
+
+
+def test_a_default_of_several_numbers_has_no_parentheses() -> None:
+    told = " ".join(fp8doctor("--help").output.split())
+    assert "take; by default 60, and 120 for a model of 7B parameters or compiled as one graph." in told
+    assert "default: (" not in told
 
 
 def test_nothing_at_all_is_wrong_usage() -> None:

@@ -127,6 +127,8 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     assert err.count("LlamaForCausalLM: ") == 1
     assert "15 of 15 FP8 Linears run uncompiled" in " ".join(err.split())
     assert f"a step in {STEPS} steps of the training" in " ".join(err.split())
+    assert 'Next  callback.report.save("report.json") · ' in err
+    assert "-o report.html" not in err
     report = watching.report
     assert report is not None
     facts = report.facts

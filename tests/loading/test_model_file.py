@@ -93,6 +93,14 @@ def test_bytes_that_are_no_python(data: bytes, sentence: str, tmp_path: Path) ->
     assert str(mistake("model.py")).startswith(sentence)
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "weights.safetensors", "run.sh", "model.py.bak"])
+@pytest.mark.parametrize("attribute", ["", ":model"])
+def test_a_file_that_does_not_end_in_py_is_not_run(name: str, attribute: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("open('ran', 'w')\nimport torch\nmodel = torch.nn.Linear(8, 8)\n")
+    assert str(mistake(name + attribute)).startswith(f"{name} is not a Python file, so it was not run; ")
+    assert not Path("ran").exists()
+
+
 def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_bytes(
         "# -*- coding: latin-1 -*-\nimport torch\nmüller = torch.nn.Linear(8, 8)\n".encode("latin-1")

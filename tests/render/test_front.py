@@ -332,7 +332,7 @@ def test_times_that_two_copies_do_not_bear_out_leave_what_was_read_as_sure_as_it
 
 
 @pytest.mark.parametrize(
-    ("job", "command"), [("h200-fsdp2", "fp8doctor run --trial fsdp2.py"), ("h200x2-ddp_torchao", "")]
+    ("job", "command"), [("h200-fsdp2", "fp8doctor run --stop fsdp2.py ARGS..."), ("h200x2-ddp_torchao", "")]
 )
 def test_a_watched_script_is_not_told_to_run_as_it_just_did(job: str, command: str) -> None:
     report = watched(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
+from fp8doctor.render.terminal import columns, printable_line, printable_lines, reflow, to_ascii, wrap
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,45 @@ def test_what_does_not_fit_is_broken_between_words_then_anywhere() -> None:
     assert wrap(["one two three"], 7) == ["one two", "three"]
     assert wrap(["abcdefgh"], 3) == ["abc", "def", "gh"]
     assert wrap(["日本語"], 5) == ["日本", "語"]
+
+
+PAGE = """\
+A title
+
+Prose that was
+wrapped by hand, with https://example.org/an/address/that/is/longer/than/a/line in it.
+- an item of a list that goes on
+  below itself
+- another item
+
+    x = 1                                # before
+    if x:
+        pad()                            # after
+
+    y = 1   # short
+The end.
+"""
+
+
+def test_prose_is_wrapped_anew_and_code_and_lists_keep_their_lines() -> None:
+    assert list(reflow(PAGE, 30)) == [
+        "A title",
+        "",
+        "Prose that was wrapped by",
+        "hand, with",
+        "https://example.org/an/address/that/is/longer/than/a/line",
+        "in it.",
+        "- an item of a list that goes",
+        "  on below itself",
+        "- another item",
+        "",
+        "    # before",
+        "    x = 1",
+        "    if x:",
+        "        # after",
+        "        pad()",
+        "",
+        "    y = 1   # short",
+        "The end.",
+        "",
+    ]

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from fp8doctor.analysis.step_difference import PARTS, REST
-from fp8doctor.facts import Arm, Facts, Family, recorded
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import Arm, Facts, Family, Target, recorded
 from fp8doctor.render import markdown, text
+from fp8doctor.render.front import front
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.render.words import variant_of
@@ -354,6 +356,13 @@ def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_
     assert notes(*ARMS[:-1], budget_s=60.0) == ()
     known = notes(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0, elapsed_s=118.0, enough_s=90.0)
     assert known == ("More time for the rest: --budget 90.",)
+
+
+def test_more_time_is_asked_for_in_the_words_of_who_holds_the_model() -> None:
+    short = of(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0, enough_s=90.0).facts
+    live = msgspec.structs.replace(short, target=Target(kind="live", name="Net", attribute=None))
+    assert "--budget 90 times more variants" in front(diagnose(short)).next
+    assert "budget_s=90 times more variants" in front(diagnose(live)).next
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""What a report says if no model was examined: the machine, line by line, bad lines with their commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from fp8doctor.analysis.capability import has_fp8
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Facts, Gpu, recorded
+from fp8doctor.finding import Finding
+from fp8doctor.render.header import gpu_label, short_version
+from fp8doctor.render.marks import Mark
+from fp8doctor.render.support import variables
+from fp8doctor.render.words import plainly
+from fp8doctor.wording import plural
+
+LIBRARIES = {"torchao": "torchao", "transformer_engine": "Transformer Engine"}
+"""Libraries that train in FP8: import name -> what people call it."""
+
+ABSENT = "not installed"
+
+INSTALL = "pip install torchao"
+
+
+class Item(Struct, frozen=True):
+    """A line of the list, and what to type where it is bad."""
+
+    mark: Mark
+    name: str
+    text: str
+    lines: str = ""
+
+
+def no_model(report: Document) -> bool:
+    """Whether the report is of the machine alone, and nothing graver is to be told."""
+    facts = report.facts
+    environment = recorded(facts, "target.kind") and facts.target.kind == "environment"
+    return environment and not recorded(facts, "network")
+
+
+def says(report: Document) -> tuple[Mark, str]:
+    """Answer whether the machine can train in FP8, in one line."""
+    facts, bad = report.facts, [each for each in report.findings if each.severity in ("warning", "error")]
+    gpus = _visible(facts)
+    issues = f"; {plural(len(bad), 'issue')} below" if bad else ""
+    if gpus is None:
+        return "unknown", f"fp8doctor cannot tell whether this machine can train in FP8{issues}"
+    if not gpus:
+        return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
+    if not any(map(has_fp8, gpus)):
+        return "bad", f"This machine cannot train in FP8: no GPU with FP8 tensor cores{issues}"
+    if _is_cpu_build(facts):
+        return "bad", f"This machine cannot train in FP8: torch is built without CUDA{issues}"
+    if not _has_library(facts):
+        return "bad", f"This machine cannot train in FP8 yet: no FP8 library is installed{issues}"
+    if bad:
+        return "warning", f"This machine can train in FP8; {plural(len(bad), 'issue')} below"
+    return "healthy", "This machine can train in FP8"
+
+
+def items(report: Document, *, quiet: bool = False) -> Iterator[Item]:
+    """List the machine from the ground up; with ``quiet`` only what is bad."""
+    lines = [*_software(report.facts), *_gpus(report), *_packages(report.facts), *_settings(report)]
+    yield from (each for each in lines if not quiet or each.mark in ("bad", "warning"))
+
+
+def _software(facts: Facts) -> Iterator[Item]:
+    if not recorded(facts, "software"):
+        yield Item("unknown", "Python", "packages were not read")
+        return
+    software = facts.software
+    if recorded(software, "python"):
+        on = f" on {software.platform}" if recorded(software, "platform") else ""
+        yield Item("healthy", "Python", f"{software.python}{on}")
+    if not recorded(software, "torch") or software.torch is None:
+        yield Item("bad", "torch", ABSENT, "pip install torch")
+        return
+    version = software.torch.partition("+")[0]
+    cuda = software.cuda if recorded(software, "cuda") else None
+    hip = software.hip if recorded(software, "hip") else None
+    built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "built without CUDA"
+    known = recorded(software, "cuda") or recorded(software, "hip")
+    mark: Mark = "info" if _is_cpu_build(facts) else "healthy"
+    yield Item(mark, "torch", f"{version}, {built}" if known else short_version(software.torch))
+    if recorded(software, "driver") and software.driver:
+        yield Item("healthy", "driver", software.driver)
+
+
+def _gpus(report: Document) -> Iterator[Item]:
+    facts = report.facts
+    gpus = _visible(facts)
+    findings = [each for each in report.findings if each.area == "device"]
+    if gpus is None:
+        gaps = facts.gaps if recorded(facts, "gaps") else {}
+        yield Item("unknown", "GPU", gaps.get("gpus", "unknown"))
+    elif gpus:
+        for label, (count, fp8) in _counted(gpus).items():
+            many = f"{count} × " if count > 1 else ""
+            yield Item("healthy" if fp8 else "bad", "GPU", f"{many}{label}, {'FP8' if fp8 else 'no FP8'}")
+    elif not findings:
+        yield Item("warning", "GPU", "none")
+    for each in findings:
+        yield _of_finding("GPU", each, least="info" if gpus else "warning")
+
+
+def _counted(gpus: list[Gpu]) -> dict[str, tuple[int, bool]]:
+    counts = Counter(map(gpu_label, gpus))
+    return {gpu_label(gpu): (counts[gpu_label(gpu)], has_fp8(gpu)) for gpu in gpus}
+
+
+def _packages(facts: Facts) -> Iterator[Item]:
+    """List the libraries that train in FP8, with what lacks if there is none, and the others in one line."""
+    if not recorded(facts, "software.packages"):
+        return
+    versions = {
+        name: (package.version if recorded(package, "version") else None) or "of unknown version"
+        for name, package in facts.packages().items()
+    }
+    lacks = not _has_library(facts)
+    for name, called in {**LIBRARIES, "accelerate": "accelerate"}.items():
+        if name in versions:
+            yield Item("healthy", called, versions[name])
+        elif lacks and name == "torchao":
+            yield Item("bad", called, f"{ABSENT}, and no other FP8 library", INSTALL)
+        else:
+            yield Item("not_applicable", called, ABSENT)
+    parts = ("transformer_engine_", *LIBRARIES, "accelerate")
+    others = [f"{name} {version}" for name, version in versions.items() if not name.startswith(parts)]
+    if others:
+        yield Item("healthy", "others", " · ".join(others))
+
+
+def _settings(report: Document) -> Iterator[Item]:
+    """List the variables that are set, and what the checks found in them and in the packages."""
+    if recorded(report.facts, "environment.variables"):
+        found = variables(report.facts)
+        yield Item("info" if found else "healthy", "variables", " · ".join(found) or "none that affects FP8")
+    for each in report.findings:
+        if each.area != "device":
+            yield _of_finding(each.code, each)
+    for outcome in report.outcomes:
+        if outcome.outcome == "crashed":
+            reason = outcome.reason or "no reason given"
+            yield Item("unknown", outcome.code, f"the check crashed: {reason}")
+
+
+def _of_finding(name: str, finding: Finding, least: Mark = "info") -> Item:
+    marks: dict[str, Mark] = {"error": "bad", "warning": "warning"}
+    change = finding.treatment
+    code = "" if name == finding.code else f" ({finding.code})"
+    return Item(
+        marks.get(finding.severity or "info", least),
+        name,
+        f"{plainly(finding.title).rstrip('.')}{code}",
+        change.code if change else "",
+    )
+
+
+def _visible(facts: Facts) -> list[Gpu] | None:
+    """List the GPUs that this process may use; None where they could not be read."""
+    if not recorded(facts, "gpus"):
+        return None
+    return [gpu for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible]
+
+
+def _is_cpu_build(facts: Facts) -> bool:
+    known = recorded(facts, "software.cuda") and recorded(facts, "software.hip")
+    return known and facts.software.cuda is None and facts.software.hip is None
+
+
+def _has_library(facts: Facts) -> bool:
+    return not recorded(facts, "software.packages") or not LIBRARIES.keys().isdisjoint(facts.packages())

@@ -1,0 +1,139 @@
+"""The command that looks at the job again is the one that the user typed, and no file holds its arguments."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.facts import Target
+from fp8doctor.running import launch
+from fp8doctor.running.seen import Seen
+from tests.cli.command import Worker, fp8doctor
+from tests.waiting import LONGEST_S
+
+ROOT = Path(__file__).resolve().parents[2]
+WATCHED = load_report(ROOT / "tests" / "running" / "recorded" / "h200-fsdp2.json").facts
+SECRET = f"hf_{'a1' * 17}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "it's.py"):
+        Path(name).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Report the facts of a script that was recorded, in place of running one."""
+
+    def run_beside(script: Any, settings: Any, say: Any, report: Callable[[Seen], int], others: Any) -> int:
+        target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
+        return report(Seen(msgspec.structs.replace(WATCHED, target=target), complete=True, ended=True))
+
+    monkeypatch.setattr(launch, "run_beside", run_beside)
+
+
+def told(stdout: str) -> list[str]:
+    """The commands that run and examine something, out of a screen without its box and its lines' ends."""
+    text = " ".join(line.strip("│ ") for line in stdout.splitlines() if "─" not in line)
+    return [f"fp8doctor {each}" for each in text.split("fp8doctor ")[1:] if not each.startswith(("0", "exp"))]
+
+
+@pytest.mark.parametrize(
+    ("typed", "again"),
+    [
+        ("run train.py", "run --stop train.py"),
+        (
+            "run train.py config/x.py --device=cpu -o out",
+            "run --stop train.py config/x.py --device=cpu -o out",
+        ),
+        (
+            "run -m litgpt pretrain pythia --data 'Text Files'",
+            "run --stop -m litgpt pretrain pythia --data 'Text Files'",
+        ),
+        ("run --steps 4 --no-trial train.py --no-trial", "run --stop --steps 4 train.py --no-trial"),
+        ("--steps=4 run --device cpu --assume-gpu h200 train.py", "run --stop --steps=4 train.py"),
+        ("run --device cuda:1 --stop train.py run", "run --stop --device cuda:1 train.py run"),
+        ("run \"it's.py\" '$HOME' 'a;b'", "run --stop 'it'\"'\"'s.py' '$HOME' 'a;b'"),
+    ],
+)
+def test_a_script_is_run_again_with_its_arguments(typed: str, again: str, here: Path, watched: None) -> None:
+    screen = fp8doctor(*shlex.split(typed)).stdout
+    fix, following = told(screen)
+    assert fix.startswith(f"fp8doctor {again} ")
+    assert following.startswith(f"fp8doctor {again} ")
+
+
+def test_a_long_command_stands_whole_on_a_line_of_its_own(here: Path, watched: None) -> None:
+    words = [f"--option{each}=value" for each in range(20)]
+    screen = fp8doctor("run", "train.py", *words).stdout
+    assert f"      fp8doctor run --stop train.py {' '.join(words)}\n" in screen
+    assert "Next  This times it beside BF16:\n" in screen
+
+
+def test_arguments_are_printed_and_not_saved(here: Path, watched: None) -> None:
+    files = ("a.json", "b.html", "c.md", "d.txt", "e.sarif", "f.xml", "g.github")
+    outputs = [word for file in files for word in ("-o", file)]
+    result = fp8doctor("run", *outputs, "--save", "h.json", "-m", "pkg.train", "--mine", "--token", SECRET)
+    assert result.stdout == ""
+    for file in (*files, "h.json"):
+        assert "--mine" not in Path(file).read_text("utf-8")
+    assert json.loads(Path("h.json").read_text("utf-8"))["next"] == {
+        "command": "fp8doctor run --stop -m pkg.train ARGS...",
+        "saving_ms": None,
+        "verify": "fp8doctor run -m pkg.train ARGS...",
+    }
+    assert "fp8doctor run --stop -m pkg.train ARGS..." in " ".join(
+        fp8doctor("report", "h.json").stdout.split()
+    )
+    printed = fp8doctor("run", "train.py", "--mine", "--token", SECRET).stdout
+    assert "--mine --token <secret>" in printed
+    assert SECRET not in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "again"),
+    [
+        ("model.py --batch 4 --seq 512", "model.py --batch 4 --seq 512"),
+        ("--no-trial sub/model.py:Net --assume-gpu=h200", "sub/model.py:Net"),
+        ("pkg.model:attr --device cpu --budget 90", "pkg.model:attr --budget 90"),
+        ("'my model.py' --device=cuda:1", "'my model.py' --device cuda:1"),
+    ],
+)
+def test_a_model_is_examined_again_with_its_options(
+    typed: str, again: str, here: Path, worker: Worker
+) -> None:
+    target = Target(kind="file", name="model.py", attribute=None)
+    worker.facts = msgspec.structs.replace(WATCHED, target=target)
+    commands = told(fp8doctor(*shlex.split(typed)).stdout)
+    assert commands
+    assert all(each.startswith(f"fp8doctor {again} ") for each in commands)
+
+
+@pytest.mark.slow
+def test_a_launcher_is_named_with_its_words(tmp_path: Path) -> None:
+    """It is found by its command line, which ends with ours; this one starts its last words, as all do."""
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        "import subprocess, sys\n"
+        "at = sys.argv.index('-m')\n"
+        "sys.exit(subprocess.call([sys.executable, *sys.argv[at:]]))\n"
+    )
+    model = tmp_path / "model.py"
+    model.write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(64, 64))\n")
+    words = [sys.executable, str(launcher), "--mixed_precision", "bf16", "-m", "fp8doctor", str(model)]
+    done = subprocess.run(
+        [*words, "--no-trial"], capture_output=True, text=True, timeout=LONGEST_S, cwd=ROOT, check=False
+    )
+    assert f"{shlex.join(words)}\n" in done.stdout
