@@ -170,10 +170,14 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
     """Whether a model of the step is one of what runs: no disease that says otherwise was found, and none
-    with which nothing runs."""
+    with which nothing runs. Compile marks without effect are none where the facts call no layer compiled."""
     invalid = {check.code for check in registry.discover() if check.invalidates_model}
     return not any(
-        (each.code in invalid and each.severity != "info")
+        (
+            each.code in invalid
+            and each.severity != "info"
+            and each.evidence.get("examined_as_uncompiled") is not True
+        )
         or (recorded(each, "breaks") and each.breaks == "step_raises")
         for each in findings
     )

@@ -26,6 +26,9 @@ class CompileMark(Record, frozen=True, kw_only=True):
     """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
     on a class of torch.nn before torch 2.15, and for a ModuleList, which nobody calls. None when it cannot be
     read."""
+    unused: bool = NOT_RECORDED
+    """Whether a script's training steps ran and Dynamo had compiled nothing in its process: the steps do not
+    call what this mark compiles. `compiles` is then False."""
 
 
 class Dynamo(Record, frozen=True, kw_only=True):
@@ -185,8 +188,8 @@ class Training(Record, frozen=True, kw_only=True):
     """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
     compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
-    """Names in the model file that hold a compiled wrapper of this very model, which is not the one
-    inspected."""
+    """Names in the model file, or the script, that hold a compiled wrapper of this very model, which is not
+    the one inspected. Of a script whose wrapper has no global name: ``torch.compile(model)``."""
     dynamo: Dynamo = NOT_RECORDED
     checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
     forward_chain: tuple[str, ...] = NOT_RECORDED

@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,10 +13,12 @@ import msgspec
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from fp8doctor.analysis.compile_coverage import UNNAMED
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.dynamo import compiled_nothing
 from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
@@ -25,7 +28,7 @@ from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.window import Window
-from fp8doctor.stacks.looking import read, without_modes
+from fp8doctor.stacks.looking import behind_compile, read, without_modes
 from fp8doctor.stages import Course, Doing, Teller
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
@@ -106,8 +109,11 @@ class Examination:
             workload = msgspec.structs.replace(workload, loss_source=NOT_RECORDED)
         if unseen:
             workload = msgspec.structs.replace(workload, autocast_source=NOT_RECORDED)
+        unused = window is not None and compiled_nothing()
         job = Job(
             model=model,
+            unused_marks=unused,
+            compiled_elsewhere=wrappers_of(model, owner) if unused else (),
             target=self.target,
             workload=workload,
             batch=batch.value,
@@ -155,3 +161,13 @@ class Examination:
             except DeviceLost as lost:
                 trial = lost_with(lost, run)
         return msgspec.structs.replace(facts, trial=trial)
+
+
+def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
+    """Name what ``torch.compile`` made of the model, where the script calls the model itself."""
+    if not any(each is model for each in owner.inside):
+        return ()
+    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
+    found = [name for name, value in list(names.items()) if behind_compile(value) is model]
+    return tuple(found) or (UNNAMED,)
+

@@ -148,6 +148,19 @@ def test_torchdynamo_disable(
     assert compile_without_effect(look(compiled(convert_to_float8_training(Model().bfloat16())))) is None
 
 
+def test_the_variable_is_the_cause_and_uncompiled_layers_its_symptom(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    report = diagnose(look(torch.compile(convert_to_float8_training(Model().bfloat16()))))
+    assert report.prescription[0].code == "CMP002"
+    assert "CMP001" not in {each.code for each in report.findings}
+    assert report.prescription[0].saving_ms is not None
+    bf16 = compile_without_effect(look(torch.compile(Model().bfloat16())))
+    assert isinstance(bf16, NotApplicable)
+    assert bf16.reason.endswith("whether anything asks for it is not known")
+
+
 def test_torchdynamo_disable_with_another_value_does_nothing(
     model: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
