@@ -53,6 +53,7 @@ from fp8doctor.wording import plural
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
+    may_raise=True,
 )
 def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = multiplied_in_fp8(facts.network.linears)
@@ -72,8 +73,14 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     if not found:
         if in_te:
             raise Unrecorded(Workload, "rows", rows_in_te(in_te))
-        if any(is_routed(linear) for linear in fp8) and not recorded(facts, "trial.rows"):
-            facts.workload.rows  # noqa: B018  what a router decides shows in no other fact: unknown
+        routed = [linear for linear in fp8 if is_routed(linear)]
+        if routed and not recorded(facts, "trial.rows") and not recorded(facts, "workload.rows"):
+            raise Unrecorded(
+                Workload,
+                "rows",
+                f"the rows of {plural(len(routed), 'expert layer')} ({routed[0].name} first), which a router "
+                f"decides and which have to be multiples of {max(map(multiple_of, routed))}",
+            )
         return None
     first = found[0]
     seen, multiple = rows[first.name] or 0, tokens_divisor(first)

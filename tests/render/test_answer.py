@@ -245,3 +245,22 @@ def test_no_time_of_a_cpu_stands_without_its_name(facts: Facts) -> None:
     assert said.numbers.endswith("measured on the CPU")
     if said.then.basis == "measured":
         assert said.then.sentence.endswith(", measured on the CPU, which says nothing about a GPU.")
+
+
+def routed(*, compiled: bool) -> Document:
+    """Experts of torchao's Float8Linear, whose rows a router decides and a forward could not count."""
+    facts = in_rowwise(compiled=compiled).facts
+    linears = tuple(
+        replace(each, role="experts", gemms=1, recipe="tensorwise") if each.use == "training" else each
+        for each in facts.network.linears
+    )
+    workload = replace(facts.workload, batch_source="given")
+    return diagnose(replace(facts, network=replace(facts.network, linears=linears), workload=workload))
+
+
+def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
+    (fix,) = answer(routed(compiled=True)).fix
+    assert fix.startswith("Nothing was found to change; open: whether the step raises on a GPU: the rows of ")
+    assert "which have to be multiples of 16 (SHP007); " in fix
+    assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
+    assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
