@@ -6,7 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
+from fp8doctor.analysis.fp8_request import (
+    asked_by_argument,
+    converted_a_copy,
+    converted_nothing,
+    fp8_was_asked_for,
+    of_converter,
+)
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     flops_share_pct,
@@ -41,7 +47,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(
             status="not_measured", summary=f"{told} Whether FP8 is faster than BF16 was not measured."
         )
-    asked = fp8_was_asked_for(facts) or converted_nothing(facts)
+    asked = (
+        fp8_was_asked_for(facts)
+        or converted_nothing(facts)
+        or asked_by_argument(facts)
+        or if_recorded(converted_a_copy, facts)
+    )
     grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")

@@ -168,6 +168,10 @@ class Converter(Record, frozen=True, kw_only=True):
     where it was called before."""
     replaced: int | None = NOT_RECORDED
     """FP8 layers that took the place of a Linear in any model meanwhile; None when nobody watched."""
+    idle_copies: int | None = NOT_RECORDED
+    """How many of them live outside of this model, look like its Linears, are trainable and in training mode,
+    and are trained by no optimizer: those of a copy that was converted in its place. None when nobody
+    watched."""
 
 
 class Training(Record, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.dynamo import compiled_nothing
+from fp8doctor.examine.fp8_arguments import fp8_arguments
 from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
@@ -46,6 +47,7 @@ class Examination:
 
     def __init__(self, settings: Settings, watch: Watch | None, send: Callable[[Message], None]) -> None:
         self.settings, self.watch, self.send = settings, watch, send
+        self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None)
 
     def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
@@ -127,7 +129,9 @@ class Examination:
             watched=self.watch,
         )
         with without_modes(), variables_put_back():
-            return job, examine(job)
+            facts = examine(job)
+        asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
+        return job, msgspec.structs.replace(facts, environment=asked)
 
     def _without_a_model(self, why: str) -> Facts:
         facts = examine_surroundings(self.target)
