@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import best_fp8_and_its_bf16, timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
+from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
@@ -19,6 +19,7 @@ from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
+from fp8doctor.render.limit import limit
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import plainly
 from fp8doctor.wording import in_times, times
@@ -94,7 +95,6 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     verdict = report.verdict
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
-    most = if_recorded(ceiling, report.facts)
     why = tuple(_why(report, steps))
     return Answer(
         tone=tone,
@@ -104,9 +104,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         causes=frozenset(each.code for each in why if each.code),
         fix=tuple(map(plainly, _fix(report, steps))),
         then=_then(report, steps),
-        limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
-        if most
-        else "",
+        limit=if_recorded(limit, report.facts, steps) or "",
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
 
