@@ -38,7 +38,6 @@ from typing import NamedTuple
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     BESIDE_AT_MOST,
-    UNNAMED,
     compile_treatment,
     disabled_by_variable,
     idle_marks,
@@ -48,8 +47,8 @@ from fp8doctor.analysis.compile_coverage import (
     ran_uncompiled,
     unused_marks,
 )
-from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.analysis.names_in_python import names_in_python
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.marks_in_python import unwrapped, without_backend
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import (
     CompileMark,
@@ -62,6 +61,7 @@ from fp8doctor.facts import (
     Workload,
     recorded,
 )
+from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -69,12 +69,6 @@ from fp8doctor.wording import plural
 NOT_FAILURES = ("Unsupported", "SkipFrame")
 """What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
 ``torch/_dynamo/exc.py``."""
-
-OF_THE_SOURCE = {
-    "decorated_forward": "@torch.compile",
-    "training_step": "training_step = torch.compile(training_step)",
-}
-"""Lines of marks that are no line about a module of their own."""
 
 UNSEEN_CALL = ", and call torch.compile unless your code does"
 """Under the variable nobody can see whether it does."""
@@ -120,8 +114,8 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     if not causes:
         if disabled_by_variable(facts):
             return NotApplicable(
-                reason="under TORCHDYNAMO_DISABLE=1 torch.compile leaves no mark: whether anything asks for it is "
-                "not known"
+                reason="under TORCHDYNAMO_DISABLE=1 torch.compile leaves no mark: whether anything asks for "
+                "it is not known"
             )
         return None if marks else NotApplicable(reason="nothing asks for torch.compile")
     first = causes[0]
@@ -230,7 +224,8 @@ def not_called(facts: Facts) -> Iterator[Cause]:
         text = (
             f"the training step calls the model, not {named or 'the compiled one'}"
             if recorded(facts, "observed")
-            else f"{named} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
+            else f"{named} is a compiled wrapper, and the model beside it, which was examined, stays "
+            "uncompiled"
         )
         summary = f"call {named or 'what torch.compile returns'}, or compile in place"
         code = "model.compile()   # in place: whoever calls it"
@@ -247,7 +242,9 @@ def _calls_forward(unused: tuple[CompileMark, ...], facts: Facts) -> tuple[str, 
     """Say why marks compiled nothing, what to do, and its lines."""
     name = unused[0].name
     if name or not recorded(facts, "observed.before_forward_ms") or facts.observed.before_forward_ms:
-        text = f"{plural(len(unused), 'compile mark')} compiled nothing in the training steps that were watched"
+        text = (
+            f"{plural(len(unused), 'compile mark')} compiled nothing in the training steps that were watched"
+        )
         return text, CALL_COMPILED, CALLS[not name]
     model = in_python("", facts.network)
     return f"the training step calls {model}.forward(), which stays uncompiled", CALL_COMPILED, CALLS[True]
@@ -340,46 +337,6 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
     code = f"{unwrapped(marks, facts.network)}\n{treatment.code}" if wrapped else treatment.code
     return Cause(treatment.name, text, treatment.summary, code, marks, layers=eager)
-
-
-def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that take the wrappers off what has no forward of its own."""
-    names = [mark.name for mark in marks if mark.form == "wrapped"]
-    if len(names) == 1:
-        module = in_python(names[0], network)
-        return in_its_place(names[0], "{}._orig_mod", network) + f"   # or without torch.compile({module})"
-    model = in_python("", network)
-    return (
-        f"for name in {' | '.join(names_in_python(names))}:   # or without torch.compile around them\n"
-        f"    {model}.set_submodule(name, {model}.get_submodule(name)._orig_mod)"
-    )
-
-
-def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that compile these as the user does, but for the backend."""
-    forms: dict[str, list[str]] = {}
-    for mark in bare:
-        forms.setdefault(mark.form, []).append(mark.name)
-    lines = "\n".join(_compiled_again(form, names, network) for form, names in forms.items())
-    return f"{lines}   # without backend={bare[0].backend!r}"
-
-
-def _compiled_again(form: str, names: list[str], network: Network) -> str:
-    """Write the lines that compile these modules in one form; a loop where there are several."""
-    if form in OF_THE_SOURCE:
-        return OF_THE_SOURCE[form]
-    if len(names) == 1:
-        module = in_python(names[0], network)
-        return {
-            "wrapped": in_its_place(names[0], "torch.compile({})", network),
-            "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
-        }.get(form, f"{module}.compile()")
-    model = in_python("", network)
-    return f"for name in {' | '.join(names_in_python(names))}:\n    " + {
-        "wrapped": f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)))",
-        "assigned_forward": f"module = {model}.get_submodule(name)\n"
-        "    module.forward = torch.compile(module.forward)",
-    }.get(form, f"{model}.get_submodule(name).compile()")
 
 
 def torchao_linears(facts: Facts) -> list[Linear]:

@@ -1,9 +1,10 @@
 """FP8 was asked for and no layer has it
 
 Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator,
-TrainingArguments, a script's own argument such as --fp8), whether a copy was converted, whether torchao's `convert_to_float8_training` was called, every module and
-parameter of the model, and whether the conversion should have happened by now: the model went
-through `Accelerator.prepare`, or its parameters hold gradients.
+TrainingArguments, a script's own argument such as --fp8), whether a copy was converted, whether
+torchao's `convert_to_float8_training` was called, every module and parameter of the model, and
+whether the conversion should have happened by now: the model went through `Accelerator.prepare`, or
+its parameters hold gradients.
 
 Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for
 an FP8 one. When none was swapped, every GEMM runs in BF16 and the step is exactly as slow as
@@ -112,9 +113,11 @@ def of_a_copy(copied: int, facts: Facts) -> Finding:
     """Tell of a copy that was converted, and of the model beside it that trains."""
     linears = facts.network.linears
     return Finding(
-        title=f"A copy of the model was converted, and the model that trains has no FP8 in {len(linears)} Linears",
-        explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to another "
-        "model, which no optimizer steps. The converter changes the model that it is given, in place.",
+        title="A copy of the model was converted, and the model that trains has no FP8 in "
+        f"{plural(len(linears), 'Linear')}",
+        explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to "
+        "another model, which no optimizer steps. The converter changes the model that it is given, in "
+        "place.",
         evidence={"fp8_layers_of_the_copy": copied, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",
@@ -129,9 +132,9 @@ def of_an_argument(argument: str, facts: Facts) -> Finding:
     linears = facts.network.linears
     return Finding(
         title=f"FP8 was asked for and none of {len(linears)} Linears has it",
-        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and no FP8 matmul "
-        "ran in the step that was profiled. The script ignores its argument here: look for a warning in its "
-        "output. Some scripts do without a GPU that has FP8.",
+        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and no FP8 "
+        "matmul ran in the step that was profiled. The script ignores its argument here: look for a warning "
+        "in its output. Some scripts do without a GPU that has FP8.",
         evidence={"asked_by": argument, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",

@@ -156,7 +156,9 @@ def ledger_of(facts: Facts, fp8: list[Linear], states: int) -> Ledger:
         for linear in keeping
     )
     copies = [linear for linear in fp8 if keeps_copies(linear)]
-    return Ledger(weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None)
+    return Ledger(
+        weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None
+    )
 
 
 def _llama_8b(parameters: int) -> Facts:

@@ -125,8 +125,8 @@ def rows_in_te(layers: list[Linear]) -> str:
     """Say what is not known of Transformer Engine's grouped GEMMs."""
     multiple = max(map(multiple_of, layers))
     return (
-        f"the rows of each expert of {plural(len(layers), 'te.GroupedLinear')} ({layers[0].name} first), which "
-        f"a router decides: they have to be a multiple of {multiple}, and te.Fp8Padding has to pad them"
+        f"the rows of each expert of {plural(len(layers), 'te.GroupedLinear')} ({layers[0].name} first), "
+        f"which a router decides: they have to be a multiple of {multiple}, and te.Fp8Padding has to pad them"
     )
 
 
@@ -142,9 +142,9 @@ def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
     return Finding(
         title=f"Each expert's rows must be a multiple of {multiple}, and nothing pads them in "
         f"{plural(len(groups), 'expert weight')} of {plural(len(fp8), 'FP8 layer')}",
-        explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies. Its "
-        f"FP8 grouped GEMM takes multiples of {multiple} alone, and pad_token_groups_for_grouped_mm is False: on "
-        "a GPU the step raises, or stops with a device-side assert.",
+        explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies. "
+        f"Its FP8 grouped GEMM takes multiples of {multiple} alone, and pad_token_groups_for_grouped_mm is "
+        "False: on a GPU the step raises, or stops with a device-side assert.",
         evidence={
             "layers": len(groups),
             "fp8_layers": len(fp8),
@@ -166,7 +166,7 @@ def pad_lines(linear: Linear) -> str:
     return (
         f"from torchao.prototype.moe_training.config import {config}   # torchao 0.17 or newer\n"
         f"config = {config}(pad_token_groups_for_grouped_mm=True)\n"
-        "quantize_(model, config, filter_fn=filter_fn)   # with your own filter, in place of the config before"
+        "quantize_(model, config, filter_fn=filter_fn)   # your own filter, in place of the config before"
     )
 
 

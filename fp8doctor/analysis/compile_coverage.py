@@ -33,9 +33,6 @@ TORCH_NN = "torch.nn."
 GRAPHS = "reduce-overhead"
 """The mode of torch.compile that records CUDA graphs."""
 
-UNNAMED = "torch.compile(model)"
-"""Stands for a compiled wrapper that no global name of a script holds."""
-
 WHY_WRAPPED = "# wrapped: before torch 2.15 .compile() in place compiles nothing on classes of torch.nn"
 
 

@@ -99,7 +99,7 @@ def unknown_part(facts: Facts) -> str:
         )
     if (name := unseen_recompute(facts)) is not None:
         module = f"of {name}" if name else "of the model"
-        return f"It cannot be modelled: which layers the forward {module} recomputes by checkpointing is not known."
+        return f"It cannot be modelled: which layers the forward {module} checkpoints is not known."
     kept = modelled_step(without_checkpointing(facts))
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
     if recomputed and kept is not None and modelled_step(facts) is None:

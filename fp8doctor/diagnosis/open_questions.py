@@ -32,7 +32,9 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
     errors = {
         check.code
         for check in registry.discover()
-        if check.severity == "error" and not check.may_raise and check.area != "device"  # speed needs a GPU too
+        if check.severity == "error"
+        and not check.may_raise
+        and check.area != "device"  # speed needs a GPU too
     }
     others = [
         each.code

@@ -186,11 +186,13 @@ def examine_converter(watch: Watch | None, tree: Tree, optimizers: Iterable[Any]
 def idle_copies(watch: Watch, tree: Tree, optimizers: Iterable[Any]) -> int:
     """Count converted layers that look like a copy of this model's Linears and that nothing trains.
 
-    0 where they do not all have a Linear of the same shape in the model. A teacher or an average of weights is
-    frozen or in evaluation mode, and a second model that trains has an optimizer.
+    0 where they do not all have a Linear of the same shape in the model. A teacher or an average of weights
+    is frozen or in evaluation mode, and a second model that trains has an optimizer.
     """
     inside = {id(place.module) for place in tree.places}
-    stepped = {id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]}
+    stepped = {
+        id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]
+    }
     beside = [
         layer
         for each in watch.replacements

@@ -17,21 +17,41 @@ FORMATS = frozenset(("fp8-format", "fp8-recipe-name", "float8-recipe-name"))
 """Names of options whose value is a format or recipe of FP8 (``--fp8-format hybrid`` of Megatron)."""
 
 PRECISIONS = frozenset(
-    ("precision", "mixed-precision", "train-precision", "training-precision", "compute-precision", "converters")
+    (
+        "precision",
+        "mixed-precision",
+        "train-precision",
+        "training-precision",
+        "compute-precision",
+        "converters",
+    )
 )
 """Names of options that take a precision. Not ``dtype``, which is a checkpoint's or a KV cache's as well."""
 
 FP8_WORDS = frozenset(
-    ("fp8", "float8", "e4m3", "hybrid", "mxfp8", "tensorwise", "rowwise", "blockwise", "delayed", "tensorwise-fp8")
+    (
+        "fp8",
+        "float8",
+        "e4m3",
+        "hybrid",
+        "mxfp8",
+        "tensorwise",
+        "rowwise",
+        "blockwise",
+        "delayed",
+        "tensorwise-fp8",
+    )
 )
-FP8_PRECISIONS = frozenset(("fp8", "float8", "mxfp8", "fp8-hybrid", "fp8-delayed", "transformer-engine", "ao-fp8"))
+FP8_PRECISIONS = frozenset(
+    ("fp8", "float8", "mxfp8", "fp8-hybrid", "fp8-delayed", "transformer-engine", "ao-fp8")
+)
 YES = frozenset(("true", "1", "yes", "on", "y", "t"))
 
 ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
 def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """List the arguments that ask for FP8, as they are written in the allow-list; the last of a name counts."""
+    """List the arguments that ask for FP8, in the words of the allow-list; the last of a name counts."""
     found: dict[str, str | None] = {}
     for at, argument in enumerate(arguments):
         match = ASSIGNMENT.match(argument)

@@ -9,6 +9,9 @@ from msgspec import Meta
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
+UNNAMED = "torch.compile(model)"
+"""Stands for a compiled wrapper that no global name of a script holds."""
+
 
 class CompileMark(Record, frozen=True, kw_only=True):
     """One place where the user asked for torch.compile."""

@@ -9,7 +9,6 @@ from statistics import median
 from fp8doctor.analysis.layers import main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.variant_words import RECIPES
-from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, Workload, if_recorded, recorded
 from fp8doctor.wording import plural
 
@@ -146,7 +145,8 @@ def _batch(facts: Facts) -> str:
     else:
         why = "batch not looked at" if steps_are_watched(facts) else "no batch made up"
         return why if lacks_batch(workload) else "batch unknown"
-    if (count := micro_batches(facts)) > 1:
+    count = workload.accumulate if recorded(workload, "accumulate") else 1
+    if count > 1:
         text += f" in each of {count} micro-batches"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
     return f"{text} (made up)" if made_up else text

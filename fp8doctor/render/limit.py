@@ -24,7 +24,13 @@ def limit(facts: Facts, steps: Sequence[Step]) -> str:
     if most is None or that_help_bf16_too(step.treatment.name for step in steps):
         return ""
     planned, bf16 = arm(facts.trial, ArmName.PRESCRIBED), best_bf16(facts)
-    if planned and bf16 and planned.step_ms and bf16.step_ms and bf16.step_ms / planned.step_ms > most.speedup:
+    if (
+        planned
+        and bf16
+        and planned.step_ms
+        and bf16.step_ms
+        and bf16.step_ms / planned.step_ms > most.speedup
+    ):
         return ""
     how = RESTS_ON.get(most.basis, most.basis)
     return f"Upper bound: {most.speedup:.2f}× BF16, if every conversion to FP8 were free ({how})."

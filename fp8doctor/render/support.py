@@ -71,7 +71,9 @@ def _was_seen(health: Health) -> bool:
 def _step(facts: Facts) -> Iterator[str]:
     """Tell where the parts of the step came from, and what its trial left changed."""
     if recorded(facts, "workload"):
-        yield from _sources(facts.workload, facts.training.autocast if recorded(facts, "training.autocast") else None)
+        yield from _sources(
+            facts.workload, facts.training.autocast if recorded(facts, "training.autocast") else None
+        )
     if recorded(facts, "trial.harm") and facts.trial.harm:
         yield f"not as before the trial: {', '.join(facts.trial.harm)}"
 

@@ -13,7 +13,6 @@ import msgspec
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from fp8doctor.analysis.compile_coverage import UNNAMED
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.accelerate import examine_accelerate
@@ -23,6 +22,7 @@ from fp8doctor.examine.fp8_arguments import fp8_arguments
 from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
+from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
@@ -174,4 +174,3 @@ def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
     names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     found = [name for name, value in list(names.items()) if behind_compile(value) is model]
     return tuple(found) or (UNNAMED,)
-

@@ -71,8 +71,9 @@ class Window:
         keep: bool = False,
         mark: bool = True,
     ) -> None:
-        """``inside`` are modules within compiled regions that nothing has run yet. ``capture`` looks at the batch of one call, ``keep`` for a trial. Without ``mark`` no call of the
-        modules is watched: they only tell the device."""
+        """``inside`` are modules within compiled regions that nothing has run yet. ``capture`` looks at the
+        batch of one call, ``keep`` for a trial. Without ``mark`` no call of the modules is watched: they only
+        tell the device."""
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
         self._captures, self._keep = capture, keep

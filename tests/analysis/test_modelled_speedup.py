@@ -101,7 +101,7 @@ def test_a_forward_that_recomputes_layers_that_nobody_saw_is_not_modelled() -> N
     kept = msgspec.structs.replace(untimed.training, checkpointing=())
     assert modelled_speedup(untimed) is None
     assert diagnose(untimed).verdict.summary.endswith(
-        "It cannot be modelled: which layers the forward of the model recomputes by checkpointing is not known."
+        "It cannot be modelled: which layers the forward of the model checkpoints is not known."
     )
     assert modelled_speedup(msgspec.structs.replace(untimed, training=kept)) is not None
 

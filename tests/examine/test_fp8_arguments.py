@@ -42,5 +42,7 @@ def test_what_asks_for_fp8(line: str, found: tuple[str, ...]) -> None:
 
 
 def test_nothing_of_the_user_is_kept() -> None:
-    told = fp8_arguments(["--fp8", "hf_secret", "--precision=fp8", "--hub-token=hf_secret", "--fp8=hf_secret"])
+    told = fp8_arguments(
+        ["--fp8", "hf_secret", "--precision=fp8", "--hub-token=hf_secret", "--fp8=hf_secret"]
+    )
     assert "secret" not in "".join(told)

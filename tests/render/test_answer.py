@@ -272,7 +272,10 @@ def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
 def test_an_upper_bound_is_not_called_measured() -> None:
     bounds = [said for path in RECORDINGS if (said := answer(load_report(path)).limit)]
     assert bounds
-    assert all(re.fullmatch(r"Upper bound: [\d.]+× BF16, if every conversion to FP8 were free \(.+\)\.", each) for each in bounds)
+    assert all(
+        re.fullmatch(r"Upper bound: [\d.]+× BF16, if every conversion to FP8 were free \(.+\)\.", each)
+        for each in bounds
+    )
 
 
 def test_a_plan_that_bf16_gains_from_too_has_no_upper_bound_beside_it() -> None:

@@ -52,7 +52,9 @@ def optimized(model: nn.Module) -> object:
 
 
 @pytest.mark.parametrize("on_purpose", [frozen, evaluated, optimized])
-def test_a_copy_that_was_converted_on_purpose(observer: Observer, heard: Heard, on_purpose: Callable[[nn.Module], object]) -> None:
+def test_a_copy_that_was_converted_on_purpose(
+    observer: Observer, heard: Heard, on_purpose: Callable[[nn.Module], object]
+) -> None:
     model = Net()
     other = convert_to_float8_training(copy.deepcopy(model))
     kept = on_purpose(other)

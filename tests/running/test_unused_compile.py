@@ -50,7 +50,10 @@ def test_a_wrapper_beside_the_model_that_is_called(observer: Observer, heard: He
     train(model, ALL)
     assert compiled is not model
     finding = finding_of(heard)
-    assert finding.title == "torch.compile has no effect: the training step calls the model, not the compiled one"
+    assert (
+        finding.title
+        == "torch.compile has no effect: the training step calls the model, not the compiled one"
+    )
     assert finding.treatment.name == "use-compiled-object"
     assert finding.evidence["idle_fp8_linears"] == 4
     facts = heard.facts
@@ -63,7 +66,10 @@ def test_a_model_whose_forward_is_called(observer: Observer, heard: Heard) -> No
     model.compile()
     train(model, ALL, call=model.forward)
     finding = finding_of(heard)
-    assert finding.title == "torch.compile has no effect: the training step calls model.forward(), which stays uncompiled"
+    assert (
+        finding.title
+        == "torch.compile has no effect: the training step calls model.forward(), which stays uncompiled"
+    )
     assert finding.treatment.code.splitlines()[0].startswith("output = model(")
     assert finding.evidence["idle_fp8_linears"] == 4
     assert {each.compiled for each in heard.facts.network.linears} == {None}

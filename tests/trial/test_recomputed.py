@@ -95,7 +95,9 @@ def wrapped() -> nn.Module:
 
 
 def job(model: nn.Module) -> Job:
-    model = convert_to_float8_training(model.bfloat16(), module_filter_fn=lambda layer, name: "head" not in name)
+    model = convert_to_float8_training(
+        model.bfloat16(), module_filter_fn=lambda layer, name: "head" not in name
+    )
     workload = Workload(
         batch_source="given", batch_size=ROWS, tokens=ROWS, accumulate=1, sequence_length=None
     )

@@ -33,7 +33,9 @@ def undecided(facts: Facts) -> bool:
     ) and any(not recorded(each, "checkpointed") for each in facts.linears())
 
 
-def regions(forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module) -> Regions | None:
+def regions(
+    forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module
+) -> Regions | None:
     """Tell of each layer that runs in which region; None where two forwards do not agree."""
     seen = [_once(forward, layers, model) for _ in range(FORWARDS)]
     return seen[0] if all(each == seen[0] for each in seen) else None
@@ -108,6 +110,8 @@ def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:
         {
             each.name.removeprefix(below).partition(".")[0]
             for each in linears
-            if each.name.startswith(below) and recorded(each, "checkpointed") and each.checkpointed is not None
+            if each.name.startswith(below)
+            and recorded(each, "checkpointed")
+            and each.checkpointed is not None
         }
     )

@@ -19,6 +19,7 @@ from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
 from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect, find_causes
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.environment import live

@@ -169,12 +169,18 @@ def routed(experts: nn.Module, config: Any) -> Facts:
     return examine(Job(model=model, target=Target(), workload=Workload(batch_source="made up", tokens=64)))
 
 
-@pytest.mark.parametrize(("name", "multiple"), [("Float8TrainingOpConfig", 16), ("MXFP8TrainingOpConfig", 32)])
+@pytest.mark.parametrize(
+    ("name", "multiple"), [("Float8TrainingOpConfig", 16), ("MXFP8TrainingOpConfig", 32)]
+)
 def test_each_experts_rows_are_to_be_padded(name: str, multiple: int) -> None:
     config = getattr(moe, name)
     finding = finding_of("SHP007", routed(GroupedExperts(), config()))
     assert finding is not None
-    assert (finding.severity, finding.breaks, finding.evidence["multiple"]) == ("error", "step_raises", multiple)
+    assert (finding.severity, finding.breaks, finding.evidence["multiple"]) == (
+        "error",
+        "step_raises",
+        multiple,
+    )
     assert finding.treatment is not None
     assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
     padded = routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))
