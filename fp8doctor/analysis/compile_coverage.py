@@ -245,15 +245,15 @@ def ran_uncompiled(facts: Facts) -> int:
 
 def disabled_by_variable(facts: Facts) -> bool:
     """Whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off, which then leaves no mark on a model."""
-    return facts.environment.variables.get("TORCHDYNAMO_DISABLE") == "1"
+    return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 
 def without_effect(facts: Facts) -> bool:
     """Whether one cause keeps every compilation of this model from happening (CMP002), so that no layer needs
     another cause."""
-    return disabled_by_variable(facts) or bool(
-        unused_marks(facts) or (facts.training.compiled_elsewhere and not facts.training.compile_marks)
-    )
+    elsewhere = recorded(facts, "training.compiled_elsewhere") and facts.training.compiled_elsewhere
+    unused = elsewhere and not facts.training.compile_marks
+    return disabled_by_variable(facts) or bool(unused or unused_marks(facts))
 
 
 def is_below(linear: Linear, module: str) -> bool:
