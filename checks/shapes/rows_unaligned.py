@@ -61,7 +61,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 layer in the model")
     if ran_on_a_gpu(facts):
         return None
-    if groups := [linear for linear in fp8 if is_unpadded_group(linear)]:
+    if groups := [linear for linear in fp8 if is_unpadded_group(linear) and not are_aligned(linear, facts)]:
         return of_groups(groups, fp8, facts)
     in_te = [linear for linear in fp8 if is_grouped_in_te(linear)]
     if facts.workload.batch_source != "given":
@@ -116,6 +116,12 @@ def is_unpadded_group(linear: Linear) -> bool:
     return linear.role == "experts" and linear.stack == "torchao" and pads is False
 
 
+def are_aligned(linear: Linear, facts: Facts) -> bool:
+    """Whether the rows of each expert were counted, and its GEMM takes all of them."""
+    seen = rows_seen(linear, facts)
+    return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
+
+
 def is_grouped_in_te(linear: Linear) -> bool:
     """Whether this is Transformer Engine's grouped GEMM, which pads nothing."""
     return linear.stack == "transformer_engine" and linear.kind.endswith(".GroupedLinear")
@@ -133,7 +139,16 @@ def rows_in_te(layers: list[Linear]) -> str:
 def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
     """Tell of grouped experts whose rows nothing pads. Raises `Unrecorded` where the user's code may."""
     first, multiple = groups[0], max(map(multiple_of, groups))
-    if any(each.features.get("code_may_pad_rows") is not False for each in groups):
+    routed = any(linear.role == "router" for linear in facts.network.linears)
+    counted = any(any(rows_seen(each, facts)) for each in groups)
+    if not routed and not counted:
+        raise Unrecorded(
+            Workload,
+            "rows",
+            f"whether the rows of each expert of {first.name} are a multiple of {multiple}: no router was "
+            "found that decides",
+        )
+    if not counted and any(each.features.get("code_may_pad_rows") is not False for each in groups):
         raise Unrecorded(
             Workload,
             "rows",

@@ -155,6 +155,7 @@ class PaddedExperts(GroupedExperts):
 class Routed(nn.Module):
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
+        self.gate = nn.Linear(32, 4, dtype=torch.bfloat16)
         self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,6 +186,23 @@ def test_each_experts_rows_are_to_be_padded(name: str, multiple: int) -> None:
     assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
     padded = routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))
     assert outcome_of("SHP007", padded).outcome != "sick"
+
+
+def test_experts_without_a_router_may_get_equal_shares() -> None:
+    facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
+    linears = tuple(each for each in facts.network.linears if each.role != "router")
+    outcome = outcome_of(
+        "SHP007",
+        msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=linears)),
+    )
+    assert (outcome.outcome, "no router" in (outcome.reason or "")) == ("unknown", True)
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")])
+def test_rows_of_experts_that_were_counted(rows: tuple[int, ...], outcome: str) -> None:
+    facts = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
+    workload = msgspec.structs.replace(facts.workload, batch_source="given", rows={"experts.w1": rows})
+    assert outcome_of("SHP007", msgspec.structs.replace(facts, workload=workload)).outcome == outcome
 
 
 def test_code_that_may_pad_leaves_it_unknown() -> None:
