@@ -46,6 +46,9 @@ class Check(msgspec.Struct, frozen=True):
     """Its disease is left where no layer trains in FP8."""
     about_shapes: bool = False
     """It proposes to keep layers in BF16 for their shapes alone, which timing the shapes may refute."""
+    may_raise: bool = False
+    """It can predict from the facts of a job that its step raises: while it is unknown, so is that. Not for a
+    check of the GPU, which is unknown wherever there is none."""
     background: bool = False
     """It tells what holds of a healthy job too, and so comes after what other checks find."""
 
@@ -78,13 +81,14 @@ def check(
     invalidates_model: bool = False,
     stays_in_bf16: bool = False,
     about_shapes: bool = False,
+    may_raise: bool = False,
     background: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
         causes = tuple(explained_by)
-        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, background
+        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, may_raise, background
         new = Check(code, name, area, severity, causes, function, *flags)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")

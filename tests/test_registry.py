@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -228,3 +229,13 @@ def test_a_folder_that_is_missing_or_broken_is_the_users_mistake(tmp_path: Path)
     (tmp_path / "bad.py").write_text("def f(:")
     with pytest.raises(UserError, match=r"bad\.py: SyntaxError"):
         discover([tmp_path])
+
+
+def test_a_check_of_the_job_that_predicts_an_exception_is_marked() -> None:
+    """While such a check is unknown the first screen says that the step may raise."""
+    raising = {
+        check.code
+        for check in discover()
+        if check.area not in ("device", "environment") and "step_raises" in inspect.getsource(check.module)
+    }
+    assert raising == {check.code for check in discover() if check.may_raise}

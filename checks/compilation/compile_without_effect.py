@@ -3,7 +3,8 @@
 Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their
 backends, and what can switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE,
 torch._dynamo.config.disable, the stance, suppressed errors, .compile() in place on a class of
-torch.nn, and a compiled object that is not the one in use.
+torch.nn, and a compiled object that is not the one in use. Under `run` also whether the training
+steps compiled anything: they may call model.forward(), or the model that torch.compile wrapped.
 
 Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark
 that compiles nothing each layer launches about 83 kernels more a step, and the script looks as if
@@ -38,15 +39,29 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     BESIDE_AT_MOST,
     compile_treatment,
+    disabled_by_variable,
     idle_marks,
     is_below,
     is_inside,
     needs_compile,
+    ran_uncompiled,
+    unused_marks,
 )
-from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.analysis.names_in_python import names_in_python
+from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.marks_in_python import unwrapped, without_backend
 from fp8doctor.cost import eager_cast_saving
-from fp8doctor.facts import CompileMark, Dynamo, Environment, Facts, Linear, Network, Training, Workload
+from fp8doctor.facts import (
+    CompileMark,
+    Dynamo,
+    Environment,
+    Facts,
+    Linear,
+    Network,
+    Training,
+    Workload,
+    recorded,
+)
+from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -55,11 +70,16 @@ NOT_FAILURES = ("Unsupported", "SkipFrame")
 """What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
 ``torch/_dynamo/exc.py``."""
 
-OF_THE_SOURCE = {
-    "decorated_forward": "@torch.compile",
-    "training_step": "training_step = torch.compile(training_step)",
+UNSEEN_CALL = ", and call torch.compile unless your code does"
+"""Under the variable nobody can see whether it does."""
+
+CALL_COMPILED = "call the compiled object itself, not its forward"
+
+CALLS = {
+    True: "output = model(batch)   # not model.forward(batch), nor the model that torch.compile wrapped",
+    False: "x = block(x)   # not block.forward(x), nor the block that torch.compile wrapped",
 }
-"""Lines of marks that are no line about a module of their own."""
+"""Whether the whole model is compiled -> the line that calls it."""
 
 OFF = ("0", "false", "no", "off")
 """What users write to switch a variable off."""
@@ -92,6 +112,11 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     marks = facts.training.compile_marks
     causes = sorted(find_causes(facts), key=lambda cause: cause.severity == "info")
     if not causes:
+        if disabled_by_variable(facts):
+            return NotApplicable(
+                reason="under TORCHDYNAMO_DISABLE=1 torch.compile leaves no mark: whether anything asks for "
+                "it is not known"
+            )
         return None if marks else NotApplicable(reason="nothing asks for torch.compile")
     first = causes[0]
     idle_names = {mark.name for cause in causes for mark in cause.marks}
@@ -114,6 +139,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
             "compile_marks": len(marks),
             "idle_marks": len(idle_names),
             "idle_fp8_linears": len(idle),
+            "examined_as_uncompiled": all(linear.compiled is None for linear in facts.network.linears),
         },
         saving_ms=eager_cast_saving(facts, idle) if idle else None,
         treatment=Treatment(
@@ -137,6 +163,7 @@ def sentence(text: str) -> str:
 def find_causes(facts: Facts) -> Iterator[Cause]:
     """List every reason why the compile marks of this job compile nothing."""
     yield from switched_off(facts)
+    yield from not_called(facts)
     yield from not_compiled(facts)
     yield from suppressed(facts)
 
@@ -145,14 +172,15 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
     """Tell what keeps Dynamo from compiling anything in this process."""
     training, variables = facts.training, facts.environment.variables
     marks, dynamo = training.compile_marks, training.dynamo
-    if variables.get("TORCHDYNAMO_DISABLE") == "1" and (marks or torchao_linears(facts)):
+    if disabled_by_variable(facts) and (marks or torchao_linears(facts)):
         # Under it torch.compile(model) returns the model itself: there may be no mark left to find.
         yield Cause(
             "unset-torchdynamo-disable",
             "TORCHDYNAMO_DISABLE=1 is set",
-            "unset the variable",
+            "unset the variable" + ("" if marks else UNSEEN_CALL),
             "unset TORCHDYNAMO_DISABLE",
             marks,
+            layers=tuple(linear for linear in torchao_linears(facts) if linear.compiled is None),
         )
     if marks and dynamo.disabled:
         value = variables.get("TORCH_COMPILE_DISABLE")
@@ -187,6 +215,41 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
         )
 
 
+def not_called(facts: Facts) -> Iterator[Cause]:
+    """Tell of what torch.compile made and the training step does not call."""
+    marks, names = facts.training.compile_marks, facts.training.compiled_elsewhere
+    layers = tuple(linear for linear in torchao_linears(facts) if linear.compiled is None)
+    if names and not marks:
+        named = "" if names == (UNNAMED,) else ", ".join(names)
+        text = (
+            f"the training step calls the model, not {named or 'the compiled one'}"
+            if recorded(facts, "observed")
+            else f"{named} is a compiled wrapper, and the model beside it, which was examined, stays "
+            "uncompiled"
+        )
+        summary = f"call {named or 'what torch.compile returns'}, or compile in place"
+        code = "model.compile()   # in place: whoever calls it"
+        yield Cause("use-compiled-object", text, summary, code, layers=layers)
+    elif unused := unused_marks(facts):
+        text, summary, code = _calls_forward(unused, facts)
+        yield Cause("call-compiled-object", text, summary, code, unused, layers=layers)
+    elif uncompiled := ran_uncompiled(facts):
+        text = f"all {uncompiled} Linears under a compile mark ran uncompiled in a training step"
+        yield Cause("call-compiled-object", text, CALL_COMPILED, CALLS[True], marks)
+
+
+def _calls_forward(unused: tuple[CompileMark, ...], facts: Facts) -> tuple[str, str, str]:
+    """Say why marks compiled nothing, what to do, and its lines."""
+    name = unused[0].name
+    if name or not recorded(facts, "observed.before_forward_ms") or facts.observed.before_forward_ms:
+        text = (
+            f"{plural(len(unused), 'compile mark')} compiled nothing in the training steps that were watched"
+        )
+        return text, CALL_COMPILED, CALLS[not name]
+    model = in_python("", facts.network)
+    return f"the training step calls {model}.forward(), which stays uncompiled", CALL_COMPILED, CALLS[True]
+
+
 def not_compiled(facts: Facts) -> Iterator[Cause]:
     """List marks that compile nothing by themselves."""
     training = facts.training
@@ -206,15 +269,6 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
         )
     if lost := compiled_in_vain(facts):
         yield in_torch_nn(facts, lost)
-    if training.compiled_elsewhere and not marks:
-        names = ", ".join(training.compiled_elsewhere)
-        text = f"{names} is a compiled wrapper, and the model beside it, which was examined, stays uncompiled"
-        yield Cause(
-            "use-compiled-object",
-            text,
-            f"call {names}, or compile in place",
-            "model.compile()   # in place: whoever calls it",
-        )
 
 
 def suppressed(facts: Facts) -> Iterator[Cause]:
@@ -246,6 +300,8 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
     lost: dict[str, Linear] = {}
     by_hand = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks(facts)}
     for mark in idle_marks(facts):
+        if mark in unused_marks(facts):
+            continue
         below = [linear for linear in facts.network.linears if is_below(linear, mark.name)]
         if not any(map(needs_compile, below)) and any(map(needs_compile, facts.network.linears)):
             continue
@@ -281,46 +337,6 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)
     code = f"{unwrapped(marks, facts.network)}\n{treatment.code}" if wrapped else treatment.code
     return Cause(treatment.name, text, treatment.summary, code, marks, layers=eager)
-
-
-def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that take the wrappers off what has no forward of its own."""
-    names = [mark.name for mark in marks if mark.form == "wrapped"]
-    if len(names) == 1:
-        module = in_python(names[0], network)
-        return in_its_place(names[0], "{}._orig_mod", network) + f"   # or without torch.compile({module})"
-    model = in_python("", network)
-    return (
-        f"for name in {' | '.join(names_in_python(names))}:   # or without torch.compile around them\n"
-        f"    {model}.set_submodule(name, {model}.get_submodule(name)._orig_mod)"
-    )
-
-
-def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that compile these as the user does, but for the backend."""
-    forms: dict[str, list[str]] = {}
-    for mark in bare:
-        forms.setdefault(mark.form, []).append(mark.name)
-    lines = "\n".join(_compiled_again(form, names, network) for form, names in forms.items())
-    return f"{lines}   # without backend={bare[0].backend!r}"
-
-
-def _compiled_again(form: str, names: list[str], network: Network) -> str:
-    """Write the lines that compile these modules in one form; a loop where there are several."""
-    if form in OF_THE_SOURCE:
-        return OF_THE_SOURCE[form]
-    if len(names) == 1:
-        module = in_python(names[0], network)
-        return {
-            "wrapped": in_its_place(names[0], "torch.compile({})", network),
-            "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
-        }.get(form, f"{module}.compile()")
-    model = in_python("", network)
-    return f"for name in {' | '.join(names_in_python(names))}:\n    " + {
-        "wrapped": f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)))",
-        "assigned_forward": f"module = {model}.get_submodule(name)\n"
-        "    module.forward = torch.compile(module.forward)",
-    }.get(form, f"{model}.get_submodule(name).compile()")
 
 
 def torchao_linears(facts: Facts) -> list[Linear]:

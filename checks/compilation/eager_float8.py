@@ -32,7 +32,13 @@ https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workf
 from __future__ import annotations
 
 from fp8doctor.analysis.alignment import unaligned
-from fp8doctor.analysis.compile_coverage import compile_treatment, idle_marks, is_below, needs_compile
+from fp8doctor.analysis.compile_coverage import (
+    compile_treatment,
+    idle_marks,
+    is_below,
+    needs_compile,
+    without_effect,
+)
 from fp8doctor.analysis.layers import in_words, makes_logits
 from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.cost import eager_balance, eager_cast_saving
@@ -54,6 +60,8 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     if not fp8:
         return NotApplicable(reason="no torchao FP8 Linear in the model")
+    if without_effect(facts):
+        return NotApplicable(reason="CMP002 tells why nothing is compiled")
     idle = idle_marks(facts)  # what they were to cover is CMP002's
     eager = [
         linear

@@ -1,9 +1,10 @@
 """FP8 was asked for and no layer has it
 
 Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator,
-TrainingArguments), whether torchao's `convert_to_float8_training` was called, every module and
-parameter of the model, and whether the conversion should have happened by now: the model went
-through `Accelerator.prepare`, or its parameters hold gradients.
+TrainingArguments, a script's own argument such as --fp8), whether a copy was converted, whether
+torchao's `convert_to_float8_training` was called, every module and parameter of the model, and
+whether the conversion should have happened by now: the model went through `Accelerator.prepare`, or
+its parameters hold gradients.
 
 Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for
 an FP8 one. When none was swapped, every GEMM runs in BF16 and the step is exactly as slow as
@@ -29,12 +30,19 @@ https://github.com/axolotl-ai-cloud/axolotl/issues/2904
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
+from fp8doctor.analysis.fp8_request import (
+    asked_by_argument,
+    converted_a_copy,
+    converted_nothing,
+    fp8_was_asked_for,
+    of_converter,
+)
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
+from fp8doctor.wording import plural
 
 CONVERTER = "convert_to_float8_training"
 
@@ -61,17 +69,21 @@ LOOK_LATER = Treatment(
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001", "MOD009"),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
-    linears, asked = facts.network.linears, fp8_was_asked_for(facts)
-    if asked is None and not of_converter(facts):
-        return NotApplicable(reason="nobody asked for FP8")
-    if asked is None and (reason := not_due(facts)):
-        return NotApplicable(reason=reason)
+    linears = facts.network.linears
+    asked, argument = fp8_was_asked_for(facts), asked_by_argument(facts)
+    if asked is None and argument is None:
+        if not of_converter(facts):
+            return NotApplicable(reason="nobody asked for FP8")
+        if not converted_a_copy(facts) and (reason := not_due(facts)):
+            return NotApplicable(reason=reason)
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
     if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
         return None
+    if asked is None and (copied := converted_a_copy(facts)):
+        return of_a_copy(copied, facts)
     if asked is None:
-        return of_the_call(facts)
+        return of_the_call(facts) if argument is None else of_an_argument(argument, facts)
     proof = conversion_due(facts)
     if proof:
         title = f"FP8 was asked for and none of {len(linears)} Linears has it"
@@ -94,6 +106,41 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         explanation=explanation,
         evidence={"asked_by": asked, "linears": len(linears), "fp8_layers": 0, "conversion_due": proof},
         treatment=treatment,
+    )
+
+
+def of_a_copy(copied: int, facts: Facts) -> Finding:
+    """Tell of a copy that was converted, and of the model beside it that trains."""
+    linears = facts.network.linears
+    return Finding(
+        title="A copy of the model was converted, and the model that trains has no FP8 in "
+        f"{plural(len(linears), 'Linear')}",
+        explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to "
+        "another model, which no optimizer steps. The converter changes the model that it is given, in "
+        "place.",
+        evidence={"fp8_layers_of_the_copy": copied, "linears": len(linears), "fp8_layers": 0},
+        treatment=Treatment(
+            name="convert",
+            summary="convert the very model that trains, before its optimizer is made",
+            code="convert_to_float8_training(model)   # not a copy of it",
+        ),
+    )
+
+
+def of_an_argument(argument: str, facts: Facts) -> Finding:
+    """Tell of a script that was asked for FP8 and trains without it."""
+    linears = facts.network.linears
+    return Finding(
+        title=f"FP8 was asked for and none of {len(linears)} Linears has it",
+        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and no FP8 "
+        "matmul ran in the step that was profiled. The script ignores its argument here: look for a warning "
+        "in its output. Some scripts do without a GPU that has FP8.",
+        evidence={"asked_by": argument, "linears": len(linears), "fp8_layers": 0},
+        treatment=Treatment(
+            name="convert",
+            summary="convert the model that trains, or find why the script ignores its argument",
+            code="convert_to_float8_training(model)   # before the optimizer is made",
+        ),
     )
 
 

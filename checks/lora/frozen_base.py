@@ -47,7 +47,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check("LORA004", "frozen-base", area="lora", severity="info", explained_by=("CMP001",))
+@check("LORA004", "frozen-base", area="lora", severity="info", explained_by=("CMP001", "CMP002"))
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")

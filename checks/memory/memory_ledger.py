@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.fp8_copies import copies_gib, keeps_copies
-from fp8doctor.cost import calls_of, gemms, rows_of
+from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.facts import Facts, Linear, Network, Training, Workload, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -44,6 +44,9 @@ GIB = 2**30
 TOLD_FROM_GIB = 4.0
 """Weights, gradients and optimizer together: half of the 8 GiB of the smallest GPUs with FP8 tensor cores. A
 choice."""
+
+LEAST_GIB = 0.05
+"""GiB below which a number would be shown as 0.0."""
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors that it keeps of each parameter, in the parameter's dtype, with its
@@ -61,8 +64,9 @@ class Ledger(NamedTuple):
     optimizer: float
     fp8_copies: float
     """From the forward to the backward, beside the weights."""
-    linear_inputs: float
-    """Inputs in 16 bits that layers keep for their weight gradients."""
+    linear_inputs: float | None
+    """Inputs in 16 bits that layers keep for their weight gradients; None where the rows of one, such as of
+    experts, are not known."""
 
     @property
     def in_both(self) -> float:
@@ -89,11 +93,16 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
         if ledger.fp8_copies
         else "FP8 keeps no copy of a weight beside it"
     )
+    more = (
+        f", and FP8 keeps up to {ledger.fp8_copies:.1f} GiB more"
+        if ledger.fp8_copies >= LEAST_GIB
+        else ", the same in BF16 and in FP8"
+    )
     return Finding(
-        title=f"Weights, gradients and optimizer take {ledger.in_both:.1f} GiB in BF16 and in FP8 alike",
+        title=f"Weights, gradients and optimizer take {ledger.in_both:.1f} GiB{more}",
         explanation=f"Weights {ledger.weights:.1f}, gradients {ledger.gradients:.1f}, state of "
-        f"{optimizer or 'AdamW (assumed)'} {ledger.optimizer:.1f} GiB, computed. {copies}; of the inputs "
-        f"that its layers keep, {ledger.linear_inputs:.1f} GiB in BF16, it saves at most half.",
+        f"{optimizer or 'AdamW (assumed)'} {ledger.optimizer:.1f} GiB, computed. {copies}. "
+        f"{inputs_in_words(ledger.linear_inputs)}",
         evidence={
             "weights_gib": ledger.weights,
             "gradients_gib": ledger.gradients,
@@ -113,6 +122,14 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
+def inputs_in_words(gib: float | None) -> str:
+    """Say what FP8 can save of the inputs that its layers keep."""
+    if gib is None:
+        return "How large the inputs of its layers are is not known: nobody counted their rows."
+    amount = f"{gib:.1f} GiB" if gib >= LEAST_GIB else "under 0.05 GiB"
+    return f"Its layers keep {amount} of inputs in BF16, of which FP8 saves at most half."
+
+
 def was_measured(facts: Facts) -> bool:
     """Whether the peak of the step as it is was measured on a GPU."""
     now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
@@ -130,13 +147,18 @@ def ledger_of(facts: Facts, fp8: list[Linear], states: int) -> Ledger:
     network = facts.network
     weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB
     trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
+    keeping = [linear for linear in fp8 if linear.requires_grad is not False]
+    counted = all(rows_of(each, facts) for each in keeping if each.role != "experts") and all(
+        any(rows_seen(each, facts)) for each in keeping if each.role == "experts"
+    )
     inputs = sum(
-        2.0 * (rows_of(linear, facts) or 0) * linear.in_features * gemms(linear) * calls_of(linear, facts)
-        for linear in fp8
-        if linear.requires_grad is not False and linear.role != "experts"
+        2.0 * (rows_of(linear, facts) or 0) * linear.in_features * products_of(linear, facts)
+        for linear in keeping
     )
     copies = [linear for linear in fp8 if keeps_copies(linear)]
-    return Ledger(weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB)
+    return Ledger(
+        weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None
+    )
 
 
 def _llama_8b(parameters: int) -> Facts:

@@ -76,7 +76,9 @@ IN_WORDS = {
 """The parts of `MemoryParts`."""
 
 
-@check("MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001",))
+@check(
+    "MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001", "CMP002")
+)
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")

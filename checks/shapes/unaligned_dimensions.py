@@ -61,6 +61,7 @@ and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
+    may_raise=True,
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = multiplied_in_fp8(facts.network.linears)

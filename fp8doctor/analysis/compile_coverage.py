@@ -226,6 +226,42 @@ def idle_marks(facts: Facts) -> list[CompileMark]:
     ]
 
 
+def unused_marks(facts: Facts) -> tuple[CompileMark, ...]:
+    """List the marks whose modules no training step of a watched script called."""
+    return tuple(each for each in facts.training.compile_marks if recorded(each, "unused") and each.unused)
+
+
+def ran_uncompiled(facts: Facts) -> int:
+    """Count the Linears under a compile mark, where the profiled step of a script ran all of them uncompiled.
+
+    0 where some did not, and where Linears beside the marks could account for what ran uncompiled.
+    """
+    if not recorded(facts, "observed.uncompiled_linears"):
+        return 0
+    kernels = [each for each in facts.training.compile_marks if each.backend not in BACKENDS_WITHOUT_KERNELS]
+    linears = [each for each in facts.network.linears if each.kind.endswith((".Linear", ".Float8Linear"))]
+    covered = [each for each in linears if any(each.compiled == mark.name for mark in kernels)]
+    beside = len(linears) - len(covered)
+    calls = facts.observed.calls if recorded(facts, "observed.calls") else None
+    if not covered or 2 * beside >= len(covered) or (beside and not calls):
+        return 0
+    due = len(linears) * (calls or 1)
+    return len(covered) if facts.observed.uncompiled_linears >= due else 0
+
+
+def disabled_by_variable(facts: Facts) -> bool:
+    """Whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off, which then leaves no mark on a model."""
+    return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
+
+
+def without_effect(facts: Facts) -> bool:
+    """Whether one cause keeps every compilation of this model from happening (CMP002), so that no layer needs
+    another cause."""
+    elsewhere = recorded(facts, "training.compiled_elsewhere") and facts.training.compiled_elsewhere
+    unused = elsewhere and not facts.training.compile_marks
+    return disabled_by_variable(facts) or bool(unused or unused_marks(facts))
+
+
 def is_below(linear: Linear, module: str) -> bool:
     """Whether a layer is the module of this name, or inside of it; the empty name is the whole model."""
     return not module or linear.name == module or linear.name.startswith(f"{module}.")

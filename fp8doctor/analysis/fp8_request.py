@@ -36,6 +36,24 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     return "accelerate launch --mixed_precision fp8" if launched_with_fp8(variables) else None
 
 
+def asked_by_argument(facts: Facts) -> str | None:
+    """Tell which argument asks a script for FP8; None where none does, and where FP8 GEMMs ran or nobody
+    counted them: a script may multiply in FP8 without layers."""
+    arguments = facts.environment.fp8_arguments if recorded(facts, "environment.fp8_arguments") else ()
+    counted = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms == 0
+    return f"The script's argument {arguments[0]}" if arguments and counted else None
+
+
+def converted_a_copy(facts: Facts) -> int:
+    """Count the FP8 layers of a copy that was converted in the place of the model that trains; 0 if it is not
+    known that the model trains."""
+    converter = of_converter(facts)
+    if converter is None or not recorded(converter, "idle_copies"):
+        return 0
+    trains = recorded(facts, "observed") or facts.training.gradients_seen
+    return converter.idle_copies or 0 if trains else 0
+
+
 def converted_nothing(facts: Facts) -> bool:
     """Whether torchao's converter was called under the doctor's eyes and replaced no layer of any model."""
     converter = of_converter(facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fp8doctor.cost import rows_of
-from fp8doctor.cost.recompute import may_be_recomputed_by_te, without_checkpointing
+from fp8doctor.cost.recompute import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
 from fp8doctor.cost.step import (
     OWN_FORWARD,
     ModelledStep,
@@ -107,6 +107,9 @@ def unknown_part(facts: Facts) -> str:
             f"It cannot be modelled: uncompiled casts of {max(many):,} rows are far from those that were "
             "measured."
         )
+    if (name := unseen_recompute(facts)) is not None:
+        module = f"of {name}" if name else "of the model"
+        return f"It cannot be modelled: which layers the forward {module} checkpoints is not known."
     kept = modelled_step(without_checkpointing(facts))
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
     if recomputed and kept is not None and modelled_step(facts) is None:

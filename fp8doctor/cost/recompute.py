@@ -34,10 +34,10 @@ def recomputed_by_te(linear: Linear) -> bool:
 
 
 def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
-    """Whether it is one, or below a module whose forward calls ``checkpoint`` for layers that only a run
-    tells."""
+    """Whether it is one, or below a module whose forward calls ``checkpoint`` for layers that nobody saw."""
     return recomputed_by_te(linear) or (
         is_te(linear)
+        and not recorded(linear, "checkpointed")
         and recorded(facts, "training.checkpointing")
         and any(
             each.form == "called_in_forward"
@@ -46,6 +46,20 @@ def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
             for each in facts.training.checkpointing
         )
     )
+
+
+def unseen_recompute(facts: Facts) -> str | None:
+    """Name the module whose forward calls a checkpoint function for layers that nobody saw; None where there
+    is none."""
+    if not recorded(facts, "training.checkpointing"):
+        return None
+    for each in facts.training.checkpointing:
+        below = f"{each.name}." if each.name else ""
+        if each.form == "called_in_forward" and each.active is not False:
+            for linear in facts.network.linears:
+                if linear.name.startswith(below) and not recorded(linear, "checkpointed"):
+                    return each.name
+    return None
 
 
 def is_te(linear: Linear) -> bool:

@@ -30,6 +30,7 @@ from fp8doctor.cost.recompute import (
     is_recomputed,
     may_be_recomputed_by_te,
     recomputed_by_te,
+    unseen_recompute,
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
@@ -109,6 +110,8 @@ def modelled_step(
     missing."""
     gpu = gpu or modelled_gpu(facts)
     if gpu is None or not recorded(facts, "network.linears") or not consists_of_linears(facts.network):
+        return None
+    if unseen_recompute(facts) is not None:
         return None
     families: dict[Family, float] = dict.fromkeys(
         ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "pointwise", "loss"), 0.0

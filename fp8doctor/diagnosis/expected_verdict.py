@@ -8,7 +8,13 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for, of_converter
+from fp8doctor.analysis.fp8_request import (
+    asked_by_argument,
+    converted_a_copy,
+    converted_nothing,
+    fp8_was_asked_for,
+    of_converter,
+)
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     flops_share_pct,
@@ -44,7 +50,12 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(
             status="not_measured", summary=f"{told} Whether FP8 is faster than BF16 was not measured."
         )
-    asked = fp8_was_asked_for(facts) or converted_nothing(facts)
+    asked = (
+        fp8_was_asked_for(facts)
+        or converted_nothing(facts)
+        or asked_by_argument(facts)
+        or if_recorded(converted_a_copy, facts)
+    )
     grave = next((each for each in findings if each.severity == "error" and each.area in KEEPS_FP8_OUT), None)
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
@@ -172,10 +183,14 @@ def why_no_estimate(facts: Facts) -> str:
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
     """Whether a model of the step is one of what runs: no disease that says otherwise was found, and none
-    with which nothing runs."""
+    with which nothing runs. Compile marks without effect are none where the facts call no layer compiled."""
     invalid = {check.code for check in registry.discover() if check.invalidates_model}
     return not any(
-        (each.code in invalid and each.severity != "info")
+        (
+            each.code in invalid
+            and each.severity != "info"
+            and each.evidence.get("examined_as_uncompiled") is not True
+        )
         or (recorded(each, "breaks") and each.breaks == "step_raises")
         for each in findings
     )

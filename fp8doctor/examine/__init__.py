@@ -35,7 +35,7 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
 
     facts = surroundings or examine_surroundings(job.target)
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-    tree = walk(job.model, job.training_step)
+    tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
     network = msgspec.structs.replace(
         examine_network(tree, gaps),
         configured_name=configured_name(tree),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
@@ -29,7 +30,7 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, state_of, tensor
+from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, read_class, state_of, tensor
 
 _log = logging.getLogger("fp8doctor")
 
@@ -170,7 +171,7 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
     )
 
 
-def examine_converter(watch: Watch | None) -> Converter:
+def examine_converter(watch: Watch | None, tree: Tree, optimizers: Iterable[Any]) -> Converter:
     """Tell what is known of calls of the converter. One that ran before the watching may be of any model."""
     ran, unwatched = has_run(), watch is None or watch.ran_before
     code = sys.modules["__main__"] if watch is None or watch.code is None else watch.code
@@ -178,7 +179,38 @@ def examine_converter(watch: Watch | None) -> Converter:
         named=calls_by_name(code),
         called=None if ran and unwatched else ran,
         replaced=None if watch is None else len(watch.replacements),
+        idle_copies=None if watch is None else idle_copies(watch, tree, optimizers),
     )
+
+
+def idle_copies(watch: Watch, tree: Tree, optimizers: Iterable[Any]) -> int:
+    """Count converted layers that look like a copy of this model's Linears and that nothing trains.
+
+    0 where they do not all have a Linear of the same shape in the model. A teacher or an average of weights
+    is frozen or in evaluation mode, and a second model that trains has an optimizer.
+    """
+    inside = {id(place.module) for place in tree.places}
+    stepped = {
+        id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]
+    }
+    beside = [
+        layer
+        for each in watch.replacements
+        if (layer := each.layer()) is not None
+        and id(layer) not in inside
+        and (weight := tensor(layer, "weight")) is not None
+        and weight.requires_grad
+        and weight.grad is None
+        and layer.training
+        and id(weight) not in stepped
+    ]
+    shapes = Counter(
+        tuple(weight.shape)
+        for place in tree.places
+        if is_a(place.module, nn.Linear) and (weight := tensor(place.module, "weight")) is not None
+    )
+    copied = Counter(tuple(tensor(each, "weight").shape) for each in beside)  # type: ignore[union-attr]
+    return len(beside) if copied <= shapes else 0
 
 
 def weights(place: Place) -> list[nn.Parameter | None]:

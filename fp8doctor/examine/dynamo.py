@@ -48,6 +48,19 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
     )
 
 
+def compiled_nothing() -> bool:
+    """Whether Dynamo is on and has not tried to compile a single frame in this process.
+
+    Frames that it loads from a package of compiled code are counted nowhere, so False where it may.
+    """
+    state = examine_dynamo({})
+    config: Any = sys.modules.get("torch._dynamo.config")
+    switched = state.disabled or state.stance != "default" or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
+    tried = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
+    packaged = getattr(config, "caching_precompile", False)
+    return not (switched or tried or packaged or state.frames_total)
+
+
 def disabled_by_variable() -> bool:
     """Whether ``TORCH_COMPILE_DISABLE`` will switch Dynamo off; before torch 2.8 any value did, even 0."""
     value = os.environ.get("TORCH_COMPILE_DISABLE")

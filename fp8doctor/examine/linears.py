@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.examine.distributed import gathered_as
+from fp8doctor.examine.padded_rows import may_pad_rows
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -111,6 +112,8 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             use = "none"
     if (gathered := gathered_as(place)) is not None:
         features["gathered_as"] = gathered
+    if features.get("pad_token_groups_for_grouped_mm") is False:
+        features["code_may_pad_rows"] = may_pad_rows(place)
     return Linear(
         name=name,
         kind=layer.kind,

@@ -73,7 +73,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         else len(left_out),
         first_outside_optimizer=tuple(names[id(each)] for each in (left_out or ())[:FIRST]),
         conversion=examine_conversion(tree, job.watched, gaps),
-        converter=examine_converter(job.watched),
+        converter=examine_converter(job.watched, tree, (optimizer, *job.other_optimizers)),
     )
 
 

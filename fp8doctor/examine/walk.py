@@ -108,12 +108,17 @@ class Cover:
     idle: bool = False
 
 
-def walk(model: nn.Module, training_step: Callable[..., Any] | None = None) -> Tree:
-    """Visit every module once, in the order of ``named_modules``."""
+def walk(
+    model: nn.Module, training_step: Callable[..., Any] | None = None, *, unused_marks: bool = False
+) -> Tree:
+    """Visit every module once, in the order of ``named_modules``.
+
+    With ``unused_marks`` training steps ran, and what the compile marks cover did not compile in them.
+    """
     tree, step = Tree(), step_mark(training_step)
     if step:
         tree.marks.append(step)
-    _Walk(tree).visit(model, "", None, Cover(compiled="" if step else None))
+    _Walk(tree, unused_marks).visit(model, "", None, Cover(compiled="" if step else None))
     layers = tuple(place.name for place in tree.places if is_layer(place.kind))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree
@@ -132,8 +137,8 @@ def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
 class _Walk:
     """The state of one walk."""
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+    def __init__(self, tree: Tree, unused_marks: bool) -> None:
+        self.tree, self.unused_marks = tree, unused_marks
         self.seen: set[int] = set()
         self.open: set[int] = set()
         self.trainable = False
@@ -215,6 +220,9 @@ class _Walk:
     def compiled(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> tuple[str | None, bool]:
         """Give the region that this module is in, and whether Dynamo watches for one below it."""
         mark = compile_mark(module, name, kind)
+        if mark and self.unused_marks:
+            self.tree.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
+            return None, False
         if (
             mark
             and mark.compiles is False

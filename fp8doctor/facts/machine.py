@@ -57,6 +57,9 @@ class Environment(Record, frozen=True, kw_only=True):
     debug_switches: dict[str, bool] = NOT_RECORDED
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
+    fp8_arguments: tuple[str, ...] = NOT_RECORDED
+    """Arguments that ask a script for FP8, of the allow-list of `fp8doctor.examine.fp8_arguments`, such as
+    ``--fp8``. Not recorded without a script."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

@@ -57,6 +57,8 @@ class Observation(Record, frozen=True, kw_only=True):
     profiler saw nothing that tells."""
     graphs_run: int = NOT_RECORDED
     """Compiled regions entered in that step."""
+    uncompiled_linears: int = NOT_RECORDED
+    """Forwards of a Linear, plain or torchao's, that ran outside of every compiled region in that step."""
     host_copies_ms: float = NOT_RECORDED
     """Copies from the host to the GPU in that step that no other work of the GPU covered."""
     breakdown: Breakdown = NOT_RECORDED

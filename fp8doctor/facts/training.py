@@ -9,6 +9,9 @@ from msgspec import Meta
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
+UNNAMED = "torch.compile(model)"
+"""Stands for a compiled wrapper that no global name of a script holds."""
+
 
 class CompileMark(Record, frozen=True, kw_only=True):
     """One place where the user asked for torch.compile."""
@@ -26,6 +29,9 @@ class CompileMark(Record, frozen=True, kw_only=True):
     """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
     on a class of torch.nn before torch 2.14, and for a ModuleList, which nobody calls. None when it cannot be
     read."""
+    unused: bool = NOT_RECORDED
+    """Whether a script's training steps ran and Dynamo had compiled nothing in its process: the steps do not
+    call what this mark compiles. `compiles` is then False."""
 
 
 class Dynamo(Record, frozen=True, kw_only=True):
@@ -165,6 +171,10 @@ class Converter(Record, frozen=True, kw_only=True):
     where it was called before."""
     replaced: int | None = NOT_RECORDED
     """FP8 layers that took the place of a Linear in any model meanwhile; None when nobody watched."""
+    idle_copies: int | None = NOT_RECORDED
+    """How many of them live outside of this model, look like its Linears, are trainable and in training mode,
+    and are trained by no optimizer: those of a copy that was converted in its place. None when nobody
+    watched."""
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -185,8 +195,8 @@ class Training(Record, frozen=True, kw_only=True):
     """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
     compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
-    """Names in the model file that hold a compiled wrapper of this very model, which is not the one
-    inspected."""
+    """Names in the model file, or the script, that hold a compiled wrapper of this very model, which is not
+    the one inspected. Of a script whose wrapper has no global name: ``torch.compile(model)``."""
     dynamo: Dynamo = NOT_RECORDED
     checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
     forward_chain: tuple[str, ...] = NOT_RECORDED

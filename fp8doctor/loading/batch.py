@@ -123,8 +123,22 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
         return shape[0] if shape else None, rows, shape[0] * rows if rows else None
     if len(shape) == 4 and declared_image(model):
         return shape[0], None, None
-    leading = shape[:-1]
+    leading = _leading(shape, read(first_layer(model), "in_features"))
+    if leading is None:
+        return shape[0], None, None
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)
+
+
+def _leading(shape: tuple[int, ...], width: Any) -> tuple[int, ...] | None:
+    """Find the dimensions that count rows: those before the ones that the first Linear takes flattened.
+
+    None for images whose pixels do not end in its inputs: nobody knows how the model makes rows of them.
+    """
+    if isinstance(width, int) and shape[-1:] != (width,):
+        for at in range(1, len(shape) - 1):
+            if math.prod(shape[at:]) == width:
+                return shape[:at]
+    return shape[:-1] if len(shape) < 4 or shape[-1] == width else None
 
 
 def _main_tensor(batch: Any) -> Any:

@@ -44,7 +44,9 @@ class Job:
     """Builds the model with so many layers, and its optimizer or None, as the model file does. None where its
     function takes no ``layers``. Raises `fp8doctor.errors.UserError`."""
     compiled_elsewhere: tuple[str, ...] = ()
-    """Names in the model file that hold a compiled wrapper of this model."""
+    """Names in the model file, or the script, that hold a compiled wrapper of this model."""
+    unused_marks: bool = False
+    """Whether training steps ran, and nothing that carries a mark of torch.compile compiled in them."""
     watched: Any = None
     """The `fp8doctor.examine.conversion.Watch` that was on while the model file was loaded, or None."""
 

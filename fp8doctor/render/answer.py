@@ -7,17 +7,19 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu
+from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.outcome import bf16_as_prescribed, ceiling
+from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.open_questions import may_raise, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.certainty import certainty
+from fp8doctor.render.limit import limit
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import plainly
 from fp8doctor.wording import in_times
@@ -93,7 +95,6 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     verdict = report.verdict
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
-    most = if_recorded(ceiling, report.facts)
     why = tuple(_why(report, steps))
     return Answer(
         tone=tone,
@@ -103,9 +104,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         causes=frozenset(each.code for each in why if each.code),
         fix=tuple(map(plainly, _fix(report, steps))),
         then=_then(report, steps),
-        limit=f"FP8 can make this step at most {most.speedup:.2f}× as fast as BF16 on this GPU, {most.basis}."
-        if most
-        else "",
+        limit=if_recorded(limit, report.facts, steps) or "",
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
 
@@ -280,6 +279,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
         if _modelled_loss(report) and report.verdict.status not in GRAVE:
             yield "Or leave FP8 off."
+        yield from _opened(report)
         return
     grave = _gravest(report) or next(_unmended(report), None)
     more_s = if_recorded(_more_time_s, report)
@@ -298,10 +298,28 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Leave FP8 off{timed or '.'}"
     elif later := _look_later(report):
         yield _sentence(later.summary)
-    elif report.next and report.verdict.basis != "measured":
-        yield f"Nothing has to be changed; time it {where_to_time(report.facts)}: {report.next.command}"
     else:
-        yield "Nothing has to be changed."
+        yield _nothing_found(report)
+        return
+    yield from _opened(report)
+
+
+def _opened(report: Document) -> Iterator[str]:
+    """Say what could still make the step raise."""
+    for question in may_raise(report.outcomes, report.verdict, report.facts):
+        yield f"Open: {question}."
+
+
+def _nothing_found(report: Document) -> str:
+    """Say that nothing has to be changed, if nothing is open that could change the verdict; else what is
+    open."""
+    questions = open_questions(report.outcomes, report.verdict, report.facts)
+    if not questions:
+        return "Nothing has to be changed."
+    told = f"Nothing was found to change; open: {'; '.join(questions)}."
+    if not report.next or report.verdict.basis == "measured":
+        return told
+    return f"{told} Time it {where_to_time(report.facts)}: {report.next.command}"
 
 
 def _look_later(report: Document) -> Treatment | None:
@@ -337,7 +355,8 @@ def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
 def where_to_time(facts: Facts) -> str:
     """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
     on_a_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
-    return "beside BF16" if on_a_gpu else "on a GPU"
+    other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
+    return f"beside {other}" if on_a_gpu else "on a GPU"
 
 
 def with_budget(facts: Facts, seconds: float) -> str:

@@ -145,6 +145,9 @@ def _batch(facts: Facts) -> str:
     else:
         why = "batch not looked at" if steps_are_watched(facts) else "no batch made up"
         return why if lacks_batch(workload) else "batch unknown"
+    count = workload.accumulate if recorded(workload, "accumulate") else 1
+    if count > 1:
+        text += f" in each of {count} micro-batches"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
     return f"{text} (made up)" if made_up else text
 

@@ -71,12 +71,14 @@ def _was_seen(health: Health) -> bool:
 def _step(facts: Facts) -> Iterator[str]:
     """Tell where the parts of the step came from, and what its trial left changed."""
     if recorded(facts, "workload"):
-        yield from _sources(facts.workload)
+        yield from _sources(
+            facts.workload, facts.training.autocast if recorded(facts, "training.autocast") else None
+        )
     if recorded(facts, "trial.harm") and facts.trial.harm:
         yield f"not as before the trial: {', '.join(facts.trial.harm)}"
 
 
-def _sources(workload: Workload) -> Iterator[str]:
+def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
     if recorded(workload, "note") and workload.note and not lacks_batch(workload):
         yield workload.note
     if recorded(workload, "loss_source"):
@@ -84,7 +86,8 @@ def _sources(workload: Workload) -> Iterator[str]:
     if recorded(workload, "optimizer_source"):
         yield "made-up optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
     if recorded(workload, "autocast_source"):
-        yield "the user's autocast" if workload.autocast_source == "given" else "no autocast"
+        given = workload.autocast_source == "given"
+        yield "the user's autocast" if given else f"autocast to {autocast}" if autocast else "no autocast"
 
 
 def _process(facts: Facts) -> Iterator[str]:

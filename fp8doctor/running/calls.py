@@ -29,10 +29,17 @@ Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], 
 
 
 class Calls:
-    """Calls of the outermost of these modules, by the thread that made this. It keeps none of them alive."""
+    """Calls of the outermost of these modules, by the thread that made this. It keeps none of them alive.
 
-    def __init__(self, modules: Iterable[nn.Module], called: Called) -> None:
-        self._modules, self._called = [weakref.ref(each) for each in modules], called
+    Those ``inside`` a compiled region that nothing has called yet are watched until something calls one of
+    the others: Dynamo then traces them, and must not meet a call of ours.
+    """
+
+    def __init__(
+        self, modules: Iterable[nn.Module], called: Called, inside: Iterable[nn.Module] = ()
+    ) -> None:
+        self._inside = [weakref.ref(each) for each in inside]
+        self._modules, self._called = [*(weakref.ref(each) for each in modules), *self._inside], called
         self._depth, self._thread = 0, get_ident()
         self._placed: list[tuple[weakref.ref[nn.Module], Any]] = []
 
@@ -47,16 +54,20 @@ class Calls:
     def end(self) -> None:
         """Put back what stood there; a call that someone else has placed meanwhile stays."""
         for reference, own in self._placed:
-            module = reference()
-            if module is not None and isinstance(vars(module).get(ATTRIBUTE), _Call):
-                if own is None:
-                    del vars(module)[ATTRIBUTE]
-                else:
-                    vars(module)[ATTRIBUTE] = own
+            _put_back(reference, own)
         self._placed.clear()
+
+    def _leave_inside(self, called: nn.Module) -> None:
+        """Watch nothing inside of compiled regions any more, once something else than that is called."""
+        if self._inside and all(each() is not called for each in self._inside):
+            for reference, own in self._placed:
+                if reference in self._inside:
+                    _put_back(reference, own)
+            self._inside.clear()
 
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call; the outermost of this thread is told of."""
+        self._leave_inside(module)
         if get_ident() != self._thread:
             return call(*args, **kwargs)
         then = self._told(self._called, module, args, kwargs) if self._depth == 0 else None
@@ -80,6 +91,16 @@ class Calls:
             except Exception:
                 _log.debug("a call of the model could not be noted", exc_info=True)
                 return None
+
+
+def _put_back(reference: weakref.ref[nn.Module], own: Any) -> None:
+    """Put back what stood before a module's call."""
+    module = reference()
+    if module is not None and isinstance(vars(module).get(ATTRIBUTE), _Call):
+        if own is None:
+            del vars(module)[ATTRIBUTE]
+        else:
+            vars(module)[ATTRIBUTE] = own
 
 
 class _Call:

@@ -3,6 +3,7 @@ for."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,16 +17,19 @@ from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.dynamo import compiled_nothing
+from fp8doctor.examine.fp8_arguments import fp8_arguments
 from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
+from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.window import Window
-from fp8doctor.stacks.looking import read, without_modes
+from fp8doctor.stacks.looking import behind_compile, read, without_modes
 from fp8doctor.stages import Course, Doing, Teller
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
@@ -43,6 +47,7 @@ class Examination:
 
     def __init__(self, settings: Settings, watch: Watch | None, send: Callable[[Message], None]) -> None:
         self.settings, self.watch, self.send = settings, watch, send
+        self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
 
     def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
@@ -106,8 +111,11 @@ class Examination:
             workload = msgspec.structs.replace(workload, loss_source=NOT_RECORDED)
         if unseen:
             workload = msgspec.structs.replace(workload, autocast_source=NOT_RECORDED)
+        unused = window is not None and compiled_nothing()
         job = Job(
             model=model,
+            unused_marks=unused,
+            compiled_elsewhere=wrappers_of(model, owner) if unused else (),
             target=self.target,
             workload=workload,
             batch=batch.value,
@@ -121,7 +129,9 @@ class Examination:
             watched=self.watch,
         )
         with without_modes(), variables_put_back():
-            return job, examine(job)
+            facts = examine(job)
+        asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
+        return job, msgspec.structs.replace(facts, environment=asked)
 
     def _without_a_model(self, why: str) -> Facts:
         facts = examine_surroundings(self.target)
@@ -155,3 +165,12 @@ class Examination:
             except DeviceLost as lost:
                 trial = lost_with(lost, run)
         return msgspec.structs.replace(facts, trial=trial)
+
+
+def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
+    """Name what ``torch.compile`` made of the model, where the script calls the model itself."""
+    if not any(each is model for each in owner.inside):
+        return ()
+    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
+    found = [name for name, value in list(names.items()) if behind_compile(value) is model]
+    return tuple(found) or (UNNAMED,)

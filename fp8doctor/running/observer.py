@@ -19,6 +19,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.dynamo import compiled_nothing
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_follows
@@ -216,6 +217,7 @@ class Observer:
             self.settings.steps,
             main.steps,
             () if found is None else found.callable,
+            inside=found.inside if found is not None and compiled_nothing() else (),
             capture=not main.closure,
             keep=self.settings.budget_s is not None,
             mark=not function,

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.optimizer import written_back
+from fp8doctor.examine.walk import wrapped_child
 from fp8doctor.loading.job import is_trainer
 from fp8doctor.running.living import Living
 from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
@@ -35,6 +36,8 @@ class Ownership:
     """The share that it owns."""
     callable: tuple[nn.Module, ...]
     """Modules that own most of them, the outer before the inner; none is run inside a compiled region."""
+    inside: tuple[nn.Module, ...]
+    """What the compiled ones among them wrap: called itself only where nothing calls the wrapper."""
     compiled: bool
     """Whether anything of the model carries a mark of torch.compile."""
     trainer: Any
@@ -106,11 +109,13 @@ def owner(stepped: Iterable[nn.Parameter], living: Living) -> Ownership | None:
     tree = [each for _, each in modules_of(model)]
     chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
     names = {id(each) for each in tree}
+    called = {id(each): each for chain in chains for each in chain}
     return Ownership(
         model=model,
         share=owned[id(model)] / total,
-        callable=tuple(
-            {id(each): each for chain in chains for each in chain if id(each) not in inside}.values()
+        callable=tuple(each for key, each in called.items() if key not in inside),
+        inside=tuple(
+            each for above in called.values() if id(above) in map(id, marked) for each in _wrapped_by(above)
         ),
         compiled=not names.isdisjoint(map(id, marked)),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
@@ -164,6 +169,13 @@ def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
         if id(parameter) in wanted
     }
     return sum(wanted[each] for each in mine)
+
+
+def _wrapped_by(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield what a wrapper wraps, and what that wraps."""
+    while (inner := wrapped_child(module)) is not None:
+        yield inner
+        module = inner
 
 
 def _chain(root: nn.Module, wanted: dict[int, int], least: float) -> list[nn.Module]:

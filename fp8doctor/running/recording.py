@@ -16,6 +16,7 @@ from torch.autograd.profiler import profile
 
 from fp8doctor.facts import Observation
 from fp8doctor.facts.record import UnreadableDocument
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import read_trace
 from fp8doctor.stacks.looking import state_of
@@ -123,6 +124,7 @@ class Recording:
             seen,
             fp8_gemms=proof.fp8_gemms,
             graphs_run=proof.graphs_run,
+            uncompiled_linears=NOT_RECORDED if proof.uncompiled_linears is None else proof.uncompiled_linears,
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
             breakdown=breakdown(WHOLE, [step], median(seen.steps_ms), tokens_ratio=1.0),
         )

@@ -66,19 +66,21 @@ class Window:
         warmup: int,
         modules: tuple[nn.Module, ...],
         *,
+        inside: tuple[nn.Module, ...] = (),
         capture: bool,
         keep: bool = False,
         mark: bool = True,
     ) -> None:
-        """``capture`` looks at the batch of one call, ``keep`` for a trial. Without ``mark`` no call of the
-        modules is watched: they only tell the device."""
+        """``inside`` are modules within compiled regions that nothing has run yet. ``capture`` looks at the
+        batch of one call, ``keep`` for a trial. Without ``mark`` no call of the modules is watched: they only
+        tell the device."""
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
         self._captures, self._keep = capture, keep
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls, self._waits = (
-            Calls(modules if mark else (), self._called),
+            Calls(modules if mark else (), self._called, inside if mark else ()),
             LoaderWaits(self._clock.now, self._waited),
         )
         self._done: list[_Step] = []

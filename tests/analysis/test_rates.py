@@ -62,7 +62,7 @@ def test_what_checkpointing_and_adapters_cost_is_modelled_as_it_was_measured(
 
 
 def test_without_fp8_no_variant_in_fp8_is_modelled() -> None:
-    facts = replay(RECORDED / "h200-unsloth_lora.json").facts
+    facts = replay(RECORDED / "h200-lora_plain.json").facts
     assert any(linear.adapter == "adapter" for linear in facts.network.linears)
     found = rates(replace(facts, trial=Trial(arms=())))
     assert found is not None

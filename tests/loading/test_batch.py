@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.batch import Batch, describe, resolve
+from fp8doctor.loading.batch import Batch, describe, extent, resolve
 from fp8doctor.loading.job import Plan
 
 
@@ -642,3 +642,30 @@ def test_images_that_are_given_count_by_patches() -> None:
     assert described(model, resolve(model, torch.zeros(4, 3, 32, 32))).tokens == 4 * 17
     assert described(model, resolve(model, torch.zeros(4, 3, 64, 64))).tokens == 4 * 64
     assert described(cnn(), resolve(cnn(), torch.zeros(4, 1, 28, 28))).tokens is None
+
+
+class Flattening(nn.Module):
+    """Takes images as rows of their pixels, in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(784, 400), nn.Linear(400, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc2(torch.relu(self.fc1(x.view(-1, 784))))
+
+
+@pytest.mark.parametrize(
+    ("shape", "found"),
+    [
+        ((64, 1, 28, 28), (64, None, 64)),
+        ((64, 28, 28), (64, None, 64)),
+        ((64, 784), (64, None, 64)),
+        ((8, 16, 784), (8, 16, 128)),
+        ((64, 3, 32, 32), (64, None, None)),
+    ],
+)
+def test_rows_of_images_that_a_linear_takes_flattened(
+    shape: tuple[int, ...], found: tuple[int | None, ...]
+) -> None:
+    assert extent(Flattening(), torch.zeros(shape)) == found

@@ -10,12 +10,15 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.answer import _cost, answer
 from fp8doctor.render.certainty import certainty
+from fp8doctor.render.header import model
+from fp8doctor.render.support import for_support
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8
@@ -251,3 +254,51 @@ def test_no_time_of_a_cpu_stands_without_its_name(facts: Facts) -> None:
     assert said.numbers.endswith("measured on the CPU")
     if said.then.basis == "measured":
         assert said.then.sentence.endswith(", measured on the CPU, which says nothing about a GPU.")
+
+
+def routed(*, compiled: bool) -> Document:
+    """Experts of torchao's Float8Linear, whose rows a router decides and a forward could not count."""
+    facts = in_rowwise(compiled=compiled).facts
+    linears = tuple(
+        replace(each, role="experts", gemms=1, recipe="tensorwise") if each.use == "training" else each
+        for each in facts.network.linears
+    )
+    workload = replace(facts.workload, batch_source="given")
+    return diagnose(replace(facts, network=replace(facts.network, linears=linears), workload=workload))
+
+
+def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
+    (fix,) = answer(routed(compiled=True)).fix
+    assert fix.startswith("Nothing was found to change; open: whether the step raises on a GPU: the rows of ")
+    assert "which have to be multiples of 16 (SHP007); " in fix
+    assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
+    assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
+
+
+def test_an_upper_bound_is_not_called_measured() -> None:
+    bounds = [said for path in RECORDINGS if (said := answer(load_report(path)).limit)]
+    assert bounds
+    assert all(
+        re.fullmatch(r"Upper bound: [\d.]+× BF16, if every conversion to FP8 were free \(.+\)\.", each)
+        for each in bounds
+    )
+
+
+def test_a_plan_that_bf16_gains_from_too_has_no_upper_bound_beside_it() -> None:
+    report = load_report(RECORDED / "h200-lora.json")
+    assert that_help_bf16_too(step.treatment.name for step in report.prescription)
+    assert answer(report).limit == ""
+
+
+def test_micro_batches_of_a_step_are_named() -> None:
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    twice = replace(facts, workload=replace(facts.workload, accumulate=2))
+    assert "tokens in each of 2 micro-batches" in model(twice)
+    assert "micro-batch" not in model(facts)
+
+
+def test_the_autocast_of_a_trainer_is_told() -> None:
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    inside = replace(facts, training=replace(facts.training, autocast="bfloat16"))
+    assert "no autocast" in for_support(facts)
+    assert "autocast to bfloat16" in for_support(inside)

@@ -10,6 +10,7 @@ It takes some tenths of a second, and is no part of examining: only a report of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain
 from typing import Any
@@ -28,6 +29,7 @@ from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.read_rows import ReadRows
+from fp8doctor.trial.layers.recomputed import Regions, regions, undecided, with_regions
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
 
 LONGEST_S = 10.0
@@ -38,32 +40,50 @@ than one."""
 def with_rows(job: Job, facts: Facts) -> Facts:
     """Add the rows of every layer to the facts of a job that is not timed, or the reason why they are not
     known."""
+    facts = _with_recomputed(job, facts)
     if not any(linear.use == "training" for linear in facts.linears()):
         return facts
     gaps = facts.gaps if recorded(facts, "gaps") else {}
+    lists = [blocks.name for blocks in facts.network.blocks]
+    wanted = [linear.name for linear in facts.network.linears]
     try:
-        counted = _counted(job, facts)
+        counted = _of_a_fork(job, lambda: seen(job, lists, wanted), dict[str, tuple[int, ...]])
     except _NotCounted as error:
         return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": str(error)})
     return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
 
 
+def _with_recomputed(job: Job, facts: Facts) -> Facts:
+    """Add which layers a forward hands to a checkpoint function, where it calls one, or why that is not
+    known."""
+    if not recorded(facts, "network.linears") or not undecided(facts):
+        return facts
+    wanted = [linear.name for linear in facts.network.linears]
+    try:
+        found = _of_a_fork(job, lambda: recomputed(job, wanted), Regions | None)
+        if found is None:
+            raise _NotCounted("two forwards on fake tensors recompute different layers")
+    except _NotCounted as error:
+        gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+        return msgspec.structs.replace(facts, gaps={**gaps, "network.linears.checkpointed": str(error)})
+    return with_regions(facts, found)
+
+
 class _NotCounted(Exception):
-    """Why there are no rows, in a sentence."""
+    """Why a forward told nothing, in a sentence."""
 
 
-def _counted(job: Job, facts: Facts) -> rows.Rows:
-    """Count the rows in a forked process. Raises `_NotCounted`."""
+def _of_a_fork(job: Job, told: Callable[[], object], kind: Any) -> Any:
+    """Have a forked process tell something of this kind. Raises `_NotCounted`."""
 
     def work() -> bytes:
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        lists = [blocks.name for blocks in facts.network.blocks]
-        return msgspec.json.encode(seen(job, lists, [linear.name for linear in facts.network.linears]))
+        return msgspec.json.encode(told())
 
     if job.batch is None:
         raise _NotCounted(rows.NO_BATCH)
     try:
-        return msgspec.json.decode(told_by_a_fork(work, LONGEST_S), type=dict[str, tuple[int, ...]])
+        return msgspec.json.decode(told_by_a_fork(work, LONGEST_S), type=kind)
     except OSError as error:
         why = f"no process can be started for a forward on fake tensors: {error.strerror}"
         raise _NotCounted(why) from error
@@ -76,19 +96,9 @@ def _counted(job: Job, facts: Facts) -> rows.Rows:
 def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
     """Count the rows of every call of the ``wanted`` layers, in this process. Raises whatever the forward
     does."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     original = unwrapped(job.model)
     plan = depth.plans(original, depth.named_in(original, lists))[-1]
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = _Fakes(mode)
-    stand_ins = {id(each): fakes.of(each) for each in _not_copied(original)}
-    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True, stand_ins=stand_ins)[0]
-    model = to_bf16(strip_compile_marks(copied)).train()
-    give_own_code(model)
-    for module in model.modules():
-        fakes.take_over(module)
-    batch = fakes.of(job.batch)
+    mode, model, batch = _faked(job, plan)
     layers, _ = rows.found(original, plan, model, wanted)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
 
@@ -100,6 +110,36 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
 
     with mode, torch.no_grad(), autocast:
         return rows.with_every_block(forward, layers, lists)
+
+
+def recomputed(job: Job, wanted: list[str]) -> Regions | None:
+    """Tell which of the ``wanted`` layers a training forward hands to a checkpoint function, in this process.
+    Raises whatever the forward does."""
+    plan = depth.Plan((), (depth.Cut({}),))
+    mode, model, batch = _faked(job, plan)
+    layers, _ = rows.found(unwrapped(job.model), plan, model, wanted)
+    autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
+
+    def forward() -> object:
+        return job.training_step(model, batch) if job.training_step else call(model, batch)
+
+    with mode, torch.enable_grad(), autocast:
+        return regions(forward, layers, model)
+
+
+def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
+    """Make an uncompiled 16-bit copy of the first cut of a model, and its batch, on fake tensors."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = _Fakes(mode)
+    stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
+    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True, stand_ins=stand_ins)[0]
+    model = to_bf16(strip_compile_marks(copied)).train()
+    give_own_code(model)
+    for module in model.modules():
+        fakes.take_over(module)
+    return mode, model, fakes.of(job.batch)
 
 
 def _not_copied(model: nn.Module) -> list[torch.Tensor]:

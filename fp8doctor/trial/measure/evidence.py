@@ -40,6 +40,10 @@ _log = logging.getLogger("fp8doctor")
 
 COMPILED_REGION = "Torch-Compiled Region"
 
+FORWARDS_OF_LINEARS = ("aten::linear", "matmul_with_hp_or_float8_args")
+"""What the forward of an nn.Linear and of torchao's Float8Linear (0.10 to 0.18) is called in a profile.
+Inductor's graphs hold neither."""
+
 LIMIT_EXCEEDED = re.compile(r"(recompile|cache)(_size)?[ _]limit (exceeded|reached)", re.IGNORECASE)
 """How Dynamo names the failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded``
 (torch 2.13), ``recompile_limit reached`` (2.9), ``cache_size_limit reached`` (2.6)."""
@@ -209,6 +213,8 @@ class StepProof:
     fp8_gemms: int | None
     """None where nothing that could be watched tells."""
     graphs_run: int
+    uncompiled_linears: int | None = None
+    """Forwards of a Linear outside of every compiled region; None where nobody counted."""
 
 
 ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
@@ -279,7 +285,9 @@ def counted(profile: torch.autograd.profiler.profile | None, device: torch.devic
 
     On CUDA FP8 GEMMs are counted by kernel, which covers every stack, unless no kernel was seen.
     """
-    operators = kernels = regions = seen = 0
+    operators = kernels = seen = 0
+    regions: list[tuple[int, int]] = []
+    linears: list[int] = []
     raw: Any = profile
     for event in raw.kineto_results.events():
         name = event.name()
@@ -287,10 +295,13 @@ def counted(profile: torch.autograd.profiler.profile | None, device: torch.devic
         on_gpu = event.device_type() == DeviceType.CUDA
         seen += on_gpu
         kernels += on_gpu and bool(FP8_GEMM_KERNEL.search(name))
-        regions += name.startswith(COMPILED_REGION)
-    if device.type == "cuda":
-        return StepProof(kernels if seen else None, regions)
-    return StepProof(operators, regions)
+        if name.startswith(COMPILED_REGION):
+            regions.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+        elif name in FORWARDS_OF_LINEARS:
+            linears.append(event.start_ns())
+    outside = sum(not any(begin <= at < end for begin, end in regions) for at in linears)
+    fp8_gemms = operators if device.type != "cuda" else kernels if seen else None
+    return StepProof(fp8_gemms, len(regions), outside)
 
 
 def counted_in(trace: Trace, device: torch.device) -> StepProof:

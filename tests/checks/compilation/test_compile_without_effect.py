@@ -19,6 +19,7 @@ from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
 from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect, find_causes
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Dynamo, Facts, Software
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.environment import live
@@ -146,6 +147,20 @@ def test_torchdynamo_disable(
         assert finding.treatment is not None
         assert finding.treatment.code == "unset TORCHDYNAMO_DISABLE"
     assert compile_without_effect(look(compiled(convert_to_float8_training(Model().bfloat16())))) is None
+
+
+def test_the_variable_is_the_cause_of_layers_that_run_uncompiled(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    report = diagnose(look(torch.compile(convert_to_float8_training(Model().bfloat16())), tokens=16384))
+    cause = next(each for each in report.findings if each.code == "CMP002")
+    assert cause.saving_ms is not None
+    assert cause.evidence["idle_fp8_linears"] == 2
+    assert "CMP001" not in {each.code for each in report.findings}
+    bf16 = compile_without_effect(look(torch.compile(Model().bfloat16())))
+    assert isinstance(bf16, NotApplicable)
+    assert bf16.reason.endswith("whether anything asks for it is not known")
 
 
 def test_torchdynamo_disable_with_another_value_does_nothing(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
@@ -40,12 +41,14 @@ def test_torchao_changes_none_of_the_large_parts(look: Look) -> None:
     assert finding.evidence["optimizer_gib"] == pytest.approx(4 * parameters / 2**30)
     assert finding.evidence["fp8_copies_gib"] == 0.0
     assert finding.evidence["linear_inputs_gib"] == 4.0
+    assert finding.title.endswith(" GiB, the same in BF16 and in FP8")
 
 
 def test_transformer_engine_adds_its_copies(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     te = transformer_engine.install(monkeypatch)
     finding = told(look(mlp(te.Linear), tokens=16384))
     assert finding.evidence["fp8_copies_gib"] == pytest.approx(32 * 4096 * 4096 * 2 / 2**30)
+    assert finding.title.endswith(" GiB, and FP8 keeps up to 1.0 GiB more")
 
 
 def test_frozen_layers_have_no_gradient_and_no_state(look: Look) -> None:
@@ -86,3 +89,12 @@ def test_the_ledger_is_what_an_h200_measured(patient: str) -> None:
     assert now.peak_gib is not None
     assert bf16.peak_gib is not None
     assert ledger.fp8_copies == pytest.approx(now.peak_gib - bf16.peak_gib, rel=0.1)
+
+
+def test_inputs_of_experts_whose_rows_nobody_counted_are_not_called_none(look: Look) -> None:
+    facts = look(convert_to_float8_training(mlp()), tokens=16384)
+    linears = tuple(replace(each, role="experts") for each in facts.network.linears)
+    finding = told(replace(facts, network=replace(facts.network, linears=linears)))
+    assert finding.evidence["linear_inputs_gib"] is None
+    assert "0.0 GiB" not in finding.explanation
+    assert "nobody counted their rows" in finding.explanation

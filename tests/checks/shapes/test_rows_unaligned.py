@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training import config as moe
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
@@ -124,3 +127,100 @@ def test_layers_with_different_rows_are_not_said_to_see_the_same() -> None:
     )
     assert finding is not None
     assert "see 4 to 154 rows" in finding.title
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    return nn.functional.pad(x, (0, 0, 0, -len(x) % multiple))
+
+
+class GroupedExperts(nn.Module):
+    """Experts of one weight, as torchtitan and transformers write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k = 2
+        self.w1 = nn.Parameter(torch.zeros(4, 64, 32, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.w1.transpose(-2, -1), offs=ends)
+
+
+class PaddedExperts(GroupedExperts):
+    """Experts whose own code pads."""
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return super().forward(pad_to_multiple(x, 16), ends)
+
+
+class Routed(nn.Module):
+    def __init__(self, experts: nn.Module) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 4, dtype=torch.bfloat16)
+        self.experts = experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, torch.tensor([2, 4, 6, 8]))
+
+
+def routed(experts: nn.Module, config: Any) -> Facts:
+    from torchao.quantization import quantize_
+
+    model = Routed(experts)
+    quantize_(model, config, filter_fn=lambda module, name: name == "experts")
+    return examine(Job(model=model, target=Target(), workload=Workload(batch_source="made up", tokens=64)))
+
+
+@pytest.mark.parametrize(
+    ("name", "multiple"), [("Float8TrainingOpConfig", 16), ("MXFP8TrainingOpConfig", 32)]
+)
+def test_each_experts_rows_are_to_be_padded(name: str, multiple: int) -> None:
+    config = getattr(moe, name)
+    finding = finding_of("SHP007", routed(GroupedExperts(), config()))
+    assert finding is not None
+    assert (finding.severity, finding.breaks, finding.evidence["multiple"]) == (
+        "error",
+        "step_raises",
+        multiple,
+    )
+    assert finding.treatment is not None
+    assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
+    padded = routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))
+    assert outcome_of("SHP007", padded).outcome != "sick"
+
+
+def test_experts_without_a_router_may_get_equal_shares() -> None:
+    facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
+    linears = tuple(each for each in facts.network.linears if each.role != "router")
+    outcome = outcome_of(
+        "SHP007",
+        msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=linears)),
+    )
+    assert (outcome.outcome, "no router" in (outcome.reason or "")) == ("unknown", True)
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")])
+def test_rows_of_experts_that_were_counted(rows: tuple[int, ...], outcome: str) -> None:
+    facts = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
+    workload = msgspec.structs.replace(facts.workload, batch_source="given", rows={"experts.w1": rows})
+    assert outcome_of("SHP007", msgspec.structs.replace(facts, workload=workload)).outcome == outcome
+
+
+def test_code_that_may_pad_leaves_it_unknown() -> None:
+    outcome = outcome_of("SHP007", routed(PaddedExperts(), moe.Float8TrainingOpConfig()))
+    assert outcome.outcome == "unknown"
+    assert "whether your code pads" in (outcome.reason or "")
+
+
+def test_groups_of_transformer_engine_are_named() -> None:
+    facts = counted(samples=16)
+    name = "transformer_engine.pytorch.module.grouped_linear.GroupedLinear"
+    experts = tuple(
+        msgspec.structs.replace(each, role="experts", stack="transformer_engine", kind=name, recipe="delayed")
+        for each in facts.network.linears
+    )
+    outcome = outcome_of(
+        "SHP007",
+        msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=experts)),
+    )
+    assert outcome.outcome == "unknown"
+    assert "4 te.GroupedLinears (time.0 first)" in (outcome.reason or "")

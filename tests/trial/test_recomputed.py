@@ -1,0 +1,169 @@
+"""Layers that a model's own forward hands to a checkpoint function, and what the cost model makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
+from fp8doctor.analysis.rates import rates
+from fp8doctor.cost.step import modelled_step
+from fp8doctor.examine import examine
+from fp8doctor.facts import Facts, Target, Workload, recorded
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.layers import fake_rows
+
+WIDTH, ROWS = 64, 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = self.call(block, x)
+        return self.head(x)
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return block(x)
+
+
+class NotReentrant(Plain):
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False)
+
+
+class Reentrant(Plain):
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: block(x), x.requires_grad_(), use_reentrant=True)
+
+
+class Sequential(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(checkpoint_sequential(list(self.blocks), 4, x, use_reentrant=False))
+
+
+class UnderAFlag(Plain):
+    recompute = True
+
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.recompute and torch.is_grad_enabled():
+            return checkpoint(block, x, use_reentrant=False)
+        return block(x)
+
+
+class EveryOther(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=False) if number % 2 == 0 else block(x)
+        return self.head(x)
+
+
+class AtRandom(Plain):
+    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False) if next(DRAWN) else block(x)
+
+
+DRAWN = iter([0, 0, 0, 0, 1, 1, 1, 1] * 9)
+
+
+def wrapped() -> nn.Module:
+    model = Plain()
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = checkpoint_wrapper(block)
+    return model
+
+
+def job(model: nn.Module) -> Job:
+    model = convert_to_float8_training(
+        model.bfloat16(), module_filter_fn=lambda layer, name: "head" not in name
+    )
+    workload = Workload(
+        batch_source="given", batch_size=ROWS, tokens=ROWS, accumulate=1, sequence_length=None
+    )
+    batch = torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16)
+    return Job(model=model, target=Target(), workload=workload, batch=batch)
+
+
+def look(model: nn.Module) -> Facts:
+    of = job(model)
+    return fake_rows.with_rows(of, examine(of))
+
+
+def times(facts: Facts) -> dict[str, float]:
+    found = rates(facts)
+    assert found is not None
+    return {each.name: each.step_ms for each in found.variants}
+
+
+def busy_ms(facts: Facts) -> float:
+    step = modelled_step(facts)
+    assert step is not None
+    return step.busy_ms
+
+
+@pytest.mark.parametrize("kind", [NotReentrant, Reentrant, Sequential, UnderAFlag])
+def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.Module]) -> None:
+    facts = look(kind())
+    assert facts.network.blocks[0].checkpointed == 4
+    assert facts.network.linears[-1].checkpointed is None
+    by_wrapper, kept = look(wrapped()), look(Plain())
+    assert times(facts) == times(by_wrapper)
+    assert times(facts)["checkpointing-off"] == times(kept)["as_is"]
+    assert busy_ms(facts) == busy_ms(by_wrapper) > busy_ms(kept)
+
+
+def test_every_other_block() -> None:
+    facts = look(EveryOther())
+    assert {each.name: each.checkpointed for each in facts.linears()} == {
+        **{f"blocks.{number}.{name}": f"blocks.{number}" for number in (0, 2) for name in ("up", "down")},
+        **{f"blocks.{number}.{name}": None for number in (1, 3) for name in ("up", "down")},
+        "head": None,
+    }
+    assert [each.active for each in facts.training.checkpointing] == [True]
+
+
+def test_a_bf16_model_is_looked_at_too() -> None:
+    of = job(NotReentrant())
+    of.model = NotReentrant().bfloat16()
+    facts = fake_rows.with_rows(of, examine(of))
+    assert facts.network.blocks[0].checkpointed == 4
+
+
+def test_what_is_drawn_at_random_is_not_modelled() -> None:
+    facts = look(AtRandom())
+    assert modelled_speedup(facts) is None
+    assert unknown_part(facts).startswith("It cannot be modelled: which layers the forward of the model")
+    assert "two forwards" in facts.gaps["network.linears.checkpointed"]
+
+
+def test_without_a_batch_it_is_unknown() -> None:
+    of: Any = job(NotReentrant())
+    of.batch = None
+    facts = fake_rows.with_rows(of, examine(of))
+    assert not recorded(facts.linears()[0], "checkpointed")
+    assert modelled_step(facts) is None
+    decided = msgspec.structs.replace(
+        facts, training=msgspec.structs.replace(facts.training, checkpointing=())
+    )
+    assert modelled_step(decided) is not None
