@@ -42,7 +42,7 @@ from fp8doctor.cli.options import (
     version,
     with_options,
 )
-from fp8doctor.cli.project import ProjectCommand, TargetCommand
+from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.why import why
@@ -308,7 +308,7 @@ def env(python: str | None, **options: Any) -> int:
     return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
 
 
-@main.command("report", cls=ProjectCommand)
+@main.command("report", cls=ReplayCommand)
 @click.argument("saved", type=click.Path(path_type=Path))
 @gate_options
 @output_options
