@@ -115,6 +115,9 @@ class Commands(click.Group):
             complain(str(error), error.detail)
             complain_of_known(f"{error} {error.detail}")
             code = FAILED
+        except MemoryError:
+            complain("the memory was not enough. Free some, or raise the limit of this shell (ulimit -v)")
+            code = FAILED
         except Exception as error:
             if isinstance(error, OSError) and error.errno in LOST_STREAM:
                 complain(str(stdout_failed(error)))
