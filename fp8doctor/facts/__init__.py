@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.facts.incomplete import without_incomplete_lists
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import Observation
@@ -144,9 +145,13 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Facts from plain values. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that
-        does not fit."""
-        facts = from_builtins(cls, data)
+        """Facts from plain values. Lists with an incomplete element are not recorded, and kept for the next
+        save. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that does not fit."""
+        gaps: dict[str, str] = {}
+        facts = without_incomplete_lists(from_builtins(cls, data), gaps)
+        if gaps:
+            gaps = {**(facts.gaps if recorded(facts, "gaps") else {}), **gaps}
+            facts = msgspec.structs.replace(facts, gaps=gaps)
         unknown = unknown_keys(data, to_builtins(facts))
         return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
 
