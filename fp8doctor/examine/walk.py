@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any, cast
 import msgspec
 from torch import nn
 
+from fp8doctor.errors import UserError
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
 from fp8doctor.examine.kind import Kind
@@ -144,11 +146,18 @@ class Cover:
 
 
 def walk(model: nn.Module, training_step: Callable[..., Any] | None = None) -> Tree:
-    """Visit every module once, in the order of ``named_modules``."""
+    """Visit every module once, in the order of ``named_modules``. Raises `UserError` for one that is nested
+    too deep."""
     tree, step = Tree(), step_mark(training_step)
     if step:
         tree.marks.append(step)
-    _Walk(tree).visit(model, "", None, Cover(compiled="" if step else None))
+    try:
+        _Walk(tree).visit(model, "", None, Cover(compiled="" if step else None))
+    except RecursionError:
+        raise UserError(
+            "the model nests its modules deeper than Python's recursion limit allows, which is "
+            f"{sys.getrecursionlimit()}. To read it, type sys.setrecursionlimit(20_000) before you build it"
+        ) from None
     layers = tuple(place.name for place in tree.places if is_layer(place.kind))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree
