@@ -156,6 +156,8 @@ LACKING = [
     "trial.shapes.reason",
     "trial.shapes.gemms.layout",
     "trial.rows",
+    "trial.numerics.name",
+    "trial.numerics.saturated_pct",
 ]
 
 
@@ -180,7 +182,8 @@ def without_first(value: Any, keys: list[str]) -> bool:
 def test_every_page_shows_a_saved_report_that_lacks_a_key(
     lacking: str, whole: Document, tmp_path: Path
 ) -> None:
-    saved = json.loads((RECORDED / f"{TIMED}.json").read_text("utf-8"))
+    recording = "h200-trained_outlier" if "numerics" in lacking else TIMED
+    saved = json.loads((RECORDED / f"{recording}.json").read_text("utf-8"))
     assert without_first(saved["facts"], lacking.split("."))
     path, why = tmp_path / "report.json", list[str]()
     path.write_text(json.dumps(saved))

@@ -145,15 +145,25 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Facts from plain values. Lists with an incomplete element are not recorded, and kept for the next
-        save. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that does not fit."""
+        """Facts from plain values. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that
+        does not fit."""
+        return from_builtins(cls, data)._with_unknown_keys(data)
+
+    @classmethod
+    def from_saved(cls, data: dict[str, Any]) -> Facts:
+        """Facts of a saved report, as `from_dict`. A list with an incomplete element is not recorded, and is
+        kept for the next save."""
         gaps: dict[str, str] = {}
         facts = without_incomplete_lists(from_builtins(cls, data), gaps)
         if gaps:
             gaps = {**(facts.gaps if recorded(facts, "gaps") else {}), **gaps}
             facts = msgspec.structs.replace(facts, gaps=gaps)
-        unknown = unknown_keys(data, to_builtins(facts))
-        return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
+        return facts._with_unknown_keys(data)
+
+    def _with_unknown_keys(self, data: dict[str, Any]) -> Facts:
+        """Add the part of ``data`` that these facts do not hold."""
+        unknown = unknown_keys(data, to_builtins(self))
+        return msgspec.structs.replace(self, unrecognized=unknown) if unknown else self
 
     def linears(self) -> tuple[Linear, ...]:
         return self.network.linears if recorded(self, "network.linears") else ()

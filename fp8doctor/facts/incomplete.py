@@ -40,7 +40,15 @@ ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
     ModuleTime: ("name", "kind", "families_ms"),
     LayerShape: ("m", "k", "n", "recipe", "layers", "bf16_ms", "fp8_ms", "casts_ms", "reason"),
     LayerGemm: ("layout", "bf16_ms", "fp8_ms"),
-    LayerNumerics: ("name",),
+    LayerNumerics: (
+        "name",
+        "output_sqnr_db",
+        "input_gradient_sqnr_db",
+        "weight_gradient_sqnr_db",
+        "saturated_pct",
+        "flushed_pct",
+        "non_finite",
+    ),
     LossCurve: ("arm", "losses"),
 }
 """Kind of an element -> the facts that every version of fp8doctor has written of it."""
