@@ -230,7 +230,7 @@ def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
         else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
     )
     if not seen.torch:
-        return [*sentences, f"nothing was seen: the script's process imported no torch.{end}"]
+        return sentences or [f"nothing was seen: the script's process imported no torch.{end}"]
     if seen.stepped:
         taken = (
             f"after {plural(seen.steps, 'step')}, before {needed} were watched"
