@@ -292,7 +292,10 @@ def _made_later(module: Any) -> str:
 
 
 def _has_parameters(module: Any) -> bool:
-    return any(True for _ in tensors_of(module, "_parameters"))
+    try:
+        return any(True for _ in module.parameters())
+    except RecursionError:  # nested too deep, which is told where it is looked at
+        return any(True for _ in tensors_of(module, "_parameters"))
 
 
 def _is_module_class(value: Any) -> bool:

@@ -9,7 +9,7 @@ from itertools import chain
 
 import msgspec
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
@@ -86,7 +86,14 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
 def _without_size(job: Job) -> str | None:
     """Name the first parameter or buffer of a lazy module that no batch has gone through."""
     held = chain(tensors_of(job.model, "_parameters"), tensors_of(job.model, "_buffers"))
-    return next((name for name, tensor in held if is_a(tensor, UninitializedTensorMixin)), None)
+    return next(
+        (
+            name
+            for name, tensor in held
+            if is_a(tensor, UninitializedParameter) or is_a(tensor, UninitializedBuffer)
+        ),
+        None,
+    )
 
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
