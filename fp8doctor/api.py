@@ -93,12 +93,12 @@ def inspect_model(
     )
     from fp8doctor.examine import examine
 
-    if layers is not None:
-        job = _cut(job, examine(job).network, layers)
-    facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
-    if optimizer is not None and job.optimizer is None:
-        facts = _with_uncalled_optimizer(facts, optimizer)
     try:
+        if layers is not None:
+            job = _cut(job, examine(job).network, layers)
+        facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
+        if optimizer is not None and job.optimizer is None:
+            facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
             with _telling(progress) as tell:
                 facts = _timed(job, facts, device, budget_s, selected, ignored, tell)

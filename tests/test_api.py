@@ -417,3 +417,32 @@ def test_a_list_is_for_a_training_step_to_take_apart() -> None:
     assert inspect_model(model, pair, training_step=step, trial=False).facts.workload.rows == {"0": (64,)}
     with pytest.raises(TypeError, match="not list"):
         inspect_model(model, pair, trial=False)
+
+
+class Lazy(nn.Module):
+    """A model whose first layer has no size before a batch has gone through it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 4))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.layers(batch)
+
+
+@pytest.mark.parametrize("batch", [None, torch.randn(4, 4)])
+def test_a_lazy_model_that_was_not_run_is_looked_at_and_not_timed(batch: torch.Tensor | None) -> None:
+    report = inspect_model(Lazy(), batch, device="cpu", budget_s=1, progress=False)
+    assert len(report.facts.network.linears) == 1
+    assert (report.facts.trial.reason or "").startswith("its parameter layers.0.weight has no size before")
+    assert not report.facts.trial.arms
+
+
+@pytest.mark.parametrize("trial", [True, False])
+def test_a_model_that_is_nested_too_deep_is_refused_in_a_sentence(trial: bool) -> None:
+    model: nn.Module = nn.Linear(4, 4)
+    for _ in range(3000):
+        outer = nn.Module()
+        outer.inner, model = model, outer
+    with pytest.raises(ValueError, match=r"nests its modules deeper .* sys\.setrecursionlimit"):
+        inspect_model(model, device="cpu", trial=trial, progress=False)

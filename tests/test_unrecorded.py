@@ -15,10 +15,12 @@ from fp8doctor import load_report, registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.record import Record
+from fp8doctor.facts.incomplete import without_incomplete_lists
+from fp8doctor.facts.record import Record, from_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
 from fp8doctor.render.front import front
+from tests.reliability.saved_reports import look_at
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 CATALOGUE = registry.discover()
@@ -131,6 +133,93 @@ def test_a_saved_report_that_lacks_a_key_is_read_and_shown(key: str, tmp_path: P
     assert "crashed" not in outcomes(report).values()
     assert "unknown" in outcomes(report).values()
     assert str(report)
+
+
+TIMED = "h200-wide_head"
+"""Its shapes were timed GEMM by GEMM, and its modules profiled."""
+
+LACKING = [
+    "target",
+    "network.linears.name",
+    "network.linears.kind",
+    "network.linears.stack",
+    "network.blocks.name",
+    "trial.gpu",
+    "trial.device",
+    "trial.arms.name",
+    "trial.arms.tried",
+    "trial.arms.step_ms",
+    "trial.arms.breakdown.modules.families_ms",
+    "trial.shapes.recipe",
+    "trial.shapes.bf16_ms",
+    "trial.shapes.fp8_ms",
+    "trial.shapes.reason",
+    "trial.shapes.gemms.layout",
+    "trial.rows",
+    "trial.numerics.name",
+    "trial.numerics.saturated_pct",
+]
+
+
+@pytest.fixture(scope="module")
+def whole() -> Document:
+    return load_report(RECORDED / f"{TIMED}.json")
+
+
+def without_first(value: Any, keys: list[str]) -> bool:
+    """Delete a key where it stands first, and tell whether it does."""
+    if isinstance(value, list):
+        return any(without_first(each, keys) for each in value)
+    if not isinstance(value, dict) or keys[0] not in value:
+        return False
+    if keys[1:]:
+        return without_first(value[keys[0]], keys[1:])
+    del value[keys[0]]
+    return True
+
+
+@pytest.mark.parametrize("lacking", LACKING)
+def test_every_page_shows_a_saved_report_that_lacks_a_key(
+    lacking: str, whole: Document, tmp_path: Path
+) -> None:
+    recording = "h200-trained_outlier" if "numerics" in lacking else TIMED
+    saved = json.loads((RECORDED / f"{recording}.json").read_text("utf-8"))
+    assert without_first(saved["facts"], lacking.split("."))
+    path, why = tmp_path / "report.json", list[str]()
+    path.write_text(json.dumps(saved))
+    look_at(path, why, whole)
+    assert why == []
+
+
+def test_a_recipe_that_this_version_does_not_know_is_unknown(whole: Document, tmp_path: Path) -> None:
+    saved = json.loads((RECORDED / f"{TIMED}.json").read_text("utf-8"))
+    for each in (*saved["facts"]["trial"]["shapes"], *saved["facts"]["network"]["linears"]):
+        each["recipe"] = "groupwise"
+    path, why = tmp_path / "report.json", list[str]()
+    path.write_text(json.dumps(saved))
+    look_at(path, why, whole)
+    assert why == []
+
+
+def test_a_list_with_an_incomplete_element_says_so_and_is_saved_again(tmp_path: Path) -> None:
+    saved = json.loads((RECORDED / "h200-mlp.json").read_text("utf-8"))
+    del saved["facts"]["network"]["linears"][1]["name"]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(saved))
+    report = load_report(path)
+    assert not recorded(report.facts, "network.linears")
+    assert report.facts.gaps["network.linears"] == "an element of this list has no name"
+    assert report.to_dict()["facts"]["network"]["linears"] == saved["facts"]["network"]["linears"]
+
+
+def test_no_recording_has_an_incomplete_list() -> None:
+    """What is essential of an element has been written since the first version."""
+    for file in Path(__file__).parent.rglob("recorded/*.json"):
+        data = json.loads(file.read_text("utf-8"))
+        if isinstance(data, dict) and "facts" in data:
+            gaps: dict[str, str] = {}
+            without_incomplete_lists(from_builtins(Facts, data["facts"]), gaps)
+            assert gaps == {}, file
 
 
 @pytest.mark.parametrize("facts", [Facts(), *(check.module.SICK for check in CATALOGUE)])

@@ -64,7 +64,9 @@ def too_large(trial: Trial, *treatments: str) -> Arm | None:
 
 def timed_on(trial: Trial) -> str:
     """Name the device as a measured number does."""
-    return trial.gpu or trial.device.upper()
+    if recorded(trial, "gpu") and trial.gpu:
+        return trial.gpu
+    return trial.device.upper() if recorded(trial, "device") else "an unknown device"
 
 
 def best_bf16(facts: Facts) -> Arm | None:

@@ -8,7 +8,7 @@ GEMM that wants it turned.
 from __future__ import annotations
 
 from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES
-from fp8doctor.facts import LayerShape, Layout
+from fp8doctor.facts import LayerShape, Layout, Unrecorded
 
 FROZEN_CAST_SHARE = {
     "tensorwise": 5.0 / 9.0,
@@ -29,8 +29,12 @@ def cast_shares(shape: LayerShape) -> dict[Layout, float]:
     """Divide the casts of a shape over its GEMMs; the shares add up to 1.
 
     Input and gradient of a trained layer are turned for the weight gradient, the weight for the input
-    gradient.
+    gradient. Raises `Unrecorded` for a recipe whose casts were not measured.
     """
+    if shape.recipe not in FROZEN_CAST_SHARE:
+        raise Unrecorded(
+            LayerShape, "casts_ms", f"how much of the casts each GEMM needs is not known of {shape.recipe!r}"
+        )
     if shape.recipe in TE_CAST_BYTES:
         activation = weight = TE_CAST_BYTES[shape.recipe]
     else:

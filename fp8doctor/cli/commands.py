@@ -44,7 +44,7 @@ from fp8doctor.cli.options import (
     version,
     with_options,
 )
-from fp8doctor.cli.project import ProjectCommand, TargetCommand
+from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.cli.traces import trace as trace_
 from fp8doctor.cli.why import why
@@ -119,6 +119,9 @@ class Commands(click.Group):
         except UserError as error:
             complain(str(error), error.detail)
             complain_of_known(f"{error} {error.detail}")
+            code = FAILED
+        except MemoryError:
+            complain("the memory was not enough. Free some, or raise the limit of this shell (ulimit -v)")
             code = FAILED
         except Exception as error:
             if isinstance(error, OSError) and error.errno in LOST_STREAM:
@@ -315,7 +318,7 @@ def env(python: str | None, **options: Any) -> int:
     return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
 
 
-@main.command("report", cls=ProjectCommand)
+@main.command("report", cls=ReplayCommand)
 @click.argument("saved", type=click.Path(path_type=Path))
 @gate_options
 @output_options

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
 
+from fp8doctor.cli.console import complain
+from fp8doctor.cli.trust import distrusted, distrusted_checks, distrusted_interpreter
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 from fp8doctor.wording import error_in_words
@@ -52,6 +54,9 @@ GATE = (
 PATHS = ("checks", "baseline", "python")
 """Keys whose values are paths, read from the folder of the file."""
 
+CODE = {"checks": "--checks DIR", "python": "--python PATH"}
+"""Keys whose values are run -> what to type where they are not taken."""
+
 LARGEST = 2**20
 """Bytes of a pyproject.toml that is read."""
 
@@ -82,9 +87,11 @@ class ProjectCommand(click.Command):
     """Whether ``fail-on`` and the gates of the project hold."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        project = project_near(self.near(ctx, args))
+        project = project_near(self.near(ctx, args), say=_silent if ctx.resilient_parsing else complain)
         ctx.default_map = {
-            name: value for name, value in project.options.items() if self.of_the_gate or name not in GATE
+            name: value
+            for name, value in project.options.items()
+            if (self.of_the_gate or name not in GATE) and not self.is_left(ctx, project, name, args)
         }
         try:
             rest = super().parse_args(ctx, args)
@@ -103,9 +110,36 @@ class ProjectCommand(click.Command):
         """The folder from which a project is looked for: the target's, where it is a file."""
         return _here()
 
+    def runs_code_of(self, project: Project) -> bool:
+        """Whether the project's checks and interpreter are run. Without a target the command line names no
+        project but the one in the current folder."""
+        return project.file is not None and project.file.parent == _here()
+
+    def is_left(self, ctx: click.Context, project: Project, name: str, args: list[str]) -> bool:
+        """Whether an option of the project is not taken because it is code; says so where it would count."""
+        if name not in CODE or self.runs_code_of(project):
+            return False
+        parameter = next((each for each in self.params if each.name == name), None)
+        if parameter is not None and not _is_named(parameter, args) and not ctx.resilient_parsing:
+            complain(
+                f"{project.file}: {name} is not taken, because this command runs no code of a project that "
+                f"it does not name. To use it, type {CODE[name]}"
+            )
+        return True
+
+
+class ReplayCommand(ProjectCommand):
+    """A command that reads a saved report, and runs no code of a project."""
+
+    def runs_code_of(self, project: Project) -> bool:
+        return False
+
 
 class TargetCommand(ProjectCommand):
-    """A command with a target."""
+    """A command with a target, whose project it is."""
+
+    def runs_code_of(self, project: Project) -> bool:
+        return True
 
     def near(self, ctx: click.Context, args: list[str]) -> Path:
         at = first_word(args, set(options_with_value(self)))
@@ -122,13 +156,17 @@ def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
     return any(arg.partition("=")[0] in names for arg in args)
 
 
-def project_near(folder: Path) -> Project:
+def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
     """Read the nearest pyproject.toml that has the table, from this folder upwards, then from the current
-    one. Raises `UserError` for a table that cannot be read."""
+    one. Raises `UserError` for a table that cannot be read; says which are another user's, and ignored."""
     for each in dict.fromkeys((*_upwards(folder), *_upwards(_here()))):
-        if (project := _read(each / "pyproject.toml")) is not None:
+        if (project := _read(each / "pyproject.toml", say)) is not None:
             return project
     return Project()
+
+
+def _silent(sentence: str) -> None:
+    """Say nothing: a shell completes a line."""
 
 
 def _here() -> Path:
@@ -144,9 +182,9 @@ def _upwards(folder: Path) -> Iterator[Path]:
     yield from folder.parents
 
 
-def _read(file: Path) -> Project | None:
-    """Read one file; None where it has no such table. Others are not parsed: they cost time, and their
-    mistakes are not ours."""
+def _read(file: Path, say: Callable[[str], None]) -> Project | None:
+    """Read one file; None where it has no such table, or is not to be trusted. Others are not parsed: they
+    cost time, and their mistakes are not ours."""
     try:
         if not file.is_file() or file.stat().st_size > LARGEST:
             return None
@@ -157,17 +195,40 @@ def _read(file: Path) -> Project | None:
         return None
     import tomllib
 
+    why = distrusted(file)
+
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
     except (ValueError, AttributeError) as error:
+        if why is not None:
+            return None
         from fp8doctor.facts.scrub import scrub
 
         raise UserError(f"cannot read {file}: {scrub(error_in_words(error))}") from None
     if table is None:
         return None
+    if why is not None:
+        say(f"{file} is ignored: {why}")
+        return None
     if not isinstance(table, dict):
         raise UserError(f"{file}: [{TABLE}] is not a table")
-    return Project(file, dict(_options(file, table)), _ignored(file, table.get("ignore", {})))
+    options = dict(_trusted(file, _options(file, table), say))
+    return Project(file, options, _ignored(file, table.get("ignore", {})))
+
+
+def _trusted(
+    file: Path, options: Iterable[tuple[str, Any]], say: Callable[[str], None]
+) -> Iterator[tuple[str, Any]]:
+    """The options without the code of another user, which is named."""
+    for name, value in options:
+        if name == "checks":
+            why = next(filter(None, (distrusted_checks(Path(each)) for each in value)), None)
+        else:
+            why = distrusted_interpreter(Path(value)) if name == "python" and _is_path(value) else None
+        if why is None:
+            yield name, value
+        else:
+            say(f"{file}: {name} is not taken: {why}")
 
 
 def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -196,8 +257,15 @@ def _several(file: Path, key: str, value: Any) -> list[Any]:
 
 def _one(file: Path, key: str, value: Any) -> Any:
     """A value; a path is read from the folder of the file, but for the bare name of a command."""
-    is_path = key in PATHS and not (key == "python" and "/" not in value)
+    is_path = key in PATHS and (key != "python" or _is_path(value))
     return str(file.parent / value) if is_path else value
+
+
+def _is_path(python: str) -> bool:
+    """Whether an interpreter is named by its path, not as a command."""
+    import shutil
+
+    return "/" in python or shutil.which(python) is None
 
 
 def _ignored(file: Path, table: Any) -> dict[str, str]:

@@ -12,7 +12,7 @@ from fp8doctor.cli.again import SCRIPT
 from fp8doctor.cli.console import complain, complain_of_known
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
 from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
-from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 from fp8doctor.running.settings import STEPS, WARMUP
@@ -42,6 +42,9 @@ class Run(ProjectCommand):
     exit code is the script's, unless the command line says otherwise."""
 
     of_the_gate = False
+
+    def runs_code_of(self, project: Project) -> bool:
+        return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = first_word(args, set(options_with_value(self)), ("-m",))
@@ -222,7 +225,7 @@ def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
         else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
     )
     if not seen.torch:
-        return [*sentences, f"nothing was seen: the script's process imported no torch.{end}"]
+        return sentences or [f"nothing was seen: the script's process imported no torch.{end}"]
     if seen.stepped:
         taken = (
             f"after {plural(seen.steps, 'step')}, before {needed} were watched"

@@ -17,6 +17,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
 from importlib import metadata
@@ -71,6 +72,37 @@ PREFIXES = (
 
 PRIVATE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|_DIR$|_PATH$|_ROOT$|_URL$|_REMOTE_")
 """Names within those families that may hold more than a switch."""
+
+WORDS = frozenset(
+    """
+    true false yes no on off none null auto all any default enable enabled disable disabled dynamic static
+    fp bf float bfloat int uint nv mx tf half single mixed precision e m x v k b mb gb kb ms gfx sm
+    te ao msamp transformer engine torchao torch accelerate deepspeed fsdp ddp megatron cutlass triton aten
+    cpp ck cudnn cublas cublaslt flash fused unfused native cudamallocasync inductor eager aot dynamo
+    cudagraphs cudagraph ipex tensorrt onnx onnxrt nvfuser ofi tvm openxla xla gaudi hpu ts dynamite
+    reduce overhead max autotune autotuning gemm no hybrid delayed current block blockwise tensor tensorwise
+    row rowwise recent most compute algo forward backward fwd bwd
+    full shard grad op strategy zero param params optimizer device cpu cuda gpu mig nvme xpu npu mps
+    fastest first pci bus id lazy info warn warning error fatal trace debug detail version critical
+    ring tree simple ll nvls nvlstree collnet direct chain pat
+    expandable segments split size garbage collection threshold roundup power divisions backend pinned
+    reserve host register num threads background release lock per process memory fraction graph capture
+    private pools max min non large
+    logs output code kernel graphs breaks guards recompiles verbose bytecode autograd compiled aot joint
+    schedule fusion perf hints post pre export distributed dtensor fake fx cache caching caches onnx
+    benchmarking ir sym node side effects symbolic shape shapes source call events cpp annotation async
+    compile compilation timing compiler level lowering scheduler codegen utils config json yaml yml ds log
+    traces txt out tmp
+    """.split()
+)
+"""What values of these variables are made of, beside numbers. Another word may be anything, and is not
+recorded."""
+
+SET = "(set)"
+"""Stands for what is not recorded of a value."""
+
+MOST_DIGITS = 12
+"""Digits of a number, or of several in one piece of a value; longer ones may be anything."""
 
 PACKAGES = {
     "torchao": ("torchao",),
@@ -138,7 +170,20 @@ def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def _public(value: str) -> str:
     value = re.sub(r"\b(GPU|MIG)-[\w/-]+", r"\1-…", value)
-    return scrub(re.sub(r"[^\s,;='\"]*[\\/]", "…/", value))
+    value = scrub(re.sub(r"[^\s,;='\"]*[\\/]", "…/", value))
+    return re.sub(r"(?<![^\s,;|=])[^\s,;|=<]+(?![^\s,;|=])", lambda piece: _known(piece[0]), value)
+
+
+def _known(piece: str) -> str:
+    """Give a piece of a value whose words are those of its variables, or nearly: what is misspelled has to be
+    told. Another one is only said to be set."""
+    words = re.findall(r"[^\W\d_]+", piece)
+    numbers = sum(map(str.isdigit, piece)) <= MOST_DIGITS
+    return piece if numbers and all(map(_is_word, words)) else SET
+
+
+def _is_word(word: str) -> bool:
+    return word.lower() in WORDS or (len(word) > 4 and bool(get_close_matches(word.lower(), WORDS, 1, 0.8)))
 
 
 def examine_software(gaps: dict[str, str]) -> Software:

@@ -11,11 +11,11 @@ import msgspec
 
 from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.padded_rows import may_pad_rows
-from fp8doctor.examine.walk import Place, Tree
+from fp8doctor.examine.walk import ROUTER_NAMES, Place, Tree
 from fp8doctor.facts import Blocks, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise
-from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of, tensor
+from fp8doctor.stacks.looking import children_of, is_torchscript, method, read, state_of
 
 _log = logging.getLogger("fp8doctor")
 
@@ -23,7 +23,6 @@ HEAD_NAMES = ("head", "lm_head", "score", "classifier")
 PEFT_PARTS = ("base_layer", "modules_to_save", "default")
 """Components that PEFT puts behind the name of the layer it wraps."""
 
-ROUTER_NAMES = ("router", "gate")
 VISITED = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -41,9 +40,6 @@ VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
 DEEPEST_IN_EXPERTS = 6
 """Modules from a layer up to what holds the router: the layer under its adapters, a part of an expert, the
 expert, their list, and that."""
-
-DEEPEST_LIST = 2
-"""Modules from what stands beside a router down to an expert: their list, or the module of several lists."""
 
 TOP_OF = re.compile(r"Top(\d)(?:Router|Gate)$")
 """Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router``. Source: transformers 5.23."""
@@ -158,11 +154,9 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         return "head"
     while place.parent is not None and "base_layer" in children_of(place.parent.module):
         place = place.parent
-    beside_experts = place.parent is not None and any(
-        "expert" in each.lower() for each in children_of(place.parent.module)
-    )
     if place.name.endswith(ROUTER_NAMES) and (
-        beside_experts or (place.parent and type(place.parent.module).__name__.endswith("Router"))
+        place.parent is not None
+        and (place.parent.holds_experts or type(place.parent.module).__name__.endswith("Router"))
     ):
         return "router"
     return "router" if chooses_experts(place, layer) else "body"
@@ -173,21 +167,12 @@ def chooses_experts(place: Place, layer: Layer) -> bool:
     its like alone, as the gates of several tasks."""
     holder = place.parent
     for level in range(2):
-        if holder is None or (level and not holds_only(place.parent, layer.out_features)):
+        if holder is None or (level and place.parent and not place.parent.outputs <= {layer.out_features}):
             return False
-        below = holder.children
-        for _ in range(DEEPEST_LIST):
-            below = [each for child in below for each in child.children]
-            if any(each.experts == layer.out_features for each in below):
-                return True
+        if layer.out_features in holder.experts_below:
+            return True
         holder = holder.parent
     return False
-
-
-def holds_only(holder: Place | None, outputs: int) -> bool:
-    """Whether all weights below a module belong to Linears with so many outputs."""
-    weights = [tensor(each.module, "weight") for each in holder.children] if holder else []
-    return all(each.ndim == 2 and each.shape[0] == outputs for each in weights if each is not None)
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:
@@ -219,12 +204,12 @@ def visited_experts(place: Place, config: Any) -> int | None:
     for _ in range(DEEPEST_IN_EXPERTS):
         if at is None:
             break
-        routers = [child for child in at.children if child.name.endswith(ROUTER_NAMES)]
+        routers = at.routers
         for each in (at, *routers):
             for name in VISITED_BY_ROUTER if routers else ("top_k", *VISITED):
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
-            if each in routers and (named := TOP_OF.search(type(each.module).__name__)):
+            if each is not at and (named := TOP_OF.search(type(each.module).__name__)):
                 return int(named[1])
         at = at.parent
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
@@ -269,11 +254,12 @@ def _ends(
     last, layer = found[candidates[-1]]
     if layer.out_features in taken or f"{last.name}.".startswith(inside):
         return set()
-    siblings = () if last.parent is None or last.parent is tree.root else last.parent.children
+    beside = last.parent if last.parent is not tree.root else None
     return {candidates[-1]} | {
         i
         for i in candidates
-        if any(found[i][0] is each for each in siblings)
+        if beside is not None
+        and found[i][0].parent is beside
         and found[i][1].in_features == layer.in_features
         and found[i][1].out_features not in taken
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, cast
 
 import msgspec
 from torch import nn
 
+from fp8doctor.errors import UserError
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
 from fp8doctor.examine.kind import Kind
@@ -51,6 +54,12 @@ OF_EXPERTS = re.compile(r"expert|moe|mixture|switch", re.IGNORECASE)
 ROUTERS = ("router", "gate", "gating", "switch", "wg")
 """How the name of a router ends. ``wg``: DeepSpeed's."""
 
+ROUTER_NAMES = ("router", "gate")
+"""How the name of a router ends that decides how many experts a token visits."""
+
+DEEPEST_LIST = 2
+"""Modules from what stands beside a router down to an expert: their list, or the module of several lists."""
+
 INNER_NAMES = frozenset(WRAPPERS.values())
 
 
@@ -75,6 +84,34 @@ class Place:
     """PEFT keeps this original aside and runs its trained copy instead (``modules_to_save``)."""
     trainable_so_far: bool = False
     """Whether this module or one before it, in the order of the tree, has a trainable parameter."""
+
+    # Each of its children asks these, so they are found once: a list may hold thousands. The tree has to be
+    # whole by then.
+
+    @cached_property
+    def outputs(self) -> frozenset[int | None]:
+        """The outputs of the Linears right below; None stands for a weight of another kind."""
+        weights = [tensor(each.module, "weight") for each in self.children]
+        return frozenset(each.shape[0] if each.ndim == 2 else None for each in weights if each is not None)
+
+    @cached_property
+    def experts_below(self) -> frozenset[int]:
+        """How many experts each list of them holds that stands right below, or in a list right below."""
+        below, found = self.children, set[int]()
+        for _ in range(DEEPEST_LIST):
+            below = [each for child in below for each in child.children]
+            found.update(each.experts for each in below if each.experts is not None)
+        return frozenset(found)
+
+    @cached_property
+    def holds_experts(self) -> bool:
+        """Whether a module right below is called an expert, or experts."""
+        return any("expert" in each.lower() for each in children_of(self.module))
+
+    @cached_property
+    def routers(self) -> tuple[Place, ...]:
+        """The routers right below, by their names."""
+        return tuple(child for child in self.children if child.name.endswith(ROUTER_NAMES))
 
 
 @dataclass
@@ -113,12 +150,19 @@ def walk(
 ) -> Tree:
     """Visit every module once, in the order of ``named_modules``.
 
-    With ``unused_marks`` training steps ran, and what the compile marks cover did not compile in them.
+    With ``unused_marks`` training steps ran, and what the compile marks cover did not compile in them. Raises
+    `UserError` for a model that is nested too deep.
     """
     tree, step = Tree(), step_mark(training_step)
     if step:
         tree.marks.append(step)
-    _Walk(tree, unused_marks).visit(model, "", None, Cover(compiled="" if step else None))
+    try:
+        _Walk(tree, unused_marks).visit(model, "", None, Cover(compiled="" if step else None))
+    except RecursionError:
+        raise UserError(
+            "the model nests its modules deeper than Python's recursion limit allows, which is "
+            f"{sys.getrecursionlimit()}. To read it, type sys.setrecursionlimit(20_000) before you build it"
+        ) from None
     layers = tuple(place.name for place in tree.places if is_layer(place.kind))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.facts.incomplete import without_incomplete_lists
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import Observation
@@ -148,9 +149,23 @@ class Facts(Record, frozen=True, kw_only=True):
     def from_dict(cls, data: dict[str, Any]) -> Facts:
         """Facts from plain values. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that
         does not fit."""
-        facts = from_builtins(cls, data)
-        unknown = unknown_keys(data, to_builtins(facts))
-        return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
+        return from_builtins(cls, data)._with_unknown_keys(data)
+
+    @classmethod
+    def from_saved(cls, data: dict[str, Any]) -> Facts:
+        """Facts of a saved report, as `from_dict`. A list with an incomplete element is not recorded, and is
+        kept for the next save."""
+        gaps: dict[str, str] = {}
+        facts = without_incomplete_lists(from_builtins(cls, data), gaps)
+        if gaps:
+            gaps = {**(facts.gaps if recorded(facts, "gaps") else {}), **gaps}
+            facts = msgspec.structs.replace(facts, gaps=gaps)
+        return facts._with_unknown_keys(data)
+
+    def _with_unknown_keys(self, data: dict[str, Any]) -> Facts:
+        """Add the part of ``data`` that these facts do not hold."""
+        unknown = unknown_keys(data, to_builtins(self))
+        return msgspec.structs.replace(self, unrecognized=unknown) if unknown else self
 
     def linears(self) -> tuple[Linear, ...]:
         return self.network.linears if recorded(self, "network.linears") else ()

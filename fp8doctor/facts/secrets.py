@@ -39,7 +39,6 @@ TOKENS = r"""(?x)
           | pscale_tkn_ | ATATT3x | sq0(?:atp|csp)- | sntry[su]_ | phc_ | AGE-SECRET-KEY-1 )
         (?=[\w-]*[0-9A-Z]) [\w-]{16,}
       | (?: hv[sbr]\. | dp\.pt\. | ya29\. | 1//0 ) [\w.-]{16,}   # Vault, Doppler, Google
-      | (?: AKIA | ASIA ) [A-Z0-9]{12,}                       # Amazon
       | AIza [\w-]{30,}                                       # Google
       | GOCSPX- [\w-]{20,}
       | xox[a-z]- [\w-]{10,} | xapp- [\w-]{10,}               # Slack
@@ -48,8 +47,17 @@ TOKENS = r"""(?x)
       | (?: SK | key- ) [0-9a-f]{32} (?![0-9A-Za-z])          # Twilio, Mailgun
       | \d{8,10} : AA [\w-]{33}                               # Telegram
       | eyJ [\w-]{8,} \. [\w.-]{8,} | eyJ [\w+/=-]{40,}       # JSON web token, Neptune
-      | [0-9a-f]{40} (?![0-9A-Za-z])                          # Weights & Biases
+      | (?<!sha256:) (?:[0-9a-f]{40,128} | (?=\d*[A-F]) (?=[A-F]*\d) [0-9A-F]{40,128}) (?![0-9A-Za-z])   # W&B
     )
+  | (?<![A-Z0-9]) A(?:KIA|SIA|ROA|IDA|GPA|NPA|NVA|IPA|BIA|CCA|PKA|SCA) [A-Z0-9]{12,}         # Amazon
+  | (?: hf_ | api_org_ | gh[pousr]_ | github_pat_ | gsk_ | npm_ | r8_ | glpat- | nvapi-      # behind a letter
+      | sk- (?:proj-|ant-(?:api\d\d-)?)? )
+    (?=\w*[a-z]) (?=\w*[A-Z]) (?=\w*\d) [A-Za-z0-9]{30,}
+  | (?<![\w/+=.-]) (?! [A-Za-z0-9/+]* [a-z]{8}) (?= (?:[^a-z\s]*[a-z]){3})                   # Amazon, alone
+    (?: (?= (?:[A-Za-z/+]*\d){3}) (?= (?:[^A-Z\s]*[A-Z]){3})
+      | (?= [A-Za-z0-9]*[/+]) (?= [A-Za-z/+]*\d) (?= (?:[^A-Z\s]*[A-Z]){8}) )
+    [A-Za-z0-9/+]{40} (?![\w/+=.-])
+  | (?<![\w.+-]) (?!1844674407370955\d{4}\b) \d{20,64} (?![\w.])                             # of digits alone
   | (?<![\w~.-]) [\w~.-]{3} \d Q~ [\w~.-]{31,34}              # Azure
     """
 """Tokens that tell themselves by how they begin."""
@@ -105,6 +113,13 @@ QUERY = r"""(?xi)
     """
 """What signs an address."""
 
+QUOTED = rf"""(?x)
+      ( (?i: (?:{PASSWORD}) ["']?\s*(?:=>|[=:])\s* | --? (?:[a-z0-9]+[-_])* (?:{PASSWORD}|pass) (?:\s+|=)
+          | (?<![A-Za-z]) (?:{STRONG}) ["']?\s*(?:=>|[=:])\s* ) (["']) )
+      {NOTHING} (?: (?!\2)[^\r\n] )+ \s (?: (?!\2)[^\r\n] )* (?=\2)
+    """
+"""A value of several words in quotes after the name of a secret."""
+
 OPTION = rf"""(?xi)
       (?<![\w-]) ( --? (?:[a-z0-9]+[-_])* (?:{PASSWORD}|pass) (?:\s+|=) ["']? ) (?![<-]) [^\s"']+
     | (?<![\w-]) ( -- (?:[a-z0-9]+[-_])* (?:token|key|secret|pat) (?:\s+|=) ["']? )
@@ -131,6 +146,12 @@ IP4_SAID = rf"({BEFORE_ADDRESS})(?!127\.0\.0\.1\b|0\.0\.0\.0\b){QUAD}(?!\.?\w)"
 IP6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){1,7}:?[0-9A-Fa-f]{1,4}(?::{1,2}[0-9A-Fa-f]{1,4}){0,7}(?![\w:])"
 MAC = r"(?<![\w:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![\w:-])"
 
+IP4_ALONE = r"((?:[\w.+-]+[ ]*[=:(]*[ ]*)?)(?<![\w.=<>~-])(10\.(?:\d{1,3}\.){2}\d{1,3})(?![\w.])"
+"""An address of a private network behind a word, which may be a package's."""
+
+VERSIONED = re.compile(r"(?i)nvidia|\bcu[a-z]|-cu\d|version|driver|release|toolkit|rand|lib")
+"""Words behind which four numbers are a version."""
+
 HOST_SAID = r"""(?x)
       ( \b (?: MASTER_ADDR | HOSTNAME | SLURMD_NODENAME | SLURM_JOB_NODELIST | SLURM_NODELIST | hostname
              | nodename ) ["']? \s* [=:] \s* ["']? ) (?!localhost\b|127\.|<) [\w.\[\],-]+
@@ -141,9 +162,11 @@ HOST_SAID = r"""(?x)
 
 NAME = r"[^/\\\s:;,'\"<>]+"
 HOMES = rf"""(?x)
-    (?: / (?:home|Users) / | (?i: [a-z]: [\\/]+ users [\\/]+ ) )
-    (?: {NAME} (?: [ ]{NAME} ){{1,2}} (?=[\\/]) | {NAME} )
+    (?: / (?:homes?\d* | Users) /
+      | (?i: (?: [a-z]: | <host> ) [\\/]+ (?: users | documents[ ]and[ ]settings ) [\\/]+ ) )
+    (?: {NAME} (?: [ ]{NAME} ){{1,2}} (?=[\\/]) | {NAME} ) (?: : (?=[A-Za-z]) {NAME} )*
   | (?<![\w.])/root(?![\w.-])
+  | (?<![\w.~/\\<>=-]) ~[A-Za-z_] (?: [\w.-]* (?=[/\\'"]) | [\w.-]{{3,}} \Z )
     """
 FOLDERS = r"""(?x) (?<![\w.~>/-])
     (/ (?: scratch\d* | lustre\d* | gpfs\d* | beegfs | fsx | nobackup | checkpoint | users | nfs | afs | mnt
@@ -209,6 +232,10 @@ def _folder(match: re.Match[str]) -> str:
     return f"{match[1]}/{USER}/{match[3]}" if match[2] else f"{match[1]}/{USER}"
 
 
+def _private(match: re.Match[str]) -> str:
+    return match[0] if VERSIONED.search(match[1]) else match[1] + ADDRESS
+
+
 REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
     ("PRIVATE KEY", PRIVATE_KEY, SECRET),
     ("://", HOOKS, rf"\1{SECRET}"),
@@ -216,12 +243,14 @@ REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
     (r"\S{15}", TOKENS, SECRET),
     (r"(?i)authorization|bearer|\bx-|cookie", HEADER, _value),
     (r"(?i)[?&]|\b(?:sig|x-amz|aws)", QUERY, _value),
+    (r"(?i)pass|secret|key|token|credential", QUOTED, _value),
     (rf"(?i)(?:{PASSWORD}|pwd|key|token|secret|credentials?|pass|pat){ASSIGN}", ASSIGNED, _value),
     (r"(?<![\w-])--?\w", OPTION, _value),
     ("@", MAILBOX, EMAIL),
     ("[:-]..[:-]", MAC, ADDRESS),
     (r"(?:\d+\.){3}", IP4_SAID, rf"\1{ADDRESS}"),
     (r"(?:\d+\.){3}|ip-\d", IP4, ADDRESS),
+    (r"\b10\.", IP4_ALONE, _private),
     (":[0-9A-Fa-f:]", IP6, _six),
     (
         "ADDR|HOSTNAME|NODE|hostname|nodename|internal|cluster|localdomain|corp|intra",
@@ -229,7 +258,7 @@ REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
         lambda match: (match[1] or "") + HOST,
     ),
     (r"\\\\", SHARE, HOST),
-    ("(?i)home|users|root", HOMES, "~"),
+    ("(?i)home|users|settings|root|~[a-z_]", HOMES, "~"),
     (r"(?<![\w.~>/-])/\w", FOLDERS, _folder),
 )
 """What every match contains, what matches, and what stands in its place. To make all patterns takes 10 ms of

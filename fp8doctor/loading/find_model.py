@@ -17,6 +17,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.loading.job import is_optimizer, is_trainer
 from fp8doctor.loading.script_file import BUILDERS
+from fp8doctor.stacks.looking import modules_of, tensors_of
 from fp8doctor.wording import error_in_words, escaped
 
 LONGEST_DETAIL = 20_000
@@ -189,7 +190,7 @@ def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in names.items()
         if isinstance(value, torch.nn.Module) and _has_parameters(value)
     }
-    inside = {id(part) for value in found.values() for part in value.modules() if part is not value}
+    inside = {id(part) for value in found.values() for _, part in modules_of(value) if part is not value}
     return {name: value for name, value in found.items() if id(value) not in inside}
 
 
@@ -291,7 +292,10 @@ def _made_later(module: Any) -> str:
 
 
 def _has_parameters(module: Any) -> bool:
-    return any(True for _ in module.parameters())
+    try:
+        return any(True for _ in module.parameters())
+    except RecursionError:  # nested too deep, which is told where it is looked at
+        return any(True for _ in tensors_of(module, "_parameters"))
 
 
 def _is_module_class(value: Any) -> bool:

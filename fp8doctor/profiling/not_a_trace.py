@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.trace import Trace, read_trace, unpacked
+from fp8doctor.profiling.trace import TooLarge, Trace, read_trace, unpacked
 from fp8doctor.wording import plural, quoted
 
 _PIECE = 2**24
@@ -46,6 +46,8 @@ def read_or_explain(path: Path) -> Trace:
         pass
     try:
         trace = read_trace(path)
+    except TooLarge:
+        raise
     except UnreadableDocument as error:
         raise UnreadableDocument(_explained(path, str(error)) or str(error)) from None
     if trace.gpu:
@@ -94,8 +96,6 @@ def _explained(path: Path, error: str) -> str | None:
     for beginning, sentence in _OTHERS.items():
         if start.startswith(beginning):
             return f"{sentence}, not a trace of torch.profiler"
-    if "GiB" in error:
-        return error
     seen, size, whole = Counter[str](), 0, True
     try:
         for piece in _pieces(path, packed=start.startswith(b"\x1f\x8b")):

@@ -37,7 +37,17 @@ has 0.17 GB."""
 _GZIP = b"\x1f\x8b"
 _OF_GZIP = zlib.MAX_WBITS | 16
 _PIECE = 2**18
-"""Bytes that are unpacked at once, into at most a thousand times as many."""
+"""Bytes of a compressed trace that are read at once."""
+
+_UNPACKED_PIECE = 2**24
+"""Bytes that are unpacked at once."""
+
+MOST_PACKED = 100
+"""Bytes that one byte of a compressed trace may stand for, beyond the first `ALWAYS_UNPACKED`. Traces shrink
+to a tenth or a thirtieth of their size, a file that repeats one byte to a thousandth."""
+
+ALWAYS_UNPACKED = 2**25
+"""Bytes that are unpacked however well they were packed."""
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
@@ -82,6 +92,10 @@ Thread = int | str
 """As the system numbers them, over all processes."""
 
 
+class TooLarge(UnreadableDocument):
+    """A trace is too large, or grows too much when it is unpacked."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """The events of an exported trace that a step is told from."""
@@ -124,7 +138,7 @@ def read_trace(path: Path) -> Trace:
         if not size:
             raise UnreadableDocument("the trace is empty")
         if size > LARGEST_TRACE:
-            raise UnreadableDocument(too_large("the trace"))
+            raise TooLarge(too_large("the trace"))
         with (
             open(path, "rb") as file,
             mmap.mmap(
@@ -167,19 +181,26 @@ def read_trace(path: Path) -> Trace:
 
 def unpacked(content: Any) -> Iterator[bytes]:
     """Unpack what gzip packed, a piece at a time. Raises EOFError where its end is missing, zlib.error where
-    it is damaged, and `UnreadableDocument` beyond `LARGEST_TRACE`."""
+    it is damaged, and `TooLarge` beyond `LARGEST_TRACE` or far beyond the packed size."""
     size, packed = 0, zlib.decompressobj(_OF_GZIP)
     for start in range(0, len(content), _PIECE):
-        rest = content[start : start + _PIECE]
-        while rest:
-            piece = packed.decompress(rest)
+        rest, full = content[start : start + _PIECE], False
+        while rest or full:
+            piece = packed.decompress(rest, _UNPACKED_PIECE)
             size += len(piece)
             if size > LARGEST_TRACE:
-                raise UnreadableDocument(too_large("unpacked, the trace"))
+                raise TooLarge(too_large("unpacked, the trace"))
+            if size > ALWAYS_UNPACKED + MOST_PACKED * (start + _PIECE):
+                raise TooLarge(
+                    f"its compressed content grows to more than {MOST_PACKED} times its size, as no trace "
+                    "does. If you trust it, unpack it with gunzip and name the .json"
+                )
             yield piece
-            rest = packed.unused_data.lstrip(b"\0") if packed.eof else b""
-            if rest:
-                packed = zlib.decompressobj(_OF_GZIP)
+            rest, full = packed.unconsumed_tail, len(piece) == _UNPACKED_PIECE
+            if packed.eof:
+                rest, full = packed.unused_data.lstrip(b"\0"), False
+                if rest:
+                    packed = zlib.decompressobj(_OF_GZIP)
     if not packed.eof:
         raise EOFError("the end of the compressed file is missing")
 

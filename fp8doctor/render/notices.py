@@ -65,7 +65,7 @@ def _text(entry: Entry | None, explanation: str) -> str:
 
 def file_of(report: Document) -> str:
     """Name the file that was looked at; empty where it was none."""
-    target = report.facts.target
-    if recorded(report.facts, "target.kind") and target.kind in ("file", "script"):
-        return printable_line(target.name) if recorded(target, "name") else ""
-    return ""
+    facts = report.facts
+    if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
+        return ""
+    return printable_line(facts.target.name) if facts.target.kind in ("file", "script") else ""

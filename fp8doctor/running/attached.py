@@ -7,9 +7,9 @@ import importlib.util
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -30,11 +30,43 @@ ALONE = ("statistics",)
 script's folder may have such a name."""
 
 
-def attach(request: dict[str, Any]) -> None:
-    """Wait for the import of torch and for the end of the process."""
+NAMESAKE = (
+    "the script was run and not watched: its folder has a package or file of its own that is called "
+    "fp8doctor. To watch it, rename that, or start the script from another folder with -m"
+)
+
+
+def attach(request: dict[str, Any], before: Collection[str]) -> None:
+    """Wait for the import of torch and for the end of the process.
+
+    ``before`` names the modules that were there before any of ours.
+    """
     attached = _Attached(Channel(request["channel"]), request["reported"], Settings(**request["settings"]))
     atexit.register(attached.ended)  # the first to be registered is the last to be called
-    sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+    shadowed = _shadowed(request["folder"], before)
+    attached.pythons.hide(shadowed)
+    if "fp8doctor" in shadowed:
+        attached.channel.send(Note(NAMESAKE))
+    else:
+        sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+
+
+def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
+    """Name the modules that we have imported and that a file or package in the script's folder is called as:
+    under plain Python the script finds its own."""
+    if folder is None:
+        return []
+    known = folder in sys.path_importer_cache
+    new = {name.partition(".")[0] for name in sys.modules} - {*before, *sys.builtin_module_names}
+    found = []
+    for name in sorted(new):
+        spec = PathFinder.find_spec(name, [folder])
+        ours = getattr(sys.modules.get(name), "__file__", None)
+        if spec and spec.origin and not (ours and os.path.realpath(spec.origin) == os.path.realpath(ours)):
+            found.append(name)
+    if not known:
+        sys.path_importer_cache.pop(folder, None)
+    return found
 
 
 class _Attached:
@@ -73,8 +105,8 @@ class _Attached:
             self.channel.send(Ended(steps, taken, _uncaught()))
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
-        except KeyboardInterrupt:  # the report will be written behind the back of an impatient user
-            pass
+        except (KeyboardInterrupt, SystemExit):
+            pass  # of an impatient user, or a handler of the script's: the report is written all the same
         except OSError:  # the script has closed all files
             pass
 
@@ -92,13 +124,19 @@ def _uncaught() -> str | None:
 
 
 class PythonsOwn:
-    """Modules of Python's own, imported before there is a script's folder; found within ``with`` alone."""
+    """Modules that were imported before there is a script's folder, which may have its own of that name.
+    Found within ``with`` alone."""
 
     def __init__(self, names: Sequence[str]) -> None:
         new = [name for name in names if name not in sys.modules]
         for name in new:
             importlib.import_module(name)
         self._own = {name: sys.modules.pop(name) for name in new}
+
+    def hide(self, names: Collection[str]) -> None:
+        """Leave these names, and what is within them, to the script."""
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            self._own[name] = sys.modules.pop(name)
 
     def __enter__(self) -> None:
         self._scripts = {name: sys.modules.get(name) for name in self._own}
@@ -107,7 +145,7 @@ class PythonsOwn:
     def __exit__(self, *raised: object) -> None:
         for name, module in self._scripts.items():
             if module is None:
-                del sys.modules[name]
+                sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
 

@@ -17,7 +17,8 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -44,9 +45,10 @@ TICK_S = 0.2
 """How often it is looked whether the script's process is still there."""
 
 HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
-"""Signals that a waiting fp8doctor hands on; those of a terminal's keys reach the script by themselves."""
+"""Signals that a waiting fp8doctor hands on."""
 
 KEYS = ("SIGINT", "SIGQUIT")
+"""Signals of a terminal's keys, which reach the script by themselves; handed on where a process sent them."""
 
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Options of the interpreter whose value may be a word of its own."""
@@ -72,6 +74,15 @@ class Script:
         """What the user would recognise."""
         first = self.arguments[0]
         return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
+
+    @property
+    def folder(self) -> str | None:
+        """The folder that Python puts first on ``sys.path``; None where it puts none."""
+        if sys.flags.safe_path:
+            return None
+        if self.file is None or self.name == "-":
+            return os.path.abspath("")
+        return os.path.realpath(self.file if self.file.is_dir() else self.file.parent)
 
     @property
     def command(self) -> list[str]:
@@ -106,6 +117,8 @@ def checked_script(arguments: Sequence[str]) -> Script:
         raise UserError(f"no such file: {script.file}")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
+    if not os.access(sys.executable, os.X_OK):
+        raise UserError(f"cannot start {sys.executable or 'Python'}: this user may not execute it")
     return script
 
 
@@ -117,7 +130,7 @@ class _Pipes:
         self.wait, self.reported = _pipe()
 
     def become_script(self, script: Script, settings: Settings) -> None:
-        """Turn this process into the script. Does not return."""
+        """Turn this process into the script. Returns only by raising `UserError`."""
         os.close(self.listen)
         os.close(self.reported)
         _close_stand_ins()
@@ -129,6 +142,7 @@ class _Pipes:
             "channel": tell,
             "reported": wait,
             "package": str(package),
+            "folder": script.folder,
             "python_path": python_path,
             "settings": settings._asdict(),
         }
@@ -138,7 +152,12 @@ class _Pipes:
             "FP8DOCTOR_RUN": json.dumps(request),
             "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
         }
-        os.execve(sys.executable, script.command, environment)
+        try:
+            os.execve(sys.executable, script.command, environment)
+        except OSError as error:
+            raise UserError(
+                f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
+            ) from None
 
     def close_scripts_ends(self) -> None:
         """Leave the ends that are the script's to the script."""
@@ -205,8 +224,8 @@ def run_below(
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pipes.become_script(script, settings)
-    for name in KEYS:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    keys = {getattr(signal, name) for name in KEYS}
+    threading.Thread(target=_hand_keys_on, args=(keys, child), daemon=True).start()
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -214,7 +233,7 @@ def run_below(
 
     for name in HANDED_ON:
         signal.signal(getattr(signal, name), hand_on)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *keys})
     pipes.close_scripts_ends()
     seen = _heard(pipes.listen, child, say, others)
     if others is not None:
@@ -230,6 +249,16 @@ def run_below(
     return status or reported
 
 
+def _hand_keys_on(keys: Iterable[int], child: int) -> None:
+    """Hand on what a process sends, such as ``kill -INT`` or a supervisor: only the kernel tells the whole
+    terminal. Every thread has these signals blocked."""
+    while True:
+        arrived = signal.sigwaitinfo(keys)
+        if arrived.si_code <= 0 and arrived.si_pid != child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, arrived.si_signo)
+
+
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -242,7 +271,8 @@ def _die_of(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    signal.pthread_kill(threading.get_ident(), number)
 
 
 def _heard(listen: int, process: int, say: Say, others: Others) -> Seen:

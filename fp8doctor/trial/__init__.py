@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 
 import msgspec
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Trial, recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
 from fp8doctor.trial import early
 from fp8doctor.trial.arms import arms
-from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.layers import rows, shapes
@@ -58,6 +63,14 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
     Raises `DeviceLost` when an arm left the GPU unusable for this process; it carries the trial that was
     known before, if there is one. Nothing that the model raises gets out.
     """
+    if (unsized := _without_size(job)) is not None:
+        reason = (
+            f"its parameter {unsized} has no size before a batch has gone through the lazy module that holds "
+            "it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
+        )
+        run.ahead.end()
+        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
+        return msgspec.structs.replace(trial, own_process=run.own_process)
     workers = dynamo_state.workers()
     current = (
         torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
@@ -68,6 +81,19 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
     finally:
         run.ahead.end()
         dynamo_state.stop_new_workers(workers)
+
+
+def _without_size(job: Job) -> str | None:
+    """Name the first parameter or buffer of a lazy module that no batch has gone through."""
+    held = chain(tensors_of(job.model, "_parameters"), tensors_of(job.model, "_buffers"))
+    return next(
+        (
+            name
+            for name, tensor in held
+            if is_a(tensor, UninitializedParameter) or is_a(tensor, UninitializedBuffer)
+        ),
+        None,
+    )
 
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:

@@ -80,7 +80,7 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     """
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
-        return _without_times(run, NoNumber(Reason.NO_BATCH, reason))
+        return without_times(run, NoNumber(Reason.NO_BATCH, reason))
     run.begin(Stage.BUILDING)
     run.progress("noting the state of the model", None)
     began = time.monotonic()
@@ -102,7 +102,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
     bench = _bench(job, lists, attempts, run)
     if isinstance(bench, NoNumber):
-        return _without_times(run, bench)
+        return without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
     try:
@@ -113,7 +113,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         _log.debug("the timing was stopped", exc_info=True)
         still_there(run.device, bench.at_work)
         reason = f"a variant that had run before stopped the timing with {sentence(error)}"
-        trial = _without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
+        trial = without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
     finally:
         attempts.clear()
         if run.own_process:
@@ -378,7 +378,8 @@ def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber 
     return found
 
 
-def _without_times(run: TrialRun, no_number: NoNumber) -> Trial:
+def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
+    """Make the trial of a job that has no times, with the reason."""
     free(run.device)
     return Trial(
         device=run.device.type,

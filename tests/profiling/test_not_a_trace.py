@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,41 @@ def test_a_huge_trace_is_refused_with_what_to_do(
     monkeypatch.setattr(reader, "LARGEST_TRACE", 5000)
     with pytest.raises(UnreadableDocument, match="has more than 0 GiB; record fewer steps"):
         traced_step(path)
+
+
+def bomb(begin: bytes = b'{"traceEvents": [') -> bytes:
+    """So many spaces inside a trace that they pack into a thousandth."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    spaces = [packer.compress(b" " * 2**22) for _ in range(24)]
+    return b"".join([packer.compress(begin), *spaces, packer.compress(b"]}"), packer.flush()])
+
+
+def test_a_small_file_that_grows_without_measure_is_refused_soon(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(bomb())
+    with pytest.raises(UnreadableDocument, match=r"than 100 times its size.* unpack it with gunzip"):
+        traced_step(path)
+    few = islice(reader.unpacked(bomb()), 4)  # pieces of at most 16 MiB; there are 96 MiB
+    with pytest.raises(reader.TooLarge):
+        list(few)
+
+
+def test_a_bomb_behind_a_whole_trace_is_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(WHOLE, mtime=0) + bomb(b" "))
+    with pytest.raises(UnreadableDocument, match="to more than 100 times its size"):
+        traced_step(path)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 258, 1000, 2**24])
+def test_pieces_of_any_size_are_the_whole(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_UNPACKED_PIECE", piece)
+    content = WHOLE + b" " * 3000 + WHOLE
+    packed = gzip.compress(content, mtime=0)
+    assert b"".join(reader.unpacked(packed)) == content
+    assert b"".join(reader.unpacked(packed + packed + bytes(9))) == content * 2
+    with pytest.raises(EOFError):
+        list(reader.unpacked(packed[:-9]))
 
 
 def test_a_missing_or_forbidden_file_is_the_systems_answer(tmp_path: Path) -> None:

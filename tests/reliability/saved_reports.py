@@ -7,13 +7,18 @@ import functools
 import json
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fp8doctor import load_report
+from fp8doctor.diagnosis.comparison import compared
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.layer import as_json, layer_reports, named
+from fp8doctor.diagnosis.regression import checked_baseline, regression
 from fp8doctor.errors import UserError
-from fp8doctor.render import markdown, text
+from fp8doctor.render import comparison, github, html, junit, layer, markdown, sarif, text
 from tests.reliability.count import Count
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -103,8 +108,42 @@ def torn(saved: str, how: random.Random) -> tuple[str, bytes]:
     return f"bytes at {at}", bytes(raw)
 
 
-def look_at(path: Path, why: list[str]) -> None:
-    """Read and show what is saved there; ``why`` takes what is wrong."""
+def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[str]]]:
+    """Every page that can be made of a saved report, by its name; some lay another one beside it."""
+
+    def compare() -> Iterator[str]:
+        for pair in ((report, other), (other, report), (report, report)):
+            found = compared(*pair, ("first.json", "second.json"))
+            yield from (found.to_json(), comparison.page(found, pair))
+
+    def baseline() -> Iterator[str]:
+        for one, another in ((report, other), (other, report)):
+            with suppress(UserError):
+                checked_baseline(one.facts, "saved.json")
+            yield regression(one.facts, another.facts, "saved.json", 5) or "no regression"
+
+    def why() -> Iterator[str]:
+        with suppress(UserError):
+            found = layer_reports(named("*", report.facts), report)
+            yield from (as_json(found), layer.overview(found, "*"), *map(layer.page, found[:2]))
+
+    return {
+        "text": lambda: [text.render(report), text.render(report, quiet=True)],
+        "text -v": lambda: [text.render(report, verbose=True)],
+        "markdown": lambda: [markdown.render(report)],
+        "html": lambda: [html.render(report)],
+        "json": lambda: [report.to_json()],
+        "github": lambda: [github.render(report, file="")],
+        "junit": lambda: [junit.render(report, fail_on="error", file="")],
+        "sarif": lambda: [sarif.render(report, file="")],
+        "compare": compare,
+        "--baseline": baseline,
+        "why": why,
+    }
+
+
+def look_at(path: Path, why: list[str], other: Document | None = None) -> None:
+    """Read and show what is saved there, also beside ``other``; ``why`` takes what is wrong."""
     try:
         report = load_report(path)
     except UserError as refused:
@@ -112,9 +151,12 @@ def look_at(path: Path, why: list[str]) -> None:
             why.append(f"refused in more than a sentence: {refused}")
         return
     why += [f"{each.code} crashed: {each.reason}" for each in report.outcomes if each.outcome == "crashed"]
-    for shown in (text.render(report), text.render(report, verbose=True), markdown.render(report)):
-        if not shown:
-            why.append("nothing is shown")
+    for name, page in pages(report, other or report).items():
+        try:
+            if not all(page()):
+                why.append(f"nothing is shown as {name}")
+        except Exception as error:
+            why.append(f"{name}: {type(error).__name__}: {error}")
     again = report.to_json()
     path.write_text(again, encoding="utf-8")
     if load_report(path).to_json() != again:
@@ -129,10 +171,11 @@ def deletions(folder: Path, most: int = 10_000) -> Count:
     """Each key of each kind deleted once, from every recording."""
     count, path = Count("a saved report with a key deleted"), folder / "damaged.json"
     for name, document in recorded().items():
+        whole = load_report(RECORDED / f"{name}.json")
         for place in list(kinds(document).values())[:most]:
             path.write_text(json.dumps(changed(document, place)))
             with count.attempt(f"{name} without {'.'.join(map(str, place))}") as why:
-                look_at(path, why)
+                look_at(path, why, whole)
     return count
 
 

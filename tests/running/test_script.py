@@ -303,12 +303,80 @@ main(["run", "--fail-on", "error", "train.py"])
 def test_a_signal_that_comes_when_the_script_is_started_does_not_leave_it_alone(
     tmp_path: Path, name: str
 ) -> None:
-    """One of a terminal's keys reaches the script by itself, and here it did not."""
     number = getattr(signal, name)
-    keys = number == signal.SIGINT
-    script(tmp_path, "print('went on')" if keys else "import time\ntime.sleep(60)\nprint('went on')")
+    script(tmp_path, "import time\ntime.sleep(60)\nprint('went on')")
     code, out, _ = run(["-c", AT_ONCE, str(int(number))], tmp_path)
-    assert (code, out) == ((2, "went on\n") if keys else (-number, ""))
+    assert (code, out) == (-number, "")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT"])
+def test_a_key_that_a_process_sends_to_fp8doctor_alone_is_handed_on(tmp_path: Path, name: str) -> None:
+    arguments = script(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    process = started(["-m", "fp8doctor", "run", "--fail-on", "error", *arguments], tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(getattr(signal, name))
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == -getattr(signal, name)
+
+
+def test_a_key_of_the_terminal_reaches_a_script_below_a_gate_once(tmp_path: Path) -> None:
+    """The kernel tells both processes, and fp8doctor hands nothing on."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        arguments = script(tmp_path, INTERRUPTED)
+        os.execv(sys.executable, [sys.executable, "-m", "fp8doctor", "run", "--fail-on", "error", *arguments])
+    seen = b""
+    while b"ready" not in seen:
+        seen += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    while b"times" not in seen:
+        seen += os.read(terminal, 1000)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert b"1 times" in seen
+
+
+INTERRUPTED = """
+import signal, time
+got = []
+signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+print("ready", flush=True)
+while not got:
+    time.sleep(0.01)
+time.sleep(0.5)
+print(len(got), "times", flush=True)
+"""
+
+
+IMPATIENT = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+import atexit, select
+select.select = lambda *arguments: signal.raise_signal(signal.SIGTERM)
+sys.exit(5)
+"""
+
+
+def test_a_handler_that_exits_while_the_report_is_written_leaves_no_trace_of_ours(tmp_path: Path) -> None:
+    code, _, err = run(["-m", "fp8doctor", "run", *script(tmp_path, IMPATIENT)], tmp_path)
+    assert code == 5
+    assert "attached.py" not in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("gate", [[], ["--fail-on", "error"]])
+def test_a_script_that_cannot_be_started_is_a_sentence(tmp_path: Path, gate: list[str]) -> None:
+    """One argument of a command may have 128 KiB."""
+    arguments = [*script(tmp_path, "print('ran')"), "x"]
+    start = "import sys; sys.argv[-1] = 'x' * 2**18; from fp8doctor.cli import main; main(sys.argv[1:])"
+    code, out, err = run(["-c", start, "run", *gate, *arguments], tmp_path)
+    assert (code, out) == (2, "")
+    assert "Argument list too long; the script did not run" in err
+    assert "internal error" not in err
 
 
 def test_an_interrupt_ends_it_as_python_ends(tmp_path: Path) -> None:
@@ -361,3 +429,59 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
 )
 def test_options_of_the_interpreter_are_kept(command: str, options: str) -> None:
     assert " ".join(interpreter_options(command.split())) == options
+
+
+def in_a_folder_of_its_own(folder: Path) -> Path:
+    """``python -m fp8doctor`` looks for modules in the current folder, as ``fp8doctor`` does not."""
+    (folder / "job").mkdir()
+    return folder / "job"
+
+
+SHADOWS = ["msgspec", "select", "uuid", "platform", "random", "datetime", "json", "fp8doctor"]
+
+
+@pytest.mark.parametrize("name", SHADOWS)
+@pytest.mark.parametrize("package", [True, False])
+def test_a_name_in_the_scripts_folder_is_the_scripts(name: str, package: bool, tmp_path: Path) -> None:
+    gate = ["--fail-on", "error"] if name == "msgspec" else []
+    job = in_a_folder_of_its_own(tmp_path)
+    file = job / name / "__init__.py" if package else job / f"{name}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("value = 'mine'\n")
+    if package:
+        (file.parent / "inner.py").write_text("value = 'too'\n")
+    inner = f"from {name} import inner; print(inner.value)\n" if package else ""
+    script(job, f"import {name}\nprint({name}.value, {name}.__file__)\n{inner}")
+    arguments = ["job/train.py"]
+    plain, watched = both(arguments, tmp_path, *gate)
+    assert watched[1] == plain[1]
+    assert "mine" in plain[1]
+    assert watched[0] == (2 if gate else 0)
+    assert "internal error" not in watched[2]
+
+
+NAMESAKE = """
+import NAME
+import torch
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(30):
+    model(torch.ones(4, 16)).sum().backward()
+    optimizer.step()
+print(NAME.value)
+"""
+
+
+@pytest.mark.parametrize("name", ["msgspec", "fp8doctor"])
+@pytest.mark.slow
+def test_a_script_with_a_namesake_of_ours_trains_to_its_end(name: str, tmp_path: Path) -> None:
+    job = in_a_folder_of_its_own(tmp_path)
+    (job / f"{name}.py").write_text("value = 'mine'\n")
+    script(job, NAMESAKE.replace("NAME", name))
+    code, out, err = run(["-m", "fp8doctor", "run", "job/train.py"], tmp_path)
+    assert (code, out) == (0, "mine\n")
+    if name == "fp8doctor":
+        assert "the script was run and not watched" in err
+        assert "imported no torch" not in err
+    else:
+        assert "could not watch" not in err

@@ -6,12 +6,16 @@ imported is imported, and fp8doctor waits for torch.
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
-import json
-import os
 import sys
-from typing import Any
+
+BEFORE = frozenset(sys.modules)
+"""Modules that Python imports by itself."""
+
+import importlib.machinery  # noqa: E402
+import importlib.util  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+from typing import Any  # noqa: E402
 
 
 def _begin() -> dict[str, Any]:
@@ -37,7 +41,7 @@ def _watch(request: dict[str, Any]) -> None:
     spec.loader.exec_module(package)
     from fp8doctor.running.attached import attach
 
-    attach(request)
+    attach(request, BEFORE)
 
 
 def _next() -> None:

@@ -1,0 +1,64 @@
+"""What an examination costs grows with the number of the Linears, also where thousands stand in one list."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.examine.linears import describe, find_layers
+from fp8doctor.examine.walk import walk
+
+
+def a_list(many: int) -> nn.Module:
+    return nn.ModuleDict({"many": nn.ModuleList([nn.Linear(8, 8) for _ in range(many)])})
+
+
+def attributes(many: int) -> nn.Module:
+    return nn.ModuleDict({f"layer{at}": nn.Linear(8, 8) for at in range(many)})
+
+
+def gates(many: int) -> nn.Module:
+    return nn.ModuleDict({f"{at}_gate": nn.Linear(8, 8) for at in range(many)})
+
+
+def experts(many: int) -> nn.Module:
+    return nn.ModuleDict({"gate": nn.Linear(8, many), "experts": a_list(many)["many"]})
+
+
+def blocks(many: int) -> nn.Module:
+    return nn.ModuleList([nn.Sequential(nn.Linear(8, 8)) for _ in range(many)])
+
+
+def heads(many: int) -> nn.Module:
+    convolution = nn.Sequential(nn.Conv2d(3, 8, 3))
+    return nn.ModuleDict({"body": convolution, "many": nn.ModuleList([nn.Linear(8, 5) for _ in range(many)])})
+
+
+def calls(model: nn.Module) -> int:
+    """Calls that looking at all layers makes, of Python's functions and of C's."""
+    count = 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        tree = walk(model)
+        describe(find_layers(tree, {}), tree, None, None, (), {})
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("build", [a_list, attributes, gates, experts, blocks, heads])
+def test_five_times_the_siblings_cost_at_most_six_times_as_much(build: Callable[[int], nn.Module]) -> None:
+    with torch.device("meta"):
+        few, many = build(60), build(300)
+    calls(few)  # what is looked up once, of torch and of each class
+    assert calls(many) <= 6 * calls(few)
