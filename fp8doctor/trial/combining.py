@@ -81,8 +81,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
         bench = window.tracer.bench
-        costs = costs_of([*_references(window, single, both), single])
-        costs[ArmName.COMBINATION] = costs[ArmName.PRESCRIBED]
+        costs = costs_of([*_references(window, single, both), single, replace(single, plan=plan)])
         bench.build(both, window.tracer.run.budget.build_until(costs))
         if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
             bench.drop(both, beyond)

@@ -208,7 +208,8 @@ def _without(facts: Facts, arm: str, reason: str, printed: Printed | None) -> Ex
 
 def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
     """Report what a child had sent when its time was over: no other begins again without the arm."""
-    trial, sentence = facts.trial, f"the time was over while fp8doctor was {doing}"
+    trial = facts.trial
+    sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
     if not _has_times(facts):
         trial = msgspec.structs.replace(trial, why=Reason.NO_TIME_LEFT, reason=sentence)
     elif arm is not None:
