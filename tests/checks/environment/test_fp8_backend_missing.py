@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import msgspec
 import pytest
@@ -19,6 +16,7 @@ from fp8doctor.examine.environment import CUTEDSL
 from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins.packages import stand_in
 
 SYMBOL = (
     "libtransformer_engine.so: undefined symbol: "
@@ -213,18 +211,9 @@ def titans_experts() -> nn.Module:
 
 
 def install_only(monkeypatch: pytest.MonkeyPatch, *present: str) -> None:
-    """Of the packages that kernels in CuTe DSL need only these are there, whatever else is installed: a CUDA
-    build of torch brings cuda-bindings."""
-    real, ours = metadata.distribution, {each for names in CUTEDSL.values() for each in names}
-
-    def distribution(name: str) -> metadata.Distribution:
-        if name not in ours:
-            return real(name)
-        if name not in present:
-            raise metadata.PackageNotFoundError(name)
-        return cast(metadata.Distribution, SimpleNamespace(read_text=lambda file: "Version: 1.0\n"))
-
-    monkeypatch.setattr(metadata, "distribution", distribution)
+    """Of what kernels in CuTe DSL need only these are there: a CUDA build of torch brings cuda-bindings."""
+    names = (each for names in CUTEDSL.values() for each in names)
+    stand_in(monkeypatch, **{name: "1.0" if name in present else None for name in names})
 
 
 @pytest.mark.parametrize(
