@@ -70,7 +70,7 @@ def inspect_model(
     ``training_step`` takes a list too. A Trainer brings one of its own data. ``optimizer`` is an
     instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
-    for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or compiled as one graph)
+    for about ``budget_s`` seconds (None: 90, and 120 for a model of 7B parameters or compiled as one graph)
     on ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
     nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
     instead, for a model that is too large or too slow to time: the report is about that smaller model, and

@@ -229,7 +229,7 @@ def main() -> None:
         show_default=f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph",
         metavar="SECONDS",
         callback=seconds,
-        help="About how long the trial may take.",
+        help="Seconds that the whole command may take; it ends within 1.25 times as many.",
     ),
     click.option(
         "--device",

@@ -95,8 +95,8 @@ def examine_in_worker(
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
     followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept. The budget of the trial begins here, and a child that overstays it is ended. ``python`` is another interpreter for the child to run in. ``printed`` holds back what is printed on
-    stderr.
+    kept. The budget of the trial begins here, and a child that overstays it is ended. ``python`` is another
+    interpreter for the child to run in. ``printed`` holds back what is printed on stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None

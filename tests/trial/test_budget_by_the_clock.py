@@ -284,13 +284,20 @@ builds_s = st.lists(st.floats(0.1, 200.0), min_size=5, max_size=5)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(builds_s, st.floats(0.01, 0.5), st.floats(0.0, 40.0), st.sampled_from([60.0, 90.0, 120.0]))
 def test_whatever_compiles_for_how_long_the_command_ends_within_its_bound(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, builds_s: list[float], step_s: float, load_s: float, of_s: float
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    builds_s: list[float],
+    step_s: float,
+    load_s: float,
+    of_s: float,
 ) -> None:
     """Of a load that takes up to half of the budget. No build is known before it ended, and one is begun only
     with the time to end it or to give it up."""
     names = ("as_is", "bf16", "bf16_compiled", "prescribed", "recipe-rowwise")
     arms = {
-        name: Seen(build_s, (1e3 * step_s,), 3 * step_s, name != "bf16", None if number < 3 else "as_is", number > 3)
+        name: Seen(
+            build_s, (1e3 * step_s,), 3 * step_s, name != "bf16", None if number < 3 else "as_is", number > 3
+        )
         for number, (name, build_s) in enumerate(zip(names, builds_s, strict=True))
     }
     with monkeypatch.context() as patch:

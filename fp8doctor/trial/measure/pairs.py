@@ -11,7 +11,7 @@ from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
-from fp8doctor.trial.measure.budget import Cost
+from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
 from fp8doctor.trial.measure.window import interleave_arms
