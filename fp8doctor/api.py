@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,7 +70,7 @@ def inspect_model(
     ``training_step`` takes a list too. A Trainer brings one of its own data. ``optimizer`` is an
     instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
     dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
-    for about ``budget_s`` seconds (None: 60, and 120 for a model of 7B parameters or compiled as one graph)
+    for about ``budget_s`` seconds (None: 90, and 120 for a model of 7B parameters or compiled as one graph)
     on ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
     nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
     instead, for a model that is too large or too slow to time: the report is about that smaller model, and
@@ -79,6 +80,7 @@ def inspect_model(
 
     Raises TypeError or ValueError in a sentence for what does not fit.
     """
+    began = time.monotonic()
     _check_limits(budget_s, layers)
     gpu = _known_gpu(assume_gpu)
     selected, ignored = codes("select", select), codes("ignore", ignore)
@@ -101,7 +103,7 @@ def inspect_model(
             facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
             with _telling(progress) as tell:
-                facts = _timed(job, facts, device, budget_s, selected, ignored, tell)
+                facts = _timed(job, facts, device, (budget_s, began), selected, ignored, tell)
         if not recorded(facts, "trial"):
             facts = _with_rows(job, facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
@@ -174,12 +176,13 @@ def _timed(
     job: Job,
     facts: Facts,
     device: str | None,
-    budget_s: float | None,
+    within: tuple[float | None, float],
     selected: Sequence[str],
     ignored: Sequence[str],
     tell: Callable[[Doing], object],
 ) -> Facts:
-    """The facts with the trial, where there is something to time the model on."""
+    """The facts with the trial, where there is something to time the model on. It is ``within`` a budget that
+    began at a clock."""
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
@@ -187,7 +190,7 @@ def _timed(
     if where is None:
         return facts
     proposed = hypotheses(facts, select=selected, ignore=ignored)
-    budget = budget_for(job, facts, budget_s)
+    budget = budget_for(job, facts, *within)
     teller = Teller(lambda doing, arm: tell(doing), budget.end)
     run = TrialRun(where, budget, teller.say, begin=teller.begin)
     try:

@@ -238,8 +238,8 @@ def main() -> None:
         default=None,
         metavar="SECONDS",
         callback=seconds,
-        help=f"About how long the trial may take; by default {BUDGET_S:g}, and {LONG_BUDGET_S:g} for a model "
-        "of 7B parameters or compiled as one graph.",
+        help="Seconds that the whole command may take; it ends within 1.25 times as many. Default: "
+        f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph.",
     ),
     click.option(
         "--device",

@@ -333,3 +333,5 @@ class Trial(Record, frozen=True, kw_only=True):
     """Budget in which the arms that were left out for time are expected to fit too; None where none was, and
     where nothing tells."""
     elapsed_s: float | None = NOT_RECORDED
+    """Seconds from the start of the command to the end of the trial; of the trial alone where a script is
+    watched, and in recordings of commands whose budget began with the trial."""

@@ -113,7 +113,7 @@ TOOL = (
     ),
     Word(
         ("budget",),
-        "Seconds that the trial may take. What did not fit is named, with the budget that is enough.",
+        "Seconds that the command may take. The report lists variants that did not fit and a budget for all.",
     ),
     Word(
         ("window", "watched"),

@@ -25,7 +25,8 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.analysis.variant_words import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
+from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants, plainly, variant_of
 from fp8doctor.wording import percent, plural
@@ -285,7 +286,9 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
 
 def more_time_s(trial: Trial) -> float | None:
     """Tell the budget that the variants which were left out for time would fit in; None where none were."""
-    if if_recorded(waits_for_time, trial) and recorded(trial, "budget_s") and trial.budget_s:
+    no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
+    waits = no_arm or if_recorded(waits_for_time, trial)
+    if waits and recorded(trial, "budget_s") and trial.budget_s:
         return _enough_s(trial, trial.budget_s)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -44,17 +45,18 @@ __all__ = [
 ]
 
 
-def budget_for(job: Job, facts: Facts, asked_s: float | None) -> Budget:
-    """Begin the budget that was asked for, or one by the size of the model and what the job compiles."""
+def budget_for(job: Job, facts: Facts, asked_s: float | None, began: float) -> Budget:
+    """Make the budget that was asked for, or one by the size of the model and what the job compiles, of a
+    command that began at this clock (``time.monotonic``)."""
     if asked_s is not None:
-        return Budget(asked_s)
+        return Budget.since(began, asked_s)
     try:
         within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
     except NotReplicable:  # which the trial tells
         within = []
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
     long = large or compiled_as_one(job, within)
-    return Budget(LONG_BUDGET_S) if long else Budget(BUDGET_S, stretches=True)
+    return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S)
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
@@ -99,7 +101,12 @@ def _without_size(job: Job) -> str | None:
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
     """Make the trial of a process that goes on without its GPU: what was known before, or the reason. The
     harm is named in both."""
-    nothing = Trial(
+    nothing = _nothing_timed(run, lost.no_number.why, f"{lost.arm}: {lost}")
+    return with_harm(lost.trial or nothing, (CONTEXT,))
+
+
+def _nothing_timed(run: TrialRun, why: Reason, reason: str) -> Trial:
+    return Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),
         own_process=run.own_process,
@@ -107,18 +114,20 @@ def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
         arms=(),
         self_check_ratio=None,
         reliable=False,
-        why=lost.no_number.why,
-        reason=f"{lost.arm}: {lost}",
+        why=why,
+        reason=reason,
         budget_s=run.budget.seconds,
     )
-    return with_harm(lost.trial or nothing, (CONTEXT,))
 
 
 def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
     """Time the shapes, which say what layers to keep in BF16, and the arms in what is left of the budget."""
     device = run.device
-    until = run.budget.began + shapes.SHARE * run.budget.seconds
+    now = time.monotonic()
+    until = now + shapes.SHARE * (run.budget.end - now)
     run.begin(Stage.SHAPES)
+    begun = _nothing_timed(run, Reason.NO_TIME_LEFT, run.budget.used_up.sentence)
+    run.keep(begun)
     seen, unseen, changed = rows.seen_beside(
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )
@@ -144,6 +153,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         }
         return msgspec.structs.replace(trial, own_process=run.own_process, rows=seen, shapes=timed, gaps=gaps)
 
+    run.keep(whole(begun))
     try:
         lists = [blocks.name for blocks in facts.network.blocks]
         trial = conduct(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))

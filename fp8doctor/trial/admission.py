@@ -20,10 +20,8 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import (
     AHEAD_SHARE,
     ASKED_WITHIN,
-    ESSENTIAL_WITHIN,
-    STRETCHED,
     UNASKED_WITHIN,
-    Budget,
+    WITHIN,
     Cost,
     ahead_of,
     compiled_anew,
@@ -37,14 +35,12 @@ NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
 
 
 def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> NoNumber | None:
-    """Tell why the arm may not be begun. The first BF16 may begin late; any other needs room for all that it
-    will take. What a report cannot do without is waited for where others compile it."""
-    budget, essential, costs = run.budget, is_essential(plan, attempts), costs_of(attempts)
-    late = budget.stretches and is_needed(plan, costs)
-    within = ESSENTIAL_WITHIN if essential else STRETCHED if late else 1.0
-    if budget.spent_s > within * budget.seconds:
+    """Tell why the arm may not be begun: it has to end in time by what it is expected to take, the first BF16
+    by what is left for its build. What a report cannot do without is waited for where others compile it."""
+    budget, costs = run.budget, costs_of(attempts)
+    if time.monotonic() >= (build_until(plan, attempts, run) if is_needed(plan, costs) else budget.end):
         return budget.used_up
-    if essential or _expected(plan, costs, run) is None:
+    if is_first_bf16(plan, attempts) or _expected(plan, costs, run) is None:
         return None
     short = _too_short_for(plan, costs, run)
     if short and is_needed(plan, costs) and plan.name in run.ahead.under_way():
@@ -66,7 +62,7 @@ def _too_short_for(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> N
     """Tell that the arm does not fit into the rest of the budget."""
     cost = _expected(plan, costs, run)
     assert cost is not None
-    within = _within(plan, costs, run.budget, known=run.ahead.took_s(plan.name) is not None)
+    within = _within(plan, costs, known=run.ahead.took_s(plan.name) is not None)
     if run.budget.fits(cost, plan.name, costs, run.budget.spent_s, within=within):
         return None
     return run.budget.too_short(run.budget.takes_s(cost, plan.name, costs))
@@ -81,9 +77,7 @@ def latest_begin(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: Tri
         if cost is None:
             return -math.inf
         more[plan.name] = cost
-    return run.budget.latest_begin(
-        more, costs, within=min(_within(plan, costs, run.budget) for plan in plans)
-    )
+    return run.budget.latest_begin(more, costs, within=min(_within(plan, costs) for plan in plans))
 
 
 def latest_by_others(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> float:
@@ -93,13 +87,20 @@ def latest_by_others(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) 
     if cost is None:
         return -math.inf
     more = {plan.name: ahead_of(cost, cost.build_s)}
-    return run.budget.latest_begin(more, costs, within=_within(plan, costs, run.budget, known=True))
+    return run.budget.latest_begin(more, costs, within=_within(plan, costs, known=True))
 
 
-def _within(plan: ArmPlan, costs: Mapping[str, Cost], budget: Budget, *, known: bool = False) -> float:
+def build_until(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> float:
+    """Return the clock at which the build of the arm is given up, so that it and all others can be timed."""
+    costs = costs_of(attempts)
+    cost = _expected(plan, costs, run)
+    return run.budget.build_until({**costs, plan.name: cost} if cost else costs)
+
+
+def _within(plan: ArmPlan, costs: Mapping[str, Cost], *, known: bool = False) -> float:
     """Choose the budgets within which the arm has to fit; ``known`` says that others have compiled it."""
     if is_needed(plan, costs):
-        return budget.needed_within
+        return WITHIN
     return UNASKED_WITHIN if plan.explored and not known else ASKED_WITHIN
 
 
@@ -108,12 +109,11 @@ def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
     return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
 
 
-def is_essential(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
-    """Whether the arm is one without which a trial says nothing: the step as it is, the first BF16, or BF16
-    compiled as the user compiles."""
-    first = not any(each.plan.name in BF16_BASELINES and each.ready for each in attempts)
-    own = plan.name in (ArmName.AS_IS, ArmName.BF16_AS_COMPILED)
-    return own or (plan.name in BF16_BASELINES and first)
+def is_first_bf16(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
+    """Whether the arm is the first BF16, without which a trial says nothing."""
+    return plan.name in BF16_BASELINES and not any(
+        each.plan.name in BF16_BASELINES and each.ready for each in attempts
+    )
 
 
 def _expected(plan: ArmPlan, costs: Mapping[str, Cost], run: TrialRun) -> Cost | None:
@@ -160,7 +160,7 @@ def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
 def enough_for_all_s(attempts: Sequence[Attempt], run: TrialRun) -> float | None:
     """Return the budget in which nothing would be left out for time, though the caches hold nothing of it;
     None where nothing is, or where nobody knows."""
-    spent_s, costs = run.budget.spent_s, costs_of(attempts)
+    spent_s, costs = run.budget.elapsed_s, costs_of(attempts)
     anew = {
         each.plan.name: compiled_anew(costs[each.plan.name], sum(ready.from_caches_s for ready in each.ready))
         for each in attempts

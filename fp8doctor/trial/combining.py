@@ -81,7 +81,8 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     if both.no_number is None:
         window.tracer.run.progress("building what gained, together", ArmName.COMBINATION)
         bench = window.tracer.bench
-        bench.build(both, window.tracer.run.budget.build_until({}))
+        costs = costs_of([*_references(window, single, both), single, replace(single, plan=plan)])
+        bench.build(both, window.tracer.run.budget.build_until(costs))
         if beyond := beyond_gpu(both, [as_is, both], bench.plan, gpu_gib(bench.device)):
             bench.drop(both, beyond)
     if both.no_number is None:
@@ -138,11 +139,13 @@ def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
 def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     """Time what gained together beside the best of it alone; the faster of the two is the prescription."""
     tracer, run = window.tracer, window.tracer.run
-    references = [each for name in (*BASELINES, *_alike(single, both)) if (each := window.timed(name))]
+    references = _references(window, single, both)
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
     until = run.budget.window_until(costs_of([single, both]), ())
-    samples = time_in_turn(tracer, attempts, lambda _: until, run.budget.window_latest({}))
+    samples = time_in_turn(
+        tracer, attempts, lambda _: until, run.budget.window_latest(costs_of([single, both]))
+    )
     if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)
         tracer.prove(both)
@@ -154,6 +157,11 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
         run.progress("checking what gained, together", ArmName.COMBINATION)
         tracer.prove(both, explain=False)
     return Final(attempts, samples, timed_again=True)
+
+
+def _references(window: Window, *totals: Attempt) -> list[Attempt]:
+    """List every form of BF16 that totals are timed beside."""
+    return [each for name in (*BASELINES, *_alike(*totals)) if (each := window.timed(name))]
 
 
 def _alike(*totals: Attempt) -> Iterator[ArmName]:

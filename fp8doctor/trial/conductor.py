@@ -28,9 +28,9 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
 from fp8doctor.trial.admission import (
+    build_until,
     costs_of,
     enough_for_all_s,
-    is_essential,
     is_needed,
     latest_begin,
     latest_by_others,
@@ -119,7 +119,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         if run.own_process:
             dynamo_state.forget_recorded_kernels()
         bench.close()
-    return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
+    return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
 
 def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
@@ -309,9 +309,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
         attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
-    costs = costs_of(attempts)
-    essential, needed = is_essential(attempt.plan, attempts), is_needed(attempt.plan, costs)
-    until = run.budget.build_until(costs, essential=essential, needed=needed)
+    until = build_until(attempt.plan, attempts, run)
     if not bench.as_one:  # else its cuts are begun one after the other
         _wait_if_sooner(attempt.plan, attempts, until, run)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
@@ -391,5 +389,5 @@ def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
         why=no_number.why,
         reason=no_number.sentence,
         budget_s=run.budget.seconds,
-        elapsed_s=run.budget.spent_s,
+        elapsed_s=run.budget.elapsed_s,
     )

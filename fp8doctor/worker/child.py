@@ -174,9 +174,11 @@ def _trial(
         return None
     proposed = _proposed(facts, request)
 
-    budget = budget_for(job, facts, request.budget_s)
+    budget = budget_for(job, facts, request.budget_s, asked["began"])
     teller = Teller(
-        lambda doing, arm: channel.send(Begun(doing, timing=True, arm=arm)), budget.end, before=BEFORE_TRIAL
+        lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
+        budget.end,
+        before=BEFORE_TRIAL,
     )
 
     def keep_trace(arm: str, trace: Path) -> None:

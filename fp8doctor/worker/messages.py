@@ -13,8 +13,9 @@ class Begun(msgspec.Struct, tag=True):
     """The child begins something."""
 
     doing: Doing
-    timing: bool = False
-    """Whether it belongs to the trial, which has a limit of its own."""
+    until: float | None = None
+    """The clock (``time.monotonic``, one for all processes) at which the parent ends the trial; None before
+    the trial, where each stage has a limit of its own."""
     arm: str | None = None
     """The arm of the trial that is being built, which is left out if the child dies of it."""
 

@@ -29,11 +29,12 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import remove_folders_of
 from fp8doctor.loading.script_file import refuse_script
 from fp8doctor.loading.target import compiled, locate
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stages import LONG_BUDGET_S, Doing
+from fp8doctor.stages import Doing
 from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.printed import Printed
@@ -50,9 +51,6 @@ GRACE_S = 2.0
 
 MOST_WORKERS = 4
 """Workers that may die of one arm each before the trial is given up."""
-
-TRIAL_LIMIT, TRIAL_GRACE_S = 3.0, 60.0
-"""One stage of the trial is a hang after so many budgets and seconds."""
 
 _BOOT = """\
 import importlib.util, json, signal, sys
@@ -97,8 +95,8 @@ def examine_in_worker(
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
     followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept. ``python`` is another interpreter for the child to run in. ``printed`` holds back what is printed on
-    stderr.
+    kept. The budget of the trial begins here, and a child that overstays it is ended. ``python`` is another
+    interpreter for the child to run in. ``printed`` holds back what is printed on stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None
@@ -114,6 +112,7 @@ def examine_in_worker(
         "batch": batch,
         "seq": seq,
         "trial": asdict(trial) if trial else None,
+        "began": time.monotonic(),
         "skip": {},
         "python": python or sys.executable,
         "borrowed": borrowed,
@@ -149,24 +148,20 @@ def _examined(
     printed: Printed | None,
 ) -> Examination:
     """One child from its start to its end. ``traces`` takes the files that it writes."""
-    doing, began, arm = "starting", time.monotonic(), None
-    loading = limit, option = load_timeout, "--load-timeout"
-    timing = loading
-    if request["trial"]:
-        budget_s = request["trial"]["budget_s"] or LONG_BUDGET_S
-        timing = TRIAL_LIMIT * budget_s + TRIAL_GRACE_S, "--budget"
+    doing, arm, ends, is_timing = "starting", None, time.monotonic() + load_timeout, False
     messages = decoder(Message)
     with _Child(request, printed) as child:
         for line in child.lines():
             if isinstance(line, float):
-                if line - began > limit:
-                    if arm is not None:
-                        return _without(facts, arm, f"it took longer than {limit:g} s", printed)
-                    return _incomplete(
-                        facts,
-                        f"{doing} took longer than {limit:g} s and was stopped; {option} allows it more",
-                    )
-                continue
+                if line <= ends:
+                    continue
+                if is_timing:
+                    return _out_of_time(facts, doing, arm)
+                return _incomplete(
+                    facts,
+                    f"{doing} took longer than {load_timeout:g} s and was stopped; "
+                    "--load-timeout allows it more",
+                )
             try:
                 message = messages.decode(line)
                 if isinstance(message, Examined):
@@ -178,8 +173,8 @@ def _examined(
                     "and the worker was stopped",
                 )
             if isinstance(message, Begun):
-                doing, began, arm = message.doing.text, time.monotonic(), message.arm
-                limit, option = timing if message.timing else loading
+                doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
+                ends = time.monotonic() + load_timeout if message.until is None else message.until
                 progress(message.doing)
             elif isinstance(message, Traced):
                 traces[message.file] = message.problem
@@ -205,13 +200,31 @@ def _without(facts: Facts, arm: str, reason: str, printed: Printed | None) -> Ex
     """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
     if printed is not None:
         printed.failed = True
-    if not recorded(facts, "trial"):
+    if not _has_times(facts):
         raise _ArmFailed(arm, reason)
     kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
     return Examination(msgspec.structs.replace(facts, trial=kept), None)
 
 
+def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
+    """Report what a child had sent when its time was over: no other begins again without the arm."""
+    trial = facts.trial
+    sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
+    if not _has_times(facts):
+        trial = msgspec.structs.replace(trial, why=Reason.NO_TIME_LEFT, reason=sentence)
+    elif arm is not None:
+        trial = without(trial, arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
+    return Examination(msgspec.structs.replace(facts, trial=trial), None)
+
+
+def _has_times(facts: Facts) -> bool:
+    """Whether a child has sent the times of a trial, and not only that one began."""
+    return recorded(facts, "trial") and bool(facts.trial.arms)
+
+
 def _incomplete(facts: Facts, sentence: str) -> Examination:
+    if not _has_times(facts):
+        facts = msgspec.structs.replace(facts, trial=NOT_RECORDED)
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     gaps.update({name: sentence for name in ("software", "network") if not recorded(facts, name)})
     return Examination(msgspec.structs.replace(facts, gaps=gaps), sentence)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from fp8doctor.examine.environment import PACKAGES, VARIABLES, allowed, examine_environment
 from fp8doctor.facts import Environment, Package, Software, recorded
+from tests.stand_ins.packages import stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = {
@@ -250,6 +251,7 @@ def test_transformer_engine_is_found_with_its_parts(monkeypatch: pytest.MonkeyPa
     distribution(tmp_path, "transformer_engine_cu13", "2.20.2", module="transformer_engine")
     distribution(tmp_path, "transformer_engine_torch", "2.19.0")
     monkeypatch.syspath_prepend(tmp_path)
+    stand_in(monkeypatch, transformer_engine=None, transformer_engine_cu12=None)
     found = software().packages
     assert found["transformer_engine"] == Package(version="2.20.2", imported=False)
     assert found["transformer_engine_torch"] == Package(version="2.19.0", imported=False)
@@ -271,6 +273,7 @@ def test_a_package_without_any_metadata_has_no_version(
     (tmp_path / "msamp").mkdir()
     (tmp_path / "msamp" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    stand_in(monkeypatch, ms_amp=None, msamp=None)
     assert software().packages["msamp"] == Package(version=None, imported=False)
 
 

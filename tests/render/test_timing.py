@@ -14,10 +14,11 @@ import torch
 from fp8doctor.analysis.step_difference import PARTS, REST
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, Family, Target, recorded
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render import markdown, text
 from fp8doctor.render.front import front
 from fp8doctor.render.terminal import columns
-from fp8doctor.render.timing import COLUMNS, timing
+from fp8doctor.render.timing import COLUMNS, more_time_s, timing
 from fp8doctor.render.words import variant_of
 from fp8doctor.report import Report, load_report
 from fp8doctor.wording import error_in_words
@@ -375,6 +376,15 @@ def test_the_budget_that_is_advised_is_more_than_the_trial_took(
     found = timing(of(*ARMS[:-1], *waiting(*WIDE), budget_s=budget_s, elapsed_s=elapsed_s).facts)
     assert found is not None
     assert found.notes == (f"More time for the rest: --budget {advised}.",)
+
+
+def test_a_trial_that_timed_nothing_in_time_advises_more() -> None:
+    trial = msgspec.structs.replace(of(*ARMS, budget_s=60.0).facts.trial, arms=())
+    late, raising = (
+        msgspec.structs.replace(trial, why=why, reason="")
+        for why in (Reason.NO_TIME_LEFT, Reason.STEP_RAISES)
+    )
+    assert (more_time_s(late), more_time_s(raising)) == (120.0, None)
 
 
 def test_a_recipe_is_told_in_words_and_the_table_of_a_large_model_fits() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import admission, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer, window
@@ -151,6 +152,10 @@ CACHED = 0.25
 """Time to build what is in the compiler's caches / to build it: 0.13 to 0.24 were seen (H200, torch 2.11)."""
 
 
+REPORT_S = 4.0
+"""Seconds from the end of a trial to that of the command: not recorded, but what is kept for them."""
+
+
 class Clock:
     """A clock that only what was recorded moves."""
 
@@ -215,20 +220,23 @@ def took(
     ahead_s: Mapping[str, float] | None = None,
     *,
     late_s: float = 0.0,
-    stretches: bool = False,
+    load_s: float = 0.0,
     told_at: int = 0,
 ) -> tuple[dict[str, float], list[str], int]:
     """Seconds of every part, the arms that were timed, and the rounds. ``ahead_s`` is what others take to
-    compile arms meanwhile, from ``late_s`` after the first arm on, ``told_at`` the rounds that tell FP8 from
-    BF16."""
+    compile arms meanwhile, from ``late_s`` after the first arm on, ``load_s`` what the command did before its
+    trial, ``told_at`` the rounds that tell FP8 from BF16. A build that takes too long is given up."""
     before_s, end_s, seen = TRIALS[name]
 
     def build(attempt: Attempt, until: float) -> None:
         of, began = seen[attempt.plan.name], clock.now_s
         ahead_by_s = others.take((attempt.plan.name, 0), patience_s(until))
         share = 1.0 if ahead_by_s is None else CACHED
-        clock.now_s += share * of.build_s
+        clock.now_s += min(share * of.build_s, max(0.0, until - clock.now_s))
         attempt.build_s = clock.now_s - began
+        if clock.now_s >= until:
+            attempt.no_number = NoNumber(Reason.NO_TIME_LEFT, "it was given up")
+            return
         attempt.ready = [
             SimpleNamespace(
                 step_s=ms / 1e3,
@@ -247,12 +255,14 @@ def took(
         ArmPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
         for arm, of in seen.items()
     ]
+    command_began = clock()
+    clock.now_s += load_s
     attempts, bench, of_trial = (
         [Attempt(plan) for plan in plans],
         SimpleNamespace(
             build=build, device=CPU, frees_gib=lambda: 0.0, plan=Plan((), (Cut({}),)), as_one=False
         ),
-        Budget(budget_s, clock(), stretches=stretches),
+        Budget.since(command_began, budget_s),
     )
     clock.now_s += before_s
     others = Others(clock, ahead_s or {}, late_s)
@@ -262,7 +272,7 @@ def took(
         admission.costs_of(timed),
         [each.plan.name for each in timed if explores(each.plan)],
     )
-    parts = {"before": before_s, "arms": of_trial.spent_s - before_s}
+    parts = {"before": load_s + before_s, "arms": of_trial.elapsed_s - load_s - before_s}
     steps: Any = {
         (arm, number): ms
         for arm, cost in costs.items()
@@ -276,7 +286,7 @@ def took(
         latest=last if latest is None else of_trial.began + latest,
         more_s=more_s,
         expected_ms=steps,
-        told=lambda samples: len(next(iter(samples.values()))) >= told_at,
+        told=lambda samples: len(next(iter(samples.values()), ())) >= told_at,
     )
     monkeypatch.setattr(window, "interleave_arms", interleave_arms)
     tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
@@ -289,5 +299,6 @@ def took(
     parts["window"] = of_trial.spent_s - began
     parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
     clock.now_s += parts["shown"]
+    parts["report"] = REPORT_S
     clock.for_numerics_s = max(0.0, tracer.run.budget.numerics_until() - clock())
-    return parts, list(costs), len(next(iter(samples.values())))
+    return parts, list(costs), len(next(iter(samples.values()), ()))

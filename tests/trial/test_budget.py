@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -107,8 +108,8 @@ def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -
     window = least * (3 * 0.1 + 2 * 0.3 + 3 * 0.1 + 3 * 0.2)
     two = {"as_is": Cost(1.0, (0.1, 0.2))}
     profiles = (2 * 0.3 + 6 * 0.3) + (2 * 0.3 + 6 * 0.4)
-    for numerics, noted_s, closing_s in ((False, 0.0, 1.2), (True, 0.0, 3.0), (True, 3.0, 6.0)):
-        of = Budget(60.0, 0.0, numerics, noted_s)
+    for numerics, noted_s, closing_s in ((False, 0.0, 5.2), (True, 0.0, 7.0), (True, 3.0, 10.0)):
+        of = Budget(60.0, 0.0, numerics=numerics, noted_s=noted_s)
         spent = 60 - 0.5 - window - profiles - closing_s
         for within in (1.0, 1.05, 1.25):
             begun = spent + (within - 1) * 60
@@ -134,8 +135,8 @@ def test_a_window_of_what_gained_is_kept_free_where_two_were_explored() -> None:
         + 2 * budget.profile_s(costs["a"])
     )
     assert of.window_until(costs, ["a", "b"]) == pytest.approx(60 - of.after_window_s(costs) - final)
-    assert of.final_fits(costs, ["a", "b"], 60 - 1.2 - final - 0.01)
-    assert not of.final_fits(costs, ["a", "b"], 60 - 1.2 - final + 0.01)
+    assert of.final_fits(costs, ["a", "b"], 60 - 5.2 - final - 0.01)
+    assert not of.final_fits(costs, ["a", "b"], 60 - 5.2 - final + 0.01)
 
 
 arm_costs = st.builds(
@@ -172,7 +173,7 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
                 left[f"arm{number}"] = cost
         return costs, left, spent_s
 
-    of = Budget(budget_s, 0.0, numerics, noted_s)
+    of = Budget(budget_s, 0.0, numerics=numerics, noted_s=noted_s)
     costs, left, spent_s = built(of)
     if len(costs) > 2:
         assert spent_s + of.after_builds_s(costs) <= budget.WITHIN * budget_s + 1e-6
@@ -226,7 +227,7 @@ def test_the_budget_that_is_named_is_enough_where_the_caches_hold_nothing_of_wha
 
 @pytest.mark.parametrize(
     ("parameters", "seconds"),
-    [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 60.0), (NOT_RECORDED, 60.0)],
+    [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 90.0), (NOT_RECORDED, 90.0)],
     ids=["Llama 3.1 8B", "Llama 2 7B", "Llama 3.2 3B", "not counted"],
 )
 def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: float) -> None:
@@ -235,16 +236,50 @@ def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: f
     facts = msgspec.structs.replace(
         facts, network=msgspec.structs.replace(facts.network, parameters=parameters)
     )
-    default, asked = budget_for(of, facts, None), budget_for(of, facts, 30.0)
-    assert (default.seconds, default.stretches) == (seconds, seconds == 60.0)
-    assert (asked.seconds, asked.stretches) == (30.0, False)
+    now = time.monotonic()
+    assert budget_for(of, facts, None, now).seconds == seconds
+    asked = budget_for(of, facts, 30.0, now)
+    assert (asked.seconds, asked.began) == (30.0, now)
     of.model.compile(backend="eager")
-    assert budget_for(of, facts, None).seconds == 120.0, "one graph of several blocks"
+    assert budget_for(of, facts, None, now).seconds == 120.0, "one graph of several blocks"
 
 
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
     of = Budget(60.0, 1000.0)
-    assert of.build_until(COSTS) == of.build_until(COSTS, needed=True) == 1000 + 75 - of.after_builds_s(COSTS)
-    assert replace(of, stretches=True).build_until({}, needed=True) == of.build_until({}, essential=True)
-    assert of.build_until({}, essential=True) == 1000 + 120 - of.closing_s()
-    assert Budget(0.0, 1000.0).build_until({}, essential=True) == 1060, "a step needs its time in any case"
+    assert of.build_until(COSTS) == 1000 + 75 - of.after_builds_s(COSTS)
+    assert of.build_until({}) == pytest.approx(1000 + 75 - 0.12 * 60 - of.closing_s()), "of unknown steps"
+
+
+def test_the_arm_that_is_built_has_its_own_window_kept_free() -> None:
+    done = [
+        Attempt(
+            ArmPlan("as_is", as_it_is, fp8=True),
+            [SimpleNamespace(step_s=0.5, compiled=SimpleNamespace(graphs=0), warm_up_s=1.0)],  # type: ignore[list-item]
+            build_s=2.0,
+        )
+    ]
+    of = TrialRun(CPU, Budget(60.0, 1000.0))
+    found = admission.build_until(ArmPlan("bf16", as_it_is, fp8=False), done, of)
+    both = {name: Cost(2.0, (0.5,)) for name in ("as_is", "bf16")}
+    assert found == of.budget.build_until(both) < of.budget.build_until({"as_is": both["as_is"]})
+
+
+@pytest.mark.parametrize(
+    ("load_s", "ends", "deadline"),
+    [(0.0, 60.0, 71.0), (20.0, 60.0, 71.0), (30.0, 60.0, 71.0), (50.0, 80.0, 91.0), (600.0, 630.0, 641.0)],
+)
+def test_the_load_counts_but_leaves_the_trial_half_of_the_budget(
+    load_s: float, ends: float, deadline: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report is ready 4 s after the deadline."""
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1000.0 + load_s))
+    of = Budget.since(1000.0, 60.0)
+    assert (of.end, of.deadline, of.elapsed_s) == (1000.0 + ends, 1000.0 + deadline, load_s)
+
+
+def test_profiles_are_left_out_where_they_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, cost = Budget(60.0, 0.0), Cost(1.0, (0.1, 0.2))
+    last = 75 - of.closing_s() - budget.profile_s(cost)
+    for now, fits in ((last - 0.01, True), (last + 0.01, False)):
+        monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        assert of.profile_fits(cost) is fits

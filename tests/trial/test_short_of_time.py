@@ -16,11 +16,13 @@ from fp8doctor.analysis.median_interval import Interval
 from fp8doctor.facts import recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial import conductor
+from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import bench, timer, window
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
+from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
-from tests.trial.decoder import AS_IS, BF16, job, run, trial
+from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
 from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
@@ -48,18 +50,17 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
     assert (arms["proposal"].reason or "").startswith("the budget of 600 s has no room for the ")
 
 
-@pytest.mark.parametrize("spent", [0.5, 0.7, 1.5, 2.5])
-@pytest.mark.parametrize(
-    ("needed", "share"), [("bf16", 2.0), ("bf16_compiled", 2.0), ("prescribed", 1.0), ("float8_rowwise", 1.0)]
-)
-def test_a_baseline_is_begun_after_a_compilation_that_took_the_whole_budget(
-    spent: float, needed: str, share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spent", [0.5, 1.1, 1.26])
+@pytest.mark.parametrize("name", ["bf16", "bf16_compiled", "prescribed", "float8_rowwise", "keep-in-bf16"])
+def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budget(
+    spent: float, name: str
 ) -> None:
-    """Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A step without BF16 beside it says
-    nothing."""
-    monkeypatch.setattr(Budget, "spent_s", property(lambda self: spent * self.seconds))
-    arms = run(job(blocks=3), AS_IS, replace(BF16, name=needed))
-    assert arms[needed].tried is (spent < share)
+    """And it is begun up to 1.25 budgets. Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A
+    step without BF16 beside it says nothing."""
+    of = TrialRun(CPU, Budget(600.0, time.monotonic() - spent * 600))
+    arms = conduct(job(blocks=3), ["blocks"], [AS_IS, replace(BF16, name=name, base="as_is")], of).arms
+    assert arms[-1].name == name
+    assert arms[-1].tried is (spent < (1.0 if name == "keep-in-bf16" else WITHIN))
 
 
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +78,10 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
     ends, timed = [], window.interleave_arms
 
     def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+        began = time.monotonic()  # a busy host may take long for the rounds
         result = timed(of, attempts, until, latest, soon, more_s)
         assert more_s == (WITHIN - 1) * 600
-        ends.append(tuple(each - time.monotonic() for each in (until(result), latest, soon)))
+        ends.append(tuple(each - began for each in (until(result), latest, soon)))
         return result
 
     monkeypatch.setattr(window, "interleave_arms", noted)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,36 +126,78 @@ def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-def test_an_arm_that_hangs_is_left_out_of_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
-    monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
+def test_a_child_that_overstays_in_an_arm_is_ended_and_what_it_sent_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was timed yet, and no other child begins again: the time is over."""
     once = tmp_path / "hung"
     late_while_it_grows(once, monkeypatch)
-    hangs_once = f"os.path.exists({str(once)!r}) or {hang(once)}"
-    examination, arms, said = tried(
-        tmp_path, f"({hangs_once}) and super().compile(*arguments, backend='eager')"
-    )
+    examination, arms, said = tried(tmp_path, hang(once))
     assert examination.problem is None
-    assert arms["as_is"].tried
-    assert arms["float8_tensorwise"].tried
-    assert arms["bf16_compiled"].reason == "it took longer than 600 s"
-    assert any("starting again without it" in line for line in said)
+    assert not arms
+    trial = examination.facts.trial
+    assert (trial.why, trial.device, trial.reason) == (
+        Reason.NO_TIME_LEFT,
+        "cpu",
+        "the budget of 180 s was used up while fp8doctor was building BF16 compiled, variant 2 of 5",
+    )
+    assert recorded(trial, "rows")
+    assert not any("starting again" in line for line in said)
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_step_that_hangs_names_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "TRIAL_LIMIT", 0.0)
-    monkeypatch.setattr(worker, "TRIAL_GRACE_S", 600.0)
+def test_a_step_that_hangs_is_ended_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = tmp_path / "hung"
     late_while_it_grows(once, monkeypatch)
     text = MODEL.replace("for block in self.blocks:", f"{hang(once)}\n        for block in self.blocks:")
     (tmp_path / "model.py").write_text(text)
     examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(1.0, "cpu"), progress=lambda text: None
+        str(tmp_path / "model.py"), trial=TrialRequest(100.0, "cpu"), progress=lambda text: None
     )
-    assert examination.problem == (
-        "copying the model to the device took longer than 600 s and was stopped; --budget allows it more"
+    assert examination.problem is None
+    assert examination.facts.trial.reason == (
+        "the budget of 100 s was used up while fp8doctor was counting the rows of its layers"
     )
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_child_that_overstays_after_the_times_are_known_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once = tmp_path / "hung"
+    late_while_it_grows(once, monkeypatch)
+    text = FP8_MODEL.replace("{part}", "numerics").replace("os._exit(9)", hang(once))
+    (tmp_path / "model.py").write_text(text)
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"),
+        trial=TrialRequest(180.0, "cpu", select=("NUM",)),
+        progress=lambda text: None,
+    )
+    assert examination.problem is None
+    trial = examination.facts.trial
+    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {
+        "as_is": True,
+        "bf16": True,
+    }
+    assert trial.gaps["trial.numerics"] == (
+        "the budget of 180 s was used up while fp8doctor was measuring what FP8 does to each layer"
+    )
+
+
+def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that takes longer than half of the budget leaves the trial the other half."""
+    (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "super().compile(backend='eager')"))
+    began = worker.time.monotonic() - 1e4
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: began, sleep=worker.time.sleep))
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialRequest(200.0, "cpu"), progress=lambda text: None
+    )
+    trial = examination.facts.trial
+    assert all(arm.tried for arm in trial.arms)
+    assert trial.elapsed_s is not None
+    assert trial.elapsed_s > 1e4
 
 
 @pytest.mark.usefixtures("forked")

@@ -84,10 +84,13 @@ def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple
     fp8 = _followed(bench, number, as_it_is, STEPS, until=run_until)
     if len(fp8) < FEWEST_STEPS:
         raise NotMeasured("the budget would not have been enough for it")
-    runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), _followed(bench, number, eager_bf16, len(fp8)))]
+    in_bf16 = functools.partial(_followed, bench, number, eager_bf16, len(fp8), until=until)
+    runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), in_bf16())]
     for seed in range(DISTURBED_RUNS):
         before = functools.partial(disturb, names=names, seed=seed)
-        runs.append((str(ArmName.BF16_DISTURBED), _followed(bench, number, eager_bf16, len(fp8), before)))
+        runs.append((str(ArmName.BF16_DISTURBED), in_bf16(before=before)))
+    if any(len(losses) < len(fp8) for _, losses in runs):
+        raise NotMeasured("the budget was used up before its end")
     blocks = {cleaned(name): count for name, count in cut.kept.items()}
     rates = tuple(dict.fromkeys(bench.rates[number]))
     return tuple(

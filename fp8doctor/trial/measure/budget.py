@@ -19,17 +19,17 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
 
 WITHIN = 1.25
-"""Budgets within which everything ends but the step as it is and the first BF16: no other arm is begun that
-is not expected to, and what compiles longer is given up where that can be done. The project's bound."""
+"""Budgets within which the whole command ends. The conductor starts no arm that is not expected to end by
+then, gives up a build that takes longer, and the parent process ends a child that overstays. The project's
+bound."""
 
-STRETCHED = 2.0
-"""Budgets, of those that nobody asked for, within which what a report cannot do without is timed: the blocks
-of a T5, two kinds, compile for 27 s in BF16, and a trial without the variant with all fixes does not tell
-what FP8 gives once it is mended (H200, torch 2.11)."""
+LEAST_SHARE = 0.5
+"""Share of the budget that the trial has however long the import and the load took, which count otherwise. A
+choice: a model that loads for minutes is timed too."""
 
-ESSENTIAL_WITHIN, ESSENTIAL_S = 2.0, 60.0
-"""Budgets, or seconds where these are more, within which the step as it is and the first BF16 are built. One
-graph of 24 FP8 blocks compiles for 80 s, and that step alone says nothing."""
+REPORT_S, REPORT_SHARE = 4.0, 0.07
+"""Seconds kept for the end of the process and for the report, and the share of a small budget that they are
+at most. A process that lets go of a GPU has 2 s (`fp8doctor.worker.parent.GRACE_S`)."""
 
 ASKED_WITHIN, UNASKED_WITHIN = 1.05, 1.0
 """Budgets within which a finding's own proposal, and what no finding proposes, is expected to fit. The rest
@@ -41,8 +41,9 @@ WINDOW_SHARE = 0.2
 choice: with 15 rounds instead of 6 a Llama 3B was predicted no better (0.3 to 1.5 % off, and 1.0 to 1.7), and
 its trial took 16 s longer (H200, torch 2.11)."""
 
-LATE_WINDOW_SHARE = 0.12
-"""Share of the budget that a window has which begins when nothing is left."""
+LEAST_WINDOW_SHARE = 0.12
+"""Share of the budget that is kept for the window, its profiles and proofs while the steps of no arm are
+known."""
 
 NUMERICS_SHARE, LEAST_NUMERICS_SHARE = 0.08, 0.03
 """Shares of the budget for the numerics, where they can say something: what they may take, and what is kept
@@ -74,10 +75,6 @@ PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
 plain proof so many steps of the deepest (1.3 to 4)."""
 
-LAST_PROFILE = 2.0
-"""Budgets after which only the step as it is is profiled. Without profiles the times stay unexplained, so a
-long compilation (60 s for the blocks of a T5) does not cost them."""
-
 BLOCKWISE_SHARE = 0.3
 """Time to build block by block / time to build as one graph: 8 blocks take 8 s and 30 s, 24 blocks 8 s and 72
 to 93 s (FP8, one H200, torch 2.11)."""
@@ -98,34 +95,45 @@ class Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """The seconds of one trial."""
+    """The seconds of one command, or of one trial in a user's process."""
 
     seconds: float
     began: float = field(default_factory=lambda: time.monotonic())
     """On ``time.monotonic``."""
+    uncounted_s: float = 0.0
+    """Seconds of the load before that, which do not count."""
     numerics: bool = False
     """Whether the numerics can say something, so that time is kept for them."""
     noted_s: float = 0.0
     """Seconds that noting the state of the model took, which is looked at once more at the end."""
-    stretches: bool = False
-    """Whether nobody asked for so many seconds: what a report cannot do without may take longer."""
     prolonged_s: float = 0.0
     """Seconds by which windows went on for a sign that was not told: what follows may end so much later."""
+
+    @classmethod
+    def since(cls, began: float, seconds: float) -> Budget:
+        """Make the budget of a command that began at this clock, for the trial that begins now: what was done
+        before counts, but leaves the trial `LEAST_SHARE`."""
+        counted = max(began, time.monotonic() - (1.0 - LEAST_SHARE) * seconds)
+        return cls(seconds, counted, uncounted_s=counted - began)
 
     @property
     def end(self) -> float:
         return self.over(1.0)
 
     @property
-    def needed_within(self) -> float:
-        """The budgets within which what a report cannot do without is timed."""
-        return STRETCHED if self.stretches else WITHIN
+    def deadline(self) -> float:
+        """The clock at which the parent process ends the trial, to report what was sent."""
+        return self.over(WITHIN) - self._report_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """The seconds since the command began."""
+        return self.spent_s + self.uncounted_s
 
     def over(self, budgets: float) -> float:
         """Return the clock at which so many budgets are over, up to `WITHIN` not counting what an open sign
         took."""
-        whole_s = budgets * self.seconds
-        return self.began + max(whole_s, min(whole_s + self.prolonged_s, WITHIN * self.seconds))
+        return self.began + min(budgets * self.seconds + self.prolonged_s, WITHIN * self.seconds)
 
     @property
     def open_sign_s(self) -> float:
@@ -167,7 +175,12 @@ class Budget:
     @property
     def _ending_s(self) -> float:
         """The seconds kept for the end, after the numerics."""
-        return min(CLOSING_S, CLOSING_SHARE * self.seconds) + self.noted_s
+        return min(CLOSING_S, CLOSING_SHARE * self.seconds) + self.noted_s + self._report_s
+
+    @property
+    def _report_s(self) -> float:
+        """The seconds kept for what follows the trial."""
+        return min(REPORT_S, REPORT_SHARE * self.seconds)
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the window."""
@@ -203,14 +216,11 @@ class Budget:
         """Sum up the least window and what follows it."""
         return timer.LEAST_ROUNDS * round_s(costs.values()) + self.after_window_s(costs)
 
-    def build_until(
-        self, costs: Mapping[str, Cost], *, essential: bool = False, needed: bool = False
-    ) -> float:
-        """Return the clock at which the build of an arm is given up, so that what was built can be timed."""
-        until = self.over(self.needed_within if needed else WITHIN)
-        if essential:
-            until = self.began + max(ESSENTIAL_WITHIN * self.seconds, ESSENTIAL_S)
-        return until - self.after_builds_s(costs)
+    def build_until(self, costs: Mapping[str, Cost]) -> float:
+        """Return the clock at which the build of an arm is given up, so that what is in ``costs``, as the arm
+        itself, can be timed."""
+        unknown_s = 0.0 if costs else LEAST_WINDOW_SHARE * self.seconds
+        return self.over(WITHIN) - unknown_s - self.after_builds_s(costs)
 
     def enough_s(
         self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str], spent_s: float
@@ -224,7 +234,7 @@ class Budget:
         every = {**costs, **left}
         builds_s = sum(cost.build_s for cost in left.values())
         whole_s = spent_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
-        parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s
+        parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s + REPORT_S
         return 10.0 * math.ceil(parts / (1.0 - self.numerics_share) / 10.0)
 
     def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
@@ -240,16 +250,18 @@ class Budget:
         return self.began + spent_s + final_s(costs, explored) + self.closing_s() <= self.end
 
     def window_latest(self, costs: Mapping[str, Cost]) -> float:
-        """Return the clock after which not even the least rounds go on; a late window has some of the budget
-        all the same."""
-        return max(
-            self.began + self.needed_within * self.seconds - self.after_window_s(costs),
-            time.monotonic() + LATE_WINDOW_SHARE * self.seconds,
-        )
+        """Return the clock after which not even the least rounds go on. They are worth more than profiles,
+        and nothing without proofs."""
+        proofs_s = sum(PROOF_STEPS * cost.steps_s[-1] for cost in costs.values())
+        return self.over(WITHIN) - proofs_s - self.closing_s()
+
+    def profile_fits(self, cost: Cost) -> bool:
+        """Whether an arm can be profiled at every cut before the end."""
+        return time.monotonic() + profile_s(cost) <= self.over(WITHIN) - self.closing_s()
 
     def numerics_until(self) -> float:
         """Return the clock after which no layer is compared any more, so that the end is in time too."""
-        until = max(self.end, time.monotonic() + NUMERICS_SHARE * self.seconds)
+        until = max(self.end - self._ending_s, time.monotonic() + NUMERICS_SHARE * self.seconds)
         return min(until, self.over(WITHIN) - self._ending_s)
 
 

@@ -11,7 +11,7 @@ from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
-from fp8doctor.trial.measure.budget import WITHIN
+from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.room import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
 from fp8doctor.trial.measure.window import interleave_arms
@@ -32,7 +32,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
     latest = budget.window_latest({})
     for attempt in attempts:
         takes_s = reference.build_s + attempt.build_s  # at the least: what runs out of memory does so early
-        fits = time.monotonic() + takes_s <= budget.over(WITHIN)
+        fits = time.monotonic() + takes_s <= _built_by(reference, budget)
         if attempt.why is not Reason.OUT_OF_MEMORY or not fits:
             continue
         room = room_gib(tracer.bench.device)
@@ -49,6 +49,13 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
             tracer.prove(attempt, explain=attempt in tracer.compared(attempts, samples))
 
 
+def _built_by(reference: Attempt, budget: Budget) -> float:
+    """Return the clock at which both of a pair have to be built, to be timed in their least window; an arm is
+    taken for as slow as the reference."""
+    steps_s = tuple(ready.step_s for ready in reference.ready)
+    return budget.build_until({name: Cost(reference.build_s, steps_s) for name in ("reference", "arm")})
+
+
 def _pair(
     tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples, latest: float
 ) -> tuple[Attempt, Samples]:
@@ -60,7 +67,7 @@ def _pair(
     bench.let_go()
     beside, again = Attempt(reference.plan), Attempt(attempt.plan)
     for each in (beside, again):
-        bench.build(each, tracer.run.budget.build_until({}))
+        bench.build(each, _built_by(reference, tracer.run.budget))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
         again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)

@@ -32,7 +32,7 @@ from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import LAST_PROFILE
+from fp8doctor.trial.measure.budget import Cost
 from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
@@ -143,8 +143,8 @@ class Tracer:
             return self.run.skip[BREAKDOWN]
         if reason := why_not_profiled():
             return reason
-        late = self.run.budget.spent_s > LAST_PROFILE * self.run.budget.seconds
-        return "the budget was used up before it" if late and attempt.plan.name != ArmName.AS_IS else None
+        cost = Cost(attempt.build_s, tuple(ready.step_s for ready in attempt.ready))
+        return None if self.run.budget.profile_fits(cost) else "the budget was used up before it"
 
     def _profile(self, ready: Ready) -> torch.profiler.profile:
         """Profile a step with its modules named, and without names where naming compiled something."""

@@ -57,7 +57,7 @@ def report(
         why=None,
         compiled_ahead=tracer.run.ahead.outcomes(),
         budget_s=tracer.run.budget.seconds,
-        elapsed_s=tracer.run.budget.spent_s,
+        elapsed_s=tracer.run.budget.elapsed_s,
     )
     doubts = (
         apart,

@@ -12,9 +12,11 @@ from torch import nn
 
 from fp8doctor.checks.environment.fp8_backend_missing import SICK
 from fp8doctor.examine import examine_surroundings
+from fp8doctor.examine.environment import CUTEDSL
 from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins.packages import stand_in
 
 SYMBOL = (
     "libtransformer_engine.so: undefined symbol: "
@@ -213,24 +215,46 @@ def titans_experts() -> nn.Module:
     return nn.Sequential(experts)
 
 
+def install_only(monkeypatch: pytest.MonkeyPatch, *present: str) -> None:
+    """Of what kernels in CuTe DSL need only these are there: a CUDA build of torch brings cuda-bindings."""
+    names = (each for names in CUTEDSL.values() for each in names)
+    stand_in(monkeypatch, **{name: "1.0" if name in present else None for name in names})
+
+
+@pytest.mark.parametrize(
+    ("present", "missing"),
+    [
+        ((), ["nvidia-cutlass-dsl", "apache-tvm-ffi", "cuda-python"]),
+        (("cuda_bindings",), ["nvidia-cutlass-dsl", "apache-tvm-ffi"]),
+        (("cuda_python", "apache_tvm_ffi"), ["nvidia-cutlass-dsl"]),
+    ],
+)
 def test_mxfp8_experts_without_the_packages_of_their_casts(
-    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+    present: tuple[str, ...], missing: list[str], look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchao 0.18 is here and what it needs for them is not; a B200 and a CUDA build are stood in for."""
+    """torchao 0.18 is here; a B200, a CUDA build and the packages are stood in for."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    install_only(monkeypatch, *present)
     facts = msgspec.structs.replace(look(titans_experts()), gpus=(B200,))
     finding = finding_of("ENV004", facts)
     assert finding is not None
     assert (finding.severity, finding.breaks) == ("error", "step_raises")
-    assert (
-        finding.title == "MXFP8 of 1 layer of experts lacks nvidia-cutlass-dsl, apache-tvm-ffi, cuda-python"
-    )
+    assert finding.title == f"MXFP8 of 1 layer of experts lacks {', '.join(missing)}"
     assert finding.treatment is not None
     (line,) = finding.treatment.code.splitlines()
     assert line.startswith("pip install nvidia-cutlass-dsl==")
-    assert line.endswith(" apache-tvm-ffi cuda-python")
-    there = msgspec.structs.replace(facts.software, cutedsl_missing=(), torchao_libraries=2)
-    assert finding_of("ENV004", msgspec.structs.replace(facts, software=there)) is None
+    assert line.endswith(" ".join(missing[1:]))
+
+
+def test_mxfp8_experts_with_the_packages_of_their_casts(
+    look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    install_only(monkeypatch, "nvidia_cutlass_dsl", "apache_tvm_ffi", "cuda_bindings")
+    facts = msgspec.structs.replace(look(titans_experts()), gpus=(B200,))
+    assert facts.software.cutedsl_missing == ()
+    with_kernels = msgspec.structs.replace(facts.software, torchao_libraries=2)
+    assert finding_of("ENV004", msgspec.structs.replace(facts, software=with_kernels)) is None
 
 
 def test_where_mxfp8_experts_do_not_run_anyway(
