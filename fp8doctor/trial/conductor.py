@@ -60,7 +60,8 @@ from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
-from fp8doctor.trial.state.undisturbed import free, undisturbed
+from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
@@ -86,8 +87,11 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     began = time.monotonic()
     before = digest(job)
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
-    with undisturbed(job) as put_back:
-        trial = _timed(job, lists, arms, run)
+    kept = Undisturbed(job)
+    with kept, kept as put_back:
+        guard = Guard(job)
+        with guard.standing():
+            trial = _timed(job, lists, arms, run, guard)
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -96,11 +100,13 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     return with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
-def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
+def _timed(
+    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun, guard: Guard
+) -> Trial:
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
-    bench = _bench(job, lists, attempts, run)
+    bench = _bench(job, lists, attempts, run, guard)
     if isinstance(bench, NoNumber):
         return _without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
@@ -109,6 +115,8 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         trial = _of_arms(attempts, tracer)
     except DeviceLost:
         raise
+    except OriginalTouched as error:
+        trial = _without_times(run, raised(error))
     except Exception as error:
         _log.debug("the timing was stopped", exc_info=True)
         still_there(run.device, bench.at_work)
@@ -122,7 +130,9 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
+def _bench(
+    job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun, guard: Guard
+) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
         as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
@@ -134,6 +144,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
             ahead=run.ahead,
             for_others=for_others(attempts, job, as_one=as_one),
             more=any(each.plan.if_host_bound for each in attempts),
+            guard=guard,
         )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
@@ -145,7 +156,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         _log.debug("the step raises", exc_info=True)
         if run.ahead.give_way():  # what it had no memory for, whatever cuBLAS and the driver call that
             free(run.device)
-            return _bench(job, lists, attempts, run)
+            return _bench(job, lists, attempts, run, guard)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
@@ -187,7 +198,7 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
             return time_in_turn(tracer, timed, until, run.budget.window_latest(costs))
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
-            if failed is None or failed.plan.name == ArmName.AS_IS:
+            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
                 raise
             _log.debug("timing %s raises", failed.plan.name, exc_info=True)
             still_there(run.device, failed.plan.name)
