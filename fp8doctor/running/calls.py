@@ -30,7 +30,7 @@ ATTRIBUTE = "_compiled_call_impl"
 _dynamo_listens = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
 """What Dynamo traces the next call of a function with in this thread; None while it traces none."""
 
-CALL = nn.Module._wrapped_call_impl.__code__  # type: ignore[attr-defined]
+CALL = nn.Module._wrapped_call_impl.__code__
 """The code of ``Module.__call__`` (torch 2.6 to 2.13)."""
 
 Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
@@ -100,7 +100,7 @@ class _Mark:
 
     def __init__(self, calls: Calls, kind: type, modules: Iterable[nn.Module]) -> None:
         self._calls, self._kind = calls, kind
-        self._modules = {id(each): weakref.ref(each) for each in modules}
+        self._modules: dict[int, Callable[[], Any]] = {id(each): weakref.ref(each) for each in modules}
         self._had, self._own = ATTRIBUTE in vars(kind), getattr(kind, ATTRIBUTE, None)
 
     def place(self) -> None:
@@ -118,15 +118,16 @@ class _Mark:
                 type.__delattr__(self._kind, ATTRIBUTE)
 
     def __get__(self, module: Any, kind: type) -> Any:
-        own = self._own
+        own: Any = self._own
         if module is not None:
             own = object.__getattribute__(module, "__dict__").get(ATTRIBUTE, own)
         watched = self._modules.get(id(module))
         if watched is None or watched() is not module or sys._getframe(1).f_code is not CALL:
-            return own
+            return own  # the look is not torch's, or at another module of the class
         if _dynamo_listens() is not None:  # it would trace our call in the place of the module's
             return own
-        return partial(self._calls.run, module, module._call_impl if own is None else own)
+        call = own if own is not None else module._call_impl
+        return partial(self._calls.run, module, call)
 
     def __set__(self, module: Any, value: Any) -> None:
         _state(module)[ATTRIBUTE] = value

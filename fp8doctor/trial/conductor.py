@@ -87,11 +87,9 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     began = time.monotonic()
     before = digest(job)
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
-    kept = Undisturbed(job)
-    with kept, kept as put_back:
-        guard = Guard(job)
-        with guard.standing():
-            trial = _timed(job, lists, arms, run, guard)
+    kept, guard = Undisturbed(job), Guard(job)
+    with kept, kept as put_back, guard.standing():
+        trial = _timed(job, lists, arms, replace(run, guard=guard))
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -100,13 +98,11 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     return with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
-def _timed(
-    job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun, guard: Guard
-) -> Trial:
+def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
-    bench = _bench(job, lists, attempts, run, guard)
+    bench = _bench(job, lists, attempts, run)
     if isinstance(bench, NoNumber):
         return _without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
@@ -130,9 +126,7 @@ def _timed(
     return msgspec.structs.replace(trial, elapsed_s=run.budget.spent_s)
 
 
-def _bench(
-    job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun, guard: Guard
-) -> Bench | NoNumber:
+def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
         as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
@@ -144,7 +138,7 @@ def _bench(
             ahead=run.ahead,
             for_others=for_others(attempts, job, as_one=as_one),
             more=any(each.plan.if_host_bound for each in attempts),
-            guard=guard,
+            guard=run.guard,
         )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
@@ -156,7 +150,7 @@ def _bench(
         _log.debug("the step raises", exc_info=True)
         if run.ahead.give_way():  # what it had no memory for, whatever cuBLAS and the driver call that
             free(run.device)
-            return _bench(job, lists, attempts, run, guard)
+            return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 

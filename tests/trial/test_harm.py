@@ -208,6 +208,39 @@ def test_a_gradient_that_could_not_be_set_again_stays() -> None:
     assert weight.grad is before
 
 
+BUFFERS: dict[str, Callable[[], torch.Tensor]] = {
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_tensor_that_cannot_be_asked_costs_nothing(kind: str) -> None:
+    job = trained(lambda reach: reach.model.eval())
+    job.model.register_buffer("odd", BUFFERS[kind]())
+    job.model.reach.model = job.model
+    mine = [(parameter, parameter.grad) for parameter in job.model.parameters()]
+    trial = attempt(job)
+    assert trial.arms[0].tried
+    assert trial.harm == ("training flags (put back)",)
+    assert all(parameter.grad is gradient for parameter, gradient in mine)
+
+
+def test_a_part_that_cannot_be_put_back_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fp8doctor.trial.state import belongings
+
+    def fails(*_: Any) -> list[str]:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(belongings, "_put_data_back", fails)
+    job = trained(lambda reach: (reach.model.eval(), reach.optimizer.zero_grad()))
+    before = owned(job.model, job.optimizer, job.batch)
+    assert attempt(job).harm == ("training flags (put back)",)
+    assert differences(before, owned(job.model, job.optimizer, job.batch)) == []
+
+
 # Reported: what nobody can put back
 
 

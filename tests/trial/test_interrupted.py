@@ -26,7 +26,10 @@ ROOT = Path(fp8doctor.__file__).parent
 
 FILES = {
     str(ROOT / "signals.py"),
-    *(str(ROOT / "trial/state" / f"{name}.py") for name in ("undisturbed", "belongings", "guard", "optimizers")),
+    *(
+        str(ROOT / "trial/state" / f"{name}.py")
+        for name in ("undisturbed", "belongings", "guard", "optimizers")
+    ),
 }
 """What puts back. The settings are left out, whose many lines run in the middle of it."""
 
@@ -60,8 +63,7 @@ def a_trial(job: Job, at: int | None, *, twice: bool) -> list[Event]:
     """Do what a trial does to the user's things, interrupted at this event, and before the put-back with
     ``twice``. Return the events."""
     kept, guard = Undisturbed(job), Guard(job)
-    events: list[Event] = []
-    with suppress(KeyboardInterrupt), interrupted(at) as events, kept, kept, guard.standing():
+    with interrupted(at) as events, suppress(KeyboardInterrupt), kept, kept, guard.standing():
         for parameter in job.model.parameters():
             parameter.grad = None
         job.model.eval()

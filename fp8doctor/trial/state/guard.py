@@ -1,8 +1,8 @@
 """Steps on a replica, in which a write to anything of the user's is refused before it happens.
 
 A replica reaches the original through what no copy can see through, such as a training step that names the
-model, its optimizer or its scheduler. What costs no time that is measured is refused in every step of a trial;
-single writes are refused in first steps only, and counted from then on.
+model, its optimizer or its scheduler. What can be refused without a cost in measured time is refused in every
+step of a trial. Single writes are refused in first steps only, and counted from then on.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ memory of the GPU.
 from __future__ import annotations
 
 import gc
+import importlib
 import warnings
 from contextlib import ExitStack, suppress
 
@@ -38,9 +39,8 @@ class Undisturbed:
     """
 
     def __init__(self, job: Job, *, keep_workers: bool = False) -> None:
-        import torch._dynamo.eval_frame
-        import torch._dynamo.utils
-
+        for name in ("torch._dynamo.eval_frame", "torch._dynamo.utils"):  # whose settings are read
+            importlib.import_module(name)
         self._named: list[str] = []
         self._settings, self._workers = settings.read(), None if keep_workers else dynamo_state.workers()
         self._handlers = self._settings.pop(settings.HANDLERS, {})
