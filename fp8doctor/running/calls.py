@@ -1,19 +1,22 @@
 """Calls of the model in the script's own steps, seen without a hook and without a compilation.
 
-``Module.__call__`` looks for ``_compiled_call_impl`` on the instance. Dynamo guards it, like the hooks,
-only on modules that it traced. A module that no compiled region runs can therefore carry a call of ours for
-a while, in eager mode and around ``torch.compile(m)`` and ``m.compile()`` alike (torch 2.6 to 2.13: no new
-frame). It is neither pickled nor copied with the module.
+``Module.__call__`` looks for ``_compiled_call_impl`` on the module. For a while the class of a watched module
+answers that look with a call of ours, and everybody else with what is there: nothing of it stands in the
+module. Dynamo reads classes by itself, so the classes are as they were while it traces anything.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from functools import partial
 from threading import get_ident
 from typing import Any
 
+import torch
 from torch import nn
 
 from fp8doctor.running.traceback_frames import without_own_frame
@@ -24,6 +27,12 @@ _log = logging.getLogger("fp8doctor")
 
 ATTRIBUTE = "_compiled_call_impl"
 
+_dynamo_listens = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+"""What Dynamo traces the next call of a function with in this thread; None while it traces none."""
+
+CALL = nn.Module._wrapped_call_impl.__code__
+"""The code of ``Module.__call__`` (torch 2.6 to 2.13)."""
+
 Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 """Told of a call before it runs; may return what is told the output."""
 
@@ -32,53 +41,61 @@ class Calls:
     """Calls of the outermost of these modules, by the thread that made this. It keeps none of them alive.
 
     Those ``inside`` a compiled region that nothing has called yet are watched until something calls one of
-    the others: Dynamo then traces them, and must not meet a call of ours.
+    the others: what compiles then is not called from outside.
     """
 
     def __init__(
         self, modules: Iterable[nn.Module], called: Called, inside: Iterable[nn.Module] = ()
     ) -> None:
-        self._inside = [weakref.ref(each) for each in inside]
-        self._modules, self._called = [*(weakref.ref(each) for each in modules), *self._inside], called
+        inner = tuple(inside)
+        self._called, self._inside = called, {id(each) for each in inner}
         self._depth, self._thread = 0, get_ident()
-        self._placed: list[tuple[weakref.ref[nn.Module], Any]] = []
+        of_kinds: dict[type, list[nn.Module]] = {}
+        for each in (*modules, *inner):
+            of_kinds.setdefault(type(each), []).append(each)
+        self._marks = [_Mark(self, kind, each) for kind, each in of_kinds.items()]
+        self._compiling = _Compiling(self._place, self._take_off)
 
     def begin(self) -> None:
         """Stand before each module's call."""
-        for reference in self._modules:
-            if (module := reference()) is not None:
-                own = vars(module).get(ATTRIBUTE)
-                self._placed.append((reference, own))
-                vars(module)[ATTRIBUTE] = _Call(self, reference, own)
+        self._place()
+        self._compiling.begin()
 
     def end(self) -> None:
-        """Put back what stood there; a call that someone else has placed meanwhile stays."""
-        for reference, own in self._placed:
-            _put_back(reference, own)
-        self._placed.clear()
+        """Stand there no longer."""
+        self._compiling.end()
+        self._take_off()
+
+    def _place(self) -> None:
+        for mark in self._marks:
+            mark.place()
+
+    def _take_off(self) -> None:
+        for mark in self._marks:
+            mark.take_off()
 
     def _leave_inside(self, called: nn.Module) -> None:
         """Watch nothing inside of compiled regions any more, once something else than that is called."""
-        if self._inside and all(each() is not called for each in self._inside):
-            for reference, own in self._placed:
-                if reference in self._inside:
-                    _put_back(reference, own)
+        if self._inside and id(called) not in self._inside:
+            for mark in self._marks:
+                mark.leave(self._inside)
             self._inside.clear()
 
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call; the outermost of this thread is told of."""
         self._leave_inside(module)
-        if get_ident() != self._thread:
-            return call(*args, **kwargs)
-        then = self._told(self._called, module, args, kwargs) if self._depth == 0 else None
-        self._depth += 1
         try:
-            output = call(*args, **kwargs)
+            if get_ident() != self._thread:
+                return call(*args, **kwargs)
+            then = self._told(self._called, module, args, kwargs) if self._depth == 0 else None
+            self._depth += 1
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                self._depth -= 1
         except BaseException as error:
             without_own_frame(error)
             raise
-        finally:
-            self._depth -= 1
         if then is not None:
             self._told(then, output)
         return output
@@ -93,34 +110,87 @@ class Calls:
                 return None
 
 
-def _put_back(reference: weakref.ref[nn.Module], own: Any) -> None:
-    """Put back what stood before a module's call."""
-    module = reference()
-    if module is not None and isinstance(vars(module).get(ATTRIBUTE), _Call):
-        if own is None:
-            del vars(module)[ATTRIBUTE]
-        else:
-            vars(module)[ATTRIBUTE] = own
+class _Mark:
+    """What a class has for `ATTRIBUTE` for a while. A pickle of it, with a class by value, is None."""
 
+    def __init__(self, calls: Calls, kind: type, modules: Iterable[nn.Module]) -> None:
+        self._calls, self._kind = calls, kind
+        self._modules: dict[int, Callable[[], Any]] = {id(each): weakref.ref(each) for each in modules}
+        self._had, self._own = ATTRIBUTE in vars(kind), getattr(kind, ATTRIBUTE, None)
 
-class _Call:
-    """A module's call for a while. A copy or a pickle of it is None, as if it had never been there."""
+    def place(self) -> None:
+        """Stand in the class, unless something of someone else's has come to stand there."""
+        if self._modules and vars(self._kind).get(ATTRIBUTE) is (self._own if self._had else None):
+            with suppress(TypeError):  # a class that cannot be written to
+                type.__setattr__(self._kind, ATTRIBUTE, self)
 
-    def __init__(self, calls: Calls, module: weakref.ref[nn.Module], own: Any) -> None:
-        self._calls, self._module, self._own = calls, module, own
+    def leave(self, modules: Collection[int]) -> None:
+        """Watch these modules, by their ids, no longer."""
+        for each in modules:
+            self._modules.pop(each, None)
+        if not self._modules:
+            self.take_off()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        assert module is not None  # it is being called
-        own = self._own if self._own is not None else module._call_impl
-        try:
-            return self._calls.run(module, own, *args, **kwargs)
-        except BaseException as error:
-            without_own_frame(error)
-            raise
+    def take_off(self) -> None:
+        """Leave the class as it was; what someone else has put there meanwhile stays."""
+        if vars(self._kind).get(ATTRIBUTE) is self:
+            if self._had:
+                type.__setattr__(self._kind, ATTRIBUTE, self._own)
+            else:
+                type.__delattr__(self._kind, ATTRIBUTE)
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        own: Any = self._own
+        if module is not None:
+            own = object.__getattribute__(module, "__dict__").get(ATTRIBUTE, own)
+        watched = self._modules.get(id(module))
+        if watched is None or watched() is not module or sys._getframe(1).f_code is not CALL:
+            return own  # the look is not torch's, or at another module of the class
+        if _dynamo_listens() is not None:  # it would trace our call in the place of the module's
+            return own
+        call = own if own is not None else module._call_impl
+        return partial(self._calls.run, module, call)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        _state(module)[ATTRIBUTE] = value
+
+    def __delete__(self, module: Any) -> None:
+        if ATTRIBUTE not in _state(module):
+            raise AttributeError(ATTRIBUTE)
+        del _state(module)[ATTRIBUTE]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
 
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
+
+def _state(module: Any) -> dict[str, Any]:
+    return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
+
+
+class _Compiling:
+    """Tells when Dynamo begins and ends to trace, by its own callbacks (private, torch 2.6 to 2.13)."""
+
+    def __init__(self, ended: Callable[[], None], began: Callable[[], None]) -> None:
+        self._told = [("start", self._calling(began)), ("end", self._calling(ended))]
+        self._handler: Any = None
+
+    def begin(self) -> None:
+        """Listen, where Dynamo is loaded: making an optimizer loads it."""
+        self._handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None):
+            skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
+        for when, told in self._told:
+            if self._handler is not None:
+                getattr(self._handler, f"register_{when}_callback")(told)
+
+    def end(self) -> None:
+        """Listen no longer."""
+        for when, told in self._told:
+            if self._handler is not None:
+                with suppress(ValueError):  # torch._dynamo.reset() forgets them
+                    getattr(self._handler, f"remove_{when}_callback")(told)
+        self._handler = None
+
+    @staticmethod
+    def _calling(function: Callable[[], None]) -> Callable[[Any], None]:
+        return lambda *_: function()

@@ -47,6 +47,12 @@ IDLE_STEPS = 20
 A choice: a GAN's critic steps five times as often as its generator."""
 
 
+def collect() -> None:
+    """Collect garbage, unless the script has switched the collector off: its own would be finalized too."""
+    if gc.isenabled():
+        gc.collect()
+
+
 @dataclass
 class Stepper:
     """An optimizer that has stepped, or several after each other that hold the same parameters."""
@@ -200,7 +206,7 @@ class Observer:
         """Examine what is there, in case no more is seen."""
         self.looked = stepper
         self.facts = self.examination.early(owner_of(optimizer, self.living), optimizer)
-        gc.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
+        collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
@@ -320,7 +326,7 @@ class Observer:
         self.window = None
         self.watch.rest()
         self.living.forget()
-        gc.collect()
+        collect()
 
     def give_up(self, why: str) -> None:
         """Watch no more, and say why."""

@@ -60,7 +60,8 @@ from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.measure.window import time_in_turn
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
-from fp8doctor.trial.state.undisturbed import free, undisturbed
+from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
@@ -86,8 +87,9 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     began = time.monotonic()
     before = digest(job)
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
-    with undisturbed(job) as put_back:
-        trial = _timed(job, lists, arms, run)
+    kept, guard = Undisturbed(job), Guard(job)
+    with kept, kept as put_back, guard.standing():
+        trial = _timed(job, lists, arms, replace(run, guard=guard))
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -109,6 +111,8 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
         trial = _of_arms(attempts, tracer)
     except DeviceLost:
         raise
+    except OriginalTouched as error:
+        trial = _without_times(run, raised(error))
     except Exception as error:
         _log.debug("the timing was stopped", exc_info=True)
         still_there(run.device, bench.at_work)
@@ -134,6 +138,7 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
             ahead=run.ahead,
             for_others=for_others(attempts, job, as_one=as_one),
             more=any(each.plan.if_host_bound for each in attempts),
+            guard=run.guard,
         )
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
@@ -187,7 +192,7 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
             return time_in_turn(tracer, timed, until, run.budget.window_latest(costs))
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
-            if failed is None or failed.plan.name == ArmName.AS_IS:
+            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
                 raise
             _log.debug("timing %s raises", failed.plan.name, exc_info=True)
             still_there(run.device, failed.plan.name)

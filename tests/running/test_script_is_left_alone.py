@@ -30,7 +30,7 @@ from tests.running.loops import Net, Slicing, train
 def test_a_model_that_ends_in_the_window_is_not_kept_alive(observer: Observer) -> None:
     model = Net()
     train(model, WARMUP + 1)
-    assert ATTRIBUTE in vars(model)
+    assert ATTRIBUTE in vars(type(model))
     ended = weakref.ref(model)
     gc.disable()
     try:
@@ -163,19 +163,19 @@ def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: H
 def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
     model = Net()
     optimizer = train(model, WARMUP + 1)
-    assert ATTRIBUTE in vars(model)
+    assert ATTRIBUTE in vars(type(model))
     with pytest.raises(RuntimeError) as raised:
         model(torch.randn(8, 17))
     frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
     assert not [each for each in frames if "fp8doctor/running" in each]
     train(model, STEPS, optimizer=optimizer)
-    assert ATTRIBUTE not in vars(model)
+    assert ATTRIBUTE not in {*vars(model), *vars(type(model))}
 
 
 def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None:
     wrapped = nn.Sequential(Net())
     train(wrapped, WARMUP + 1)
-    assert ATTRIBUTE in vars(wrapped)
+    assert ATTRIBUTE in vars(type(wrapped))
     twin = copy.deepcopy(wrapped)
     file = io.BytesIO()
     torch.save(wrapped, file)
@@ -183,6 +183,28 @@ def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None
     for other in (twin, torch.load(file, weights_only=False), pickle.loads(pickle.dumps(wrapped))):
         assert vars(other).get(ATTRIBUTE) is None
         other(torch.randn(8, 16))
+
+
+class Finalized:
+    """Garbage that only the collector finds."""
+
+    def __init__(self, ended: list[int]) -> None:
+        self.itself, self.ended = self, ended
+
+    def __del__(self) -> None:
+        self.ended.append(1)
+
+
+def test_a_collector_that_the_script_switched_off_stays_off(observer: Observer) -> None:
+    ended: list[int] = []
+    gc.disable()
+    try:
+        Finalized(ended)
+        train(Net(), WARMUP + STEPS + PROFILED + 1)
+        assert observer.done
+        assert ended == []
+    finally:
+        gc.enable()
 
 
 def test_the_model_is_not_kept_alive(observer: Observer) -> None:
@@ -204,7 +226,7 @@ def test_a_failure_of_ours_is_told_and_reaches_nobody(
     model = Net()
     train(model, WARMUP + STEPS + 1)
     assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]
-    assert ATTRIBUTE not in vars(model)
+    assert ATTRIBUTE not in {*vars(model), *vars(type(model))}
 
 
 def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:

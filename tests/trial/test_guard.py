@@ -188,6 +188,77 @@ def test_without_the_guard_each_of_them_changes_something(way: str) -> None:
     assert mine.now() != before
 
 
+LATE = {
+    "runs the original": (
+        lambda mine, copied: mine.model(X),
+        "it runs the original itself",
+    ),
+    "steps the optimizer": (
+        lambda mine, copied: mine.optimizer.step(),
+        "it would step your optimizer (AdamW)",
+    ),
+    "steps the scheduler": (
+        lambda mine, copied: mine.scheduler.step(),
+        "it would step your learning-rate scheduler (StepLR)",
+    ),
+    "decays the original's weight": (
+        lambda mine, copied: mine.model[0].weight.pow(2).sum().backward(),
+        "its backward would reach '0.weight' of the original",
+    ),
+}
+
+
+def deed_at(
+    mine: Mine, at: int, every: int, deed: Callable[[Mine, nn.Module], Any]
+) -> tuple[Callable[..., Any], list[int]]:
+    """A training step that does something at one call, and again so many calls later; and its calls."""
+    calls: list[int] = []
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(0)
+        loss = loss_of(copied, batch)
+        if len(calls) >= at and (len(calls) - at) % every == 0:
+            calls[-1] = 1
+            deed(mine, copied)
+        return loss
+
+    return step, calls
+
+
+@pytest.mark.parametrize("at", [4, 6, 9], ids="call {}".format)
+@pytest.mark.parametrize("way", LATE)
+def test_what_is_refused_is_refused_in_every_step(way: str, at: int) -> None:
+    mine = Mine()
+    deed, reason = LATE[way]
+    before = mine.now()
+    step, calls = deed_at(mine, at, 1, deed)
+    trial = inspect_model(
+        mine.model, X, training_step=step, optimizer=mine.optimizer, device="cpu", budget_s=0.5
+    ).facts.trial
+    assert sum(calls) >= 1
+    reasons = [trial.reason, *(arm.reason for arm in trial.arms)]
+    assert any((each or "").startswith(reason) for each in reasons)
+    assert trial.harm in ((), ("optimizer settings (put back)",))  # a scheduler notes that a step began
+    assert mine.now() == before
+
+
+@pytest.mark.parametrize("at", [4, 9], ids="call {}".format)
+def test_a_late_write_is_found_and_ends_the_trial(at: int) -> None:
+    """Nothing refuses a single operator in a step that is timed: it is done once, and named."""
+    mine = Mine()
+
+    def averages(mine: Mine, copied: nn.Module) -> None:
+        with torch.no_grad():
+            mine.model[0].weight.mul_(0.9)
+
+    step, calls = deed_at(mine, at, 2 * timer.MOST_STEPS + 1, averages)  # beyond one visit of an arm
+    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
+    assert sum(calls) == 1
+    assert trial.arms == ()
+    assert (trial.reason or "").startswith("it writes to '0.weight' of the original")
+    assert trial.harm == ("parameters",)
+
+
 class Centre(nn.Module):
     """A loss with a moving centre and a parameter."""
 

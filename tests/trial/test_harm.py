@@ -95,9 +95,8 @@ def test_a_setting_that_a_step_changes_is_put_back(item: str) -> None:
 # Put back and named: what belongs to the user's model
 
 
-def backward_through_the_original(reach: Reach) -> None:
-    reach.forwards = -100
-    reach.model(torch.ones(4, 16)).sum().backward()
+def set_a_gradient(reach: Reach) -> None:
+    reach.model.first.weight.grad = torch.zeros(16, 16)
 
 
 def replace_a_parameter(reach: Reach) -> None:
@@ -132,7 +131,7 @@ BELONGINGS: dict[str, tuple[Callable[[Reach], object], str]] = {
         lambda reach: reach.model.first.weight.register_post_accumulate_grad_hook(lambda parameter: 1 / 0),
         "hooks",
     ),
-    "gradients": (backward_through_the_original, "gradients"),
+    "gradients": (set_a_gradient, "gradients"),
     "a forward put over the class's": (lambda reach: setattr(reach.model, "forward", lambda x: x), "modules"),
     "a compile mark": (lambda reach: reach.model.compile(), "modules"),
     "a class": (lambda reach: setattr(reach.model.first, "__class__", nn.Identity), "modules"),
@@ -181,16 +180,24 @@ def test_what_belongs_to_the_model_is_put_back_and_named(item: str) -> None:
     job.model(torch.ones(4, 16)).sum().backward()
 
 
-def test_gradients_are_out_of_reach_while_replicas_run() -> None:
+def test_gradients_stay_where_they_are_while_replicas_run() -> None:
     seen: list[Any] = []
     job = trained(lambda reach: seen.extend(parameter.grad for parameter in reach.model.parameters()))
-    before = owned(job.model, job.optimizer, job.batch)
+    mine = [parameter.grad for parameter in job.model.parameters()]
     assert attempt(job).harm == ()
-    assert seen == [None] * 4
+    assert seen
+    assert all(found is gradient for found, gradient in zip(seen, mine, strict=True))
+
+
+def test_a_step_that_clears_the_gradients_loses_none_and_is_no_harm() -> None:
+    job = trained(lambda reach: reach.optimizer.zero_grad())
+    before = owned(job.model, job.optimizer, job.batch)
+    trial = attempt(job)
+    assert (trial.harm, trial.arms[0].tried) == ((), True)
     assert differences(before, owned(job.model, job.optimizer, job.batch)) == []
 
 
-def test_a_gradient_that_could_not_be_set_again_is_not_taken() -> None:
+def test_a_gradient_that_could_not_be_set_again_stays() -> None:
     job = trained()
     weight = job.model.first.weight
     weight.data = weight.data.bfloat16()
@@ -199,6 +206,39 @@ def test_a_gradient_that_could_not_be_set_again_is_not_taken() -> None:
         weight.grad = before
     attempt(job)
     assert weight.grad is before
+
+
+BUFFERS: dict[str, Callable[[], torch.Tensor]] = {
+    "quantized": lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8),
+    "nested": lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_tensor_that_cannot_be_asked_costs_nothing(kind: str) -> None:
+    job = trained(lambda reach: reach.model.eval())
+    job.model.register_buffer("odd", BUFFERS[kind]())
+    job.model.reach.model = job.model
+    mine = [(parameter, parameter.grad) for parameter in job.model.parameters()]
+    trial = attempt(job)
+    assert trial.arms[0].tried
+    assert trial.harm == ("training flags (put back)",)
+    assert all(parameter.grad is gradient for parameter, gradient in mine)
+
+
+def test_a_part_that_cannot_be_put_back_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fp8doctor.trial.state import belongings
+
+    def fails(*_: Any) -> list[str]:
+        raise RuntimeError("planned")
+
+    monkeypatch.setattr(belongings, "_put_data_back", fails)
+    job = trained(lambda reach: (reach.model.eval(), reach.optimizer.zero_grad()))
+    before = owned(job.model, job.optimizer, job.batch)
+    assert attempt(job).harm == ("training flags (put back)",)
+    assert differences(before, owned(job.model, job.optimizer, job.batch)) == []
 
 
 # Reported: what nobody can put back

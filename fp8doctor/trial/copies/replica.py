@@ -13,7 +13,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -335,12 +335,32 @@ class Tripwire:
         """Raises `OriginalTouched` before a module of the original runs, and at the end when one of its
         tensors was written."""
         ran: list[str] = []
+
+        def note(what: str) -> None:
+            ran.append(what)
+            raise OriginalTouched(what)
+
         before = {
             name: (tensor._version, id(tensor.grad), _grad_version(tensor))
             for name, tensor in self._tensors.items()
         }
+        with self.watching(note):
+            yield
+        if ran:
+            raise OriginalTouched(ran[0])
+        for name, tensor in self._tensors.items():
+            if before[name] != (tensor._version, id(tensor.grad), _grad_version(tensor)):
+                raise OriginalTouched(f"it writes to {name!r} of the original")
+
+    @contextmanager
+    def watching(self, refuse: Callable[[str], None]) -> Iterator[None]:
+        """Tell ``refuse`` before a module of the original runs."""
+
+        def before(name: str, module: nn.Module, arguments: Any) -> None:
+            refuse(_runs(name))
+
         handles = [
-            module.register_forward_pre_hook(functools.partial(_note, ran, name))
+            module.register_forward_pre_hook(functools.partial(before, name))
             for name, module in self._modules.items()
         ]
         try:
@@ -348,16 +368,6 @@ class Tripwire:
         finally:
             for handle in handles:
                 handle.remove()
-        if ran:
-            raise OriginalTouched(_runs(ran[0]))
-        for name, tensor in self._tensors.items():
-            if before[name] != (tensor._version, id(tensor.grad), _grad_version(tensor)):
-                raise OriginalTouched(f"it writes to {name!r} of the original")
-
-
-def _note(ran: list[str], name: str, module: nn.Module, arguments: Any) -> None:
-    ran.append(name)
-    raise OriginalTouched(_runs(name))
 
 
 def _runs(name: str) -> str:

@@ -141,6 +141,7 @@ def _followed(
                 _seed(taken)
                 with nullcontext() if taken else bench.guard.armed():
                     losses.append(float(step()))
+                bench.guard.look()
     finally:
         del step, variant, model
         free(bench.device)

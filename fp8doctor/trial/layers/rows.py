@@ -31,7 +31,7 @@ from fp8doctor.trial.measure.cuts import cut_of
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.state.digest import harm, of_the_users
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import free, undisturbed
+from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.wording import sentence
 
@@ -69,7 +69,8 @@ def seen_beside(
     progress("counting the rows of its layers", ARM)
     rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
-        with undisturbed(job, keep_workers=True) as put_back:
+        kept = Undisturbed(job, keep_workers=True)
+        with kept, kept as put_back:
             rows = seen(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
     except OriginalTouched as error:
         reason = str(error)

@@ -36,7 +36,7 @@ from fp8doctor.trial.layers.gemms import (
 )
 from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.device import DeviceLost, still_there
-from fp8doctor.trial.state.undisturbed import free, undisturbed
+from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -106,7 +106,7 @@ def probe_beside(
         return (), NOTHING_TO_TIME
     progress("timing the matmuls of its layers", ARM)
     try:
-        with undisturbed(job, keep_workers=True):
+        with Undisturbed(job, keep_workers=True):
             return timed(facts, device, until=until, ahead=ahead)
     except DeviceLost:
         raise

@@ -12,6 +12,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
+from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.memory import FullPeak, Held, Turn, full_peak
 from fp8doctor.trial.variant import ArmPlan
@@ -74,6 +75,8 @@ def raised(error: Exception) -> NoNumber:
     """Make the reason of an arm whose step raises."""
     if isinstance(error, torch.OutOfMemoryError):
         return NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
+    if isinstance(error, OriginalTouched):
+        return NoNumber(Reason.NOT_REPLICABLE, str(error))
     return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
 
 

@@ -33,6 +33,7 @@ from fp8doctor.trial.measure.layout import Layout
 from fp8doctor.trial.measure.memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.room import taken_gib
+from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.transformer_engine_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried
@@ -69,6 +70,7 @@ class Bench(Layout):
         ahead: Ahead | None = None,
         for_others: Sequence[ArmPlan] = (),
         more: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
 
@@ -76,7 +78,7 @@ class Bench(Layout):
         is wanted, and ``ahead`` compiles ``for_others`` beside the trial, and ``more`` later: blocks at once,
         one graph of several as soon as the cuts are known.
         """
-        super().__init__(job, lists, device, only, ahead or Nobody())
+        super().__init__(job, lists, device, only, ahead or Nobody(), guard)
         self.interrupts, self._rounding, self._helped = interrupts, rounding(job.model, device), False
         self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
@@ -111,7 +113,8 @@ class Bench(Layout):
         """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
 
         The replica of the self-check is made at the first cut only. The build is given up when the clock
-        (``time.monotonic``) passes ``until``, and before a further cut that would.
+        (``time.monotonic``) passes ``until``, and before a further cut that would. Raises `OriginalTouched`
+        after a write to what is the user's.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
@@ -126,6 +129,8 @@ class Bench(Layout):
         except NotTried as error:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
+            if self.guard.written is not None:
+                raise
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
         except _LostBeside as lost:
             attempt.no_number = lost.no_number
@@ -249,6 +254,7 @@ class Bench(Layout):
                 stepped = time.monotonic()
                 with self.guard.armed() if count == 0 else nullcontext():
                     watched()
+                self.guard.look()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
             self._finish()

@@ -42,14 +42,21 @@ class Layout:
     """Which of the plans was laid out."""
 
     def __init__(
-        self, job: Job, lists: Sequence[str], device: torch.device, only: depth.Cut | None, ahead: Ahead
+        self,
+        job: Job,
+        lists: Sequence[str],
+        device: torch.device,
+        only: depth.Cut | None,
+        ahead: Ahead,
+        guard: Guard | None,
     ) -> None:
         """Plan the cuts, or ``only`` the one that is wanted; `lay_out` makes them.
 
-        ``ahead`` is who compiles beside it, and is ended where the memory is short.
+        ``ahead`` is who compiles beside it, and is ended where the memory is short. ``guard`` watches the
+        first steps, and may stand in all others.
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
-        self.guard, self._ahead = Guard(job), ahead
+        self.guard, self._ahead = guard or Guard(job), ahead
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):

@@ -14,6 +14,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.stages import Stage
 from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.state.guard import Guard
 
 KeepTrace = Callable[[str, Path], object]
 """Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
@@ -45,6 +46,8 @@ class TrialRun:
     """Whether the process is there for the trial, and no user's."""
     ahead: Ahead = field(default_factory=Nobody)
     """Who compiles beside the trial until it times the arms."""
+    guard: Guard | None = None
+    """Who stands before what is the user's in every step."""
 
     def skipped(self, arm: str) -> NoNumber | None:
         """Tell why the arm is left out; None when it is not."""

@@ -53,6 +53,7 @@ def interleave_arms(
     def look() -> None:
         bench.observer.look()
         bench.host.look()
+        bench.guard.look()
 
     with bench.host.window():
         return interleave(

@@ -1,17 +1,21 @@
 """What of the user's model a trial never needs to change: modules, flags, hooks, gradients, places of data.
 
-What changed all the same is put back and named. While replicas run, the parameters have no gradients: what
-still reaches the original lands in new ones, which are thrown away.
+What changed all the same is put back and named. Nothing is taken away for the time of a trial, so an
+interrupt loses nothing.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
+
+_log = logging.getLogger("fp8doctor")
 
 NAMES = {
     "training": "training flags",
@@ -44,66 +48,76 @@ class Belongings:
         ]
         tensors = {id(tensor): tensor for tensor in found}.values()
         self._tensors = [(tensor, tensor.requires_grad, contents(_attributes(tensor))) for tensor in tensors]
-        self._data = [(tensor, tensor.detach()) for tensor in tensors if _can_move(tensor)]
-        self._gradients = [
-            (tensor, tensor.grad, _can_be_taken(tensor)) for tensor in tensors if tensor.is_leaf
-        ]
-
-    def take_gradients(self) -> None:
-        """Leave the parameters without gradients until `put_back`."""
-        for tensor, _, can_be_taken in self._gradients:
-            if can_be_taken:
-                tensor.grad = None
+        self._gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+        places = [("parameters", tensor) for tensor in tensors]
+        places += [("gradients", gradient) for _, gradient in self._gradients if gradient is not None]
+        self._data = [(each, name, data) for name, each in places if (data := _data_of(each)) is not None]
 
     def put_back(self) -> list[str]:
-        """Make everything as it was, and name what was not."""
+        """Make everything as it was, and name what was not. What cannot be put back costs nothing else."""
         changed: dict[str, None] = {}
-        for module, kind, held in self._modules:
-            if type(module) is not kind:
-                changed["modules"] = None
-                module.__class__ = kind
-            for name in restore(vars(module), held):
-                changed[NAMES.get(name, "hooks" if "hooks" in name else "modules")] = None
-        for tensor, data in self._data:
-            if tensor.dtype != data.dtype or not tensor.is_set_to(data):
-                changed["parameters"] = None
-                tensor.data = data
-        for tensor, requires_grad, held in self._tensors:
-            if tensor.requires_grad != requires_grad and tensor.is_leaf:
-                changed["requires_grad"] = None
-                tensor.requires_grad_(requires_grad)
-            attributes = _attributes(tensor)
-            for name in HOOKS:
-                if attributes[name] and attributes[name] is not held[name][0]:
-                    attributes[name].clear()  # autograd holds on to it
-            for name in restore(attributes, held):
-                changed["hooks" if "hooks" in name else "attributes of parameters"] = None
-                setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
-        for tensor, gradient, taken in self._gradients:
-            if tensor.grad is not (None if taken else gradient):
-                changed["gradients"] = None
-            if tensor.grad is not gradient:
-                tensor.grad = gradient
+        parts: tuple[tuple[Callable[..., Iterable[str]], Iterable[tuple[Any, ...]]], ...] = (
+            (_put_data_back, self._data),  # before the gradients, which have to have the dtype
+            (_put_gradient_back, self._gradients),
+            (_put_module_back, self._modules),
+            (_put_attributes_back, self._tensors),
+        )
+        for put_back, items in parts:
+            for item in items:
+                try:
+                    changed.update(dict.fromkeys(put_back(*item)))
+                except Exception:  # of a tensor or a module of the user's or a library's
+                    _log.debug("%s of %s", put_back.__name__, type(item[0]), exc_info=True)
         return list(changed)
 
 
-def _can_move(tensor: torch.Tensor) -> bool:
-    """Whether the tensor has data that ``.data = ...`` can replace."""
-    return (
-        type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta and tensor.layout is torch.strided
-    )
+def _put_gradient_back(tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[str]:
+    """Put the very gradient back. A step that clears gradients has changed none of it."""
+    found = tensor.grad
+    if found is not gradient:
+        tensor.grad = gradient
+    return [] if found is gradient or found is None else ["gradients"]
 
 
-def _can_be_taken(tensor: torch.Tensor) -> bool:
-    """Whether a gradient can be set again: torch refuses one of another dtype than the parameter, though it
-    may hold it."""
-    if tensor.grad is None:
-        return False
-    try:
-        tensor.grad = tensor.grad
-    except (RuntimeError, TypeError):
-        return False
-    return True
+def _put_module_back(module: nn.Module, kind: type, held: Contents) -> list[str]:
+    changed = [] if type(module) is kind else ["modules"]
+    if changed:
+        module.__class__ = kind
+    names = restore(vars(module), held)
+    return changed + [NAMES.get(name, "hooks" if "hooks" in name else "modules") for name in names]
+
+
+def _put_data_back(tensor: torch.Tensor, name: str, data: torch.Tensor) -> list[str]:
+    if tensor.dtype == data.dtype and tensor.is_set_to(data):
+        return []
+    tensor.data = data
+    return [name]
+
+
+def _put_attributes_back(tensor: torch.Tensor, requires_grad: bool, held: Contents) -> list[str]:
+    changed = []
+    if tensor.requires_grad != requires_grad and tensor.is_leaf:
+        changed.append("requires_grad")
+        tensor.requires_grad_(requires_grad)
+    attributes = _attributes(tensor)
+    for name in HOOKS:
+        if attributes[name] and attributes[name] is not held[name][0]:
+            attributes[name].clear()  # autograd holds on to it
+    for name in restore(attributes, held):
+        changed.append("hooks" if "hooks" in name else "attributes of parameters")
+        setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
+    return changed
+
+
+def _data_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the data that ``.data = ...`` can put back; None where torch cannot tell whether it moved, as of
+    quantized and nested tensors."""
+    if type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta:
+        with suppress(NotImplementedError, RuntimeError):
+            data = tensor.detach()
+            if tensor.layout is torch.strided and tensor.is_set_to(data):
+                return data
+    return None
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:

@@ -149,7 +149,10 @@ def _of_tensors(items: Mapping[str, Sequence[torch.Tensor]]) -> Digest:
 
 def _version(tensor: torch.Tensor) -> tuple[Any, ...]:
     version = None if tensor.is_inference() else tensor._version
-    return version, tensor.requires_grad, tensor.dtype, tuple(tensor.shape), tensor.device
+    shape = None
+    with suppress(NotImplementedError, RuntimeError):  # a nested tensor has none
+        shape = tuple(tensor.shape)
+    return version, tensor.requires_grad, tensor.dtype, shape, tensor.device
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -1,8 +1,8 @@
-"""A first step on a replica, in which a write to anything of the user's is refused before it happens.
+"""Steps on a replica, in which a write to anything of the user's is refused before it happens.
 
 A replica reaches the original through what no copy can see through, such as a training step that names the
-model, its optimizer or its scheduler. The guard is off outside of first steps, so that it costs no time that
-is measured.
+model, its optimizer or its scheduler. What can be refused without a cost in measured time is refused in every
+step of a trial. Single writes are refused in first steps only, and counted from then on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors
-from fp8doctor.trial.copies.replica import OriginalTouched, Tripwire, unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, Tripwire, unwrapped
 from fp8doctor.trial.state.digest import attached, parts
 from fp8doctor.trial.state.optimizers import Settings, inner
 from fp8doctor.trial.state.reached import reached
@@ -34,17 +35,24 @@ Refuse = Callable[[str], None]
 
 
 class Guard:
-    """What belongs to the user, and the context in which it cannot be written."""
+    """What belongs to the user, and the contexts in which it cannot be written."""
 
     def __init__(self, job: Job) -> None:
         found = reached(job.loss, job.training_step)
         self._optimizers = [inner(each) for each in (job.optimizer, *found.optimizers) if each is not None]
-        self._tripwire = Tripwire(unwrapped(job.model))
+        self._tripwire = Tripwire(_root(job.model))
         modules = {"the original": job.model} | {
             f"{type(each).__name__}, which the step names": each for each in found.modules
         }
         self._parameters: dict[int, tuple[str, torch.Tensor]] = {}
         self._storages: dict[int, str] = {}
+        self._counted: list[tuple[str, torch.Tensor]] = []
+        self._versions: list[int] = []
+        self._refused: list[str] = []
+        self._standing = False
+        self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
+        self.written: str | None = None
+        """What a step wrote to all the same; no further step runs after it."""
         for owner, module in modules.items():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._parameters.setdefault(id(tensor), (f"{name!r} of {owner}", tensor))
@@ -61,35 +69,67 @@ class Guard:
         for each in held:
             for part in parts(each):
                 self._storages.setdefault(part.untyped_storage()._cdata, name)
+                if not part.is_inference():
+                    self._counted.append((name, part))
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Refuse in every step what can be refused without a cost: a run of the original, a gradient that
+        reaches it, a step of the user's optimizer or scheduler. `look` finds the writes."""
+        self._versions = [part._version for _, part in self._counted]
+        self._standing = True
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(self._tripwire.watching(self._refuse))
+                stack.enter_context(_without_gradients(self._parameters, self._refuse))
+                stack.enter_context(_without_optimizer_steps(self._is_the_users, self._refuse))
+                stack.enter_context(_without_scheduler_steps(self._is_the_users, self._refuse))
+                yield
+        finally:
+            self._standing = False
+
+    def look(self) -> None:
+        """Look between two steps whether a write was counted. Raises `OriginalTouched` from the first on."""
+        if self.written is None and self._standing:
+            for (name, part), version in zip(self._counted, self._versions, strict=True):
+                if part._version != version:
+                    self.written = f"it writes to {name}"
+                    break
+        if self.written is not None:
+            raise OriginalTouched(self.written)
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Raises `OriginalTouched` where a write would begin; what a step swallows is raised at the end."""
-        touched: list[str] = []
-
-        def refuse(what: str) -> None:
-            touched.append(what)
-            raise OriginalTouched(what)
-
-        settings = Settings(self._optimizers)
+        """Refuse every write too, for a first step. Raises `OriginalTouched` where one would begin; what a
+        step swallows is raised at the end."""
+        self.look()
+        settings, refused = Settings(self._optimizers), len(self._refused)
         try:
             with ExitStack() as stack:
-                stack.enter_context(self._tripwire.armed())
-                stack.enter_context(_without_gradients(self._parameters, refuse))
-                stack.enter_context(_without_optimizer_steps(self._is_the_users, refuse))
-                stack.enter_context(_without_scheduler_steps(self._is_the_users, refuse))
-                stack.enter_context(_Writes(self._storages, refuse))
+                if not self._standing:
+                    stack.enter_context(self.standing())
+                stack.enter_context(_Writes(self._storages, self._refuse))
                 yield
+                self.look()
         except Exception as error:
-            if touched and not isinstance(error, OriginalTouched):
-                raise OriginalTouched(touched[0]) from error
+            if self._refused[refused:] and not isinstance(error, OriginalTouched):
+                raise OriginalTouched(self._refused[refused]) from error
             raise
         finally:
             changed = settings.put_back()
-        if touched or changed:
+        if self._refused[refused:] or changed:
             raise OriginalTouched(
-                touched[0] if touched else f"it would change {changed[0]} of your optimizer"
+                self._refused[refused]
+                if self._refused[refused:]
+                else f"it would change {changed[0]} of your optimizer"
             )
+
+    def _refuse(self, what: str) -> None:
+        """Refuse to the trial and to threads that its steps start. Other threads of the user's may go on, and
+        so may all where an interrupt has left a hook behind."""
+        if self._standing and threading.get_ident() not in self._others:
+            self._refused.append(what)
+            raise OriginalTouched(what)
 
     def _is_the_users(self, optimizer: Any) -> bool:
         """Whether this optimizer is the job's, or one over its parameters."""
@@ -165,17 +205,16 @@ def _without_gradients(parameters: Mapping[int, tuple[str, torch.Tensor]], refus
         for handle in handles:
             handle.remove()
         for (_, each), hooks in zip(leaves, before, strict=True):
-            if hooks is None:
+            if hooks is None and not each._backward_hooks:
                 each._backward_hooks = None
 
 
 @contextmanager
 def _without_optimizer_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
-    """Refuse a step of the user's optimizer, in this thread."""
-    thread = threading.get_ident()
+    """Refuse a step of the user's optimizer."""
 
     def before(optimizer: Any, arguments: Any, settings: Any) -> None:
-        if threading.get_ident() == thread and is_the_users(optimizer):
+        if not torch.compiler.is_compiling() and is_the_users(optimizer):
             refuse(f"it would step your optimizer ({type(optimizer).__name__})")
 
     handle = register_optimizer_step_pre_hook(before)
@@ -187,13 +226,12 @@ def _without_optimizer_steps(is_the_users: Callable[[Any], bool], refuse: Refuse
 
 @contextmanager
 def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
-    """Refuse a step of a scheduler of the user's optimizer, in this thread, before it counts."""
-    thread = threading.get_ident()
+    """Refuse a step of a scheduler of the user's optimizer before it counts."""
 
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def instead(self: Any, *arguments: Any, **settings: Any) -> Any:
-            if threading.get_ident() == thread and is_the_users(getattr(self, "optimizer", None)):
+            if is_the_users(getattr(self, "optimizer", None)):
                 refuse(f"it would step your learning-rate scheduler ({type(self).__name__})")
             return step(self, *arguments, **settings)
 
@@ -214,6 +252,14 @@ def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds(each)
+
+
+def _root(model: nn.Module) -> nn.Module:
+    """Return the user's own root module; of a sharded model, which is refused later, the model."""
+    try:
+        return unwrapped(model)
+    except NotReplicable:
+        return model
 
 
 def _settings(optimizer: Any) -> list[dict[str, Any]]:

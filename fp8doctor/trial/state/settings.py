@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,9 @@ torch 2.9, which has ``fp32_precision`` beside it."""
 
 ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 """``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
+
+HANDLERS = "signal handlers"
+"""Name of the setting that has to be put back before signals can be deferred."""
 
 PASSES = 3
 """Precision settings move each other, so that one pass over them may not be enough."""
@@ -146,9 +150,9 @@ def _of_python() -> Iterator[Setting]:
     yield Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _write_collection)
     yield Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
     yield Setting(
-        "signal handlers",
+        HANDLERS,
         lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
-        _write_signals,
+        write_handlers,
     )
     yield Setting("logging", _read_logging, _write_logging)
 
@@ -168,8 +172,10 @@ def _write_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
     gc.set_threshold(*value[1])
 
 
-def _write_signals(value: dict[int, Any]) -> None:
-    """Set the handlers, which only the main thread may."""
+def write_handlers(value: Mapping[int, Any]) -> None:
+    """Set the handlers of signals, which only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     for number, handler in value.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)

@@ -1,0 +1,176 @@
+"""What a script does with its model between two watched steps gives what it gives under Python."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.running.observer import Observer
+from tests.running.conftest import STEPS, WARMUP, Heard
+from tests.running.loops import train
+
+X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+
+
+class Own(nn.Module):
+    """A class of the user's, in itself once more."""
+
+    def __init__(self, deep: int = 1) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.inner = Own(deep - 1) if deep else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.down(torch.relu(self.up(x))))
+
+
+def compiled(model: nn.Module, **settings: Any) -> Any:
+    return torch.compile(model, backend="eager", **settings)
+
+
+def in_a_function(model: nn.Module) -> torch.Tensor:
+    return compiled(lambda x: model(x) * 2, fullgraph=True)(X)
+
+
+def compiled_in_place(model: nn.Module) -> torch.Tensor:
+    twin = copy.deepcopy(model)
+    twin.compile(backend="eager", fullgraph=True)
+    return twin(X)
+
+
+def saved_and_loaded(model: nn.Module) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)(X)
+
+
+def gradient_by_func(model: nn.Module) -> torch.Tensor:
+    values = {name: each.detach() for name, each in model.named_parameters()}
+    return torch.func.grad(lambda held: torch.func.functional_call(model, held, (X,)).sum())(values)[
+        "up.weight"
+    ]
+
+
+DEEDS: dict[str, Callable[[Any], Any]] = {
+    "compile, one graph": lambda model: compiled(model, fullgraph=True)(X),
+    "compile, dynamic": lambda model: compiled(model, fullgraph=True, dynamic=True)(X),
+    "compile a part": lambda model: compiled(model.inner, fullgraph=True)(X),
+    "compile a function that calls it": in_a_function,
+    "compile a copy in place": compiled_in_place,
+    "compile its method": lambda model: compiled(model.forward, fullgraph=True)(X),
+    "script": lambda model: torch.jit.script(model)(X),
+    "trace": lambda model: torch.jit.trace(model, X)(X),
+    "export": lambda model: torch.export.export(model, (X,)).module()(X),
+    "export, strict": lambda model: torch.export.export(model, (X,), strict=True).module()(X),
+    "symbolic trace": lambda model: torch.fx.symbolic_trace(model)(X),
+    "make_fx": lambda model: make_fx(lambda x: model(x))(X)(X),
+    "vmap": lambda model: torch.vmap(model)(X),
+    "func.grad": gradient_by_func,
+    "deepcopy": lambda model: copy.deepcopy(model)(X),
+    "pickle": lambda model: pickle.loads(pickle.dumps(model))(X),
+    "save": saved_and_loaded,
+    "variables": lambda model: torch.tensor([len(vars(model)), model._compiled_call_impl is None]),
+    "all that it has": lambda model: torch.tensor(
+        [getattr(model, name, None) is None for name in dir(model)]
+    ),
+}
+
+
+def done(deed: Callable[[Any], Any], observer: Observer | None) -> tuple[Any, ...]:
+    """The result of the deed and what Dynamo counted, in the window of an observer or without one."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Own()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, WARMUP + 1, optimizer=optimizer)
+    if observer is not None:
+        assert observer.window is not None
+        assert ATTRIBUTE in vars(Own)
+    counters.clear()
+    result = deed(model)
+    counted = dict(counters["frames"]), dict(counters["graph_break"]), dict(counters["stats"])
+    train(model, STEPS, optimizer=optimizer)
+    deed(model)
+    return result.tolist(), counted, dict(counters["frames"]), [each.tolist() for each in model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def without_an_observer() -> dict[str, tuple[Any, ...]]:
+    return {name: done(deed, None) for name, deed in DEEDS.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEEDS)
+def test_a_deed_in_the_window(
+    name: str, without_an_observer: dict[str, tuple[Any, ...]], observer: Observer, heard: Heard
+) -> None:
+    assert done(DEEDS[name], observer) == without_an_observer[name]
+    assert ATTRIBUTE not in vars(Own)
+    assert len(heard.facts.observed.steps_ms) == STEPS
+
+
+def test_compiling_does_not_end_the_watch(observer: Observer, heard: Heard) -> None:
+    """A recompilation of something else is common; the batch of the last step is still looked at."""
+    model = Own()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    train(model, WARMUP + 1, optimizer=optimizer)
+    compiled(nn.Linear(16, 16))(X)
+    assert ATTRIBUTE in vars(Own)
+    train(model, STEPS, optimizer=optimizer)
+    assert heard.facts.observed.calls == 1
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(20):
+    loss = model(torch.ones(8, 32)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 9:
+        script = sys.argv[1] == "script"
+        other = torch.jit.script(model) if script else torch.compile(model, backend="eager", fullgraph=True)
+        print(other(torch.ones(2, 32)).sum().item(), len(vars(model)))
+print(loss.item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["script", "compile"])
+def test_a_script_under_run_prints_what_it_prints_under_python(how: str, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    plain, watched = (
+        subprocess.run(
+            [sys.executable, *words, str(file), how], capture_output=True, text=True, timeout=300, check=False
+        )
+        for words in ([], ["-m", "fp8doctor", "run"])
+    )
+    assert (plain.returncode, plain.stdout) == (watched.returncode, watched.stdout) == (0, plain.stdout)
