@@ -112,7 +112,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     except DeviceLost:
         raise
     except OriginalTouched as error:
-        trial = _without_times(run, raised(error))
+        trial = without_times(run, raised(error))
     except Exception as error:
         _log.debug("the timing was stopped", exc_info=True)
         still_there(run.device, bench.at_work)
