@@ -121,6 +121,7 @@ NOT_ON_FILE = {
     ("GPU003", "sick"),
     ("GPU003", "healthy"),
     ("GPU004", "sick"),
+    ("MOD013", "healthy"),
     ("SHP007", "sick"),
     ("STP008", "sick"),
 }
