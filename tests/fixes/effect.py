@@ -11,14 +11,17 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fp8doctor.analysis.fp8_copies import trained_fp8_weights
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.examine import examine
+from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
@@ -37,7 +40,7 @@ IN_PLACE_OF = {
     "convert": ("convert_to_float8_training(", "quantize_(", "# leave out the conversion to FP8"),
     "prepare": ("accelerator.prepare(",),
     "accelerator": ("accelerator = Accelerator(",),
-    "optimizer": ("optimizer = ",),
+    "optimizer": ("\noptimizer = torch.optim", "\noptimizer = AdamW8bit("),
 }
 """Part of a script -> lines of a fix that a user writes in its place, not at the end."""
 
@@ -138,22 +141,34 @@ def losses(job: Job) -> list[float]:
     return [found[0], found[-1]]
 
 
-def printed(script: Script) -> dict[str, Any]:
-    """Return the findings of a script, and every fix that is printed for them."""
+def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the findings of a script, and every fix that is printed for them.
+
+    ``explored`` names treatments that the trial proposes by itself, whose lines are printed too.
+    """
     job = started(script)
+    facts = with_rows(job, examine(job))
+    report = Report.of(diagnose(facts))
+    found = [(each.treatment, each.code) for each in report.findings if each.treatment]
+    found += [(fix, None) for name in explored if (fix := proposed(name, facts))]
     fixes: dict[str, dict[str, Any]] = {}
-    report = report_on(job)
-    for finding in report.findings:
-        if (fix := finding.treatment) is not None:
-            one = fixes.setdefault(
-                fix.code, {"name": fix.name, "code": fix.code, "kind": fix.kind, "for": []}
-            )
-            one["for"].append(finding.code)
+    for fix, code in found:
+        new = {"name": fix.name, "code": fix.code, "kind": fix.kind, "for": [], "explored": False}
+        one = fixes.setdefault(fix.code, new)
+        one["for"] += [code] if code else []
+        one["explored"] |= code is None
     return {
         "codes": [finding.code for finding in report.findings],
         "fixes": list(fixes.values()),
         "frozen": frozen(job),
     }
+
+
+def proposed(name: str, facts: Facts) -> Treatment | None:
+    """Return the lines of a treatment that no finding of an untimed script prints."""
+    if name == "fp8-weights":
+        return trained_fp8_weights(facts.network.linears, facts)
+    return describe(name, facts)
 
 
 def effect(script: Script, fix: Treatment) -> Effect:

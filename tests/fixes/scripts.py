@@ -239,3 +239,91 @@ def wrapped(script: Script, how: str) -> Script | None:
     if how not in script.wrappings:
         return None
     return script if how == "plain" else dataclasses.replace(script, wrap=WRAPPINGS[how])
+
+
+LAYERS_OF_TE = """
+import transformer_engine.pytorch as te
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width=256):
+        super().__init__()
+        self.norm = te.RMSNorm(width, params_dtype=torch.bfloat16)
+        self.up = te.Linear(width, 4 * width, params_dtype=torch.bfloat16)
+        self.down = te.Linear(4 * width, width, params_dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def build_model():
+    with torch.device("cuda"):
+        return Net()
+
+
+model = build_model()
+"""
+OF_TE = {
+    "model": LAYERS_OF_TE,
+    "convert": "",
+    "batch": "\nbatch = torch.randn(256, 256).bfloat16()\n",
+    "forward": "output = model(batch)",
+    "device": "cuda",
+    "wrappings": ("plain",),
+}
+INSIDE_AUTOCAST = "with te.autocast(enabled=True):\n    output = model(batch)"
+
+ON_A_GPU = {
+    **{
+        name: dataclasses.replace(
+            script, device="cuda", wrappings=tuple(dict.fromkeys(("plain", *script.wrappings[:2])))
+        )
+        for name, script in SCRIPTS.items()
+        if name
+        in (
+            "eager",
+            "backend",
+            "linears compiled",
+            "fp32 weights",
+            "adapters converted",
+            "kv cache",
+            "untied",
+        )
+    },
+    "te without autocast": Script(("MOD002",), **OF_TE),
+    "te recomputed by torch": Script(
+        ("CKP002",),
+        **(
+            OF_TE
+            | {
+                "wrap": """
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+for i, layer in enumerate(model.layers):
+    model.layers[i] = checkpoint_wrapper(layer, checkpoint_impl=CheckpointImpl.REENTRANT)
+""",
+                "batch": "\nbatch = torch.randn(256, 256).bfloat16().requires_grad_()\n",
+                "forward": INSIDE_AUTOCAST,
+            }
+        ),
+    ),
+    "te in fp8": Script((), **(OF_TE | {"forward": INSIDE_AUTOCAST})),
+}
+"""Scripts whose effects are recorded on a GPU, because a CPU compiles no FP8 kernel and has no Transformer
+Engine."""
+
+EXPLORED = {
+    "eager": ("recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "cuda-graphs"),
+    "te in fp8": ("te-delayed", "te-current", "te-block", "fp8-weights"),
+}
+"""Script -> treatments that a trial proposes without a finding."""
