@@ -1,6 +1,6 @@
 """Record on a GPU what printed fixes do there: ``python -m tests.fixes.record FILE.json``.
 
-Each script runs in a process of its own that forks for every fix. CI replays the file: what is printed
+Each script and each fix runs in a process of its own. CI replays the file: what is printed
 today has to be what was applied.
 """
 
@@ -16,42 +16,45 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.finding import Treatment
+from tests.fixes.effect import defects, effect, printed
 from tests.fixes.scripts import EXPLORED, ON_A_GPU, Script, wrapped
 
-AT_ONCE = 6
+AT_ONCE = 8
 """Scripts that run beside each other on the GPU. Nothing is timed."""
 
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "peft", "accelerate")
 
 
-def one(name: str, how: str) -> dict[str, Any]:
+def one(case: tuple[str, str]) -> dict[str, Any]:
     """Return what is printed for a script, and what each fix does."""
-    import peft  # noqa: F401
-    import torchao.float8  # noqa: F401
-
-    from tests.fixes.effect import defects, effect, forked, printed
-
+    name, how = case
     script = wrapped(ON_A_GPU[name], how)
     assert script is not None
-    said = forked(printed, script, EXPLORED.get(name, ()))
+    said = in_a_process("printed", name, how)
     for fix in said.get("fixes", ()):
         if fix["kind"] != "python" or not (fix["explored"] or {*fix["for"]} & {*script.codes}):
             continue
-        treatment = Treatment(name=fix["name"], summary="s", code=fix["code"])
-        fix["effect"] = forked(effect, script, treatment)
-        fix["defects"] = defects(fix["effect"], [c for c in fix["for"] if c in script.codes], said["frozen"])
+        codes = [code for code in fix["for"] if code in script.codes]
+        fix["effect"] = in_a_process("effect", name, how, fix["name"], fix["code"])
+        fix["defects"] = defects(fix["effect"], codes, said["frozen"])
     return {"script": name, "wrapped": how, **said}
 
 
-def started(case: tuple[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fixes.record", "--one", *case], capture_output=True, text=True
-    )
-    lines = done.stdout.splitlines()
-    try:
-        return json.loads(lines[-1])
-    except (IndexError, json.JSONDecodeError):
-        return {"script": case[0], "wrapped": case[1], "raised": done.stderr[-2000:]}
+def in_a_process(*order: str) -> dict[str, Any]:
+    """Carry out an order in a process of its own; one that has a GPU cannot be forked."""
+    command = [sys.executable, "-m", "tests.fixes.record", *order]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = (done.stdout.splitlines() or [""])[-1]
+    return json.loads(last) if last.startswith("{") else {"raised": done.stderr[-2000:]}
+
+
+def carried_out(what: str, name: str, how: str, *fix: str) -> dict[str, Any]:
+    """Return what `in_a_process` asks for."""
+    script = wrapped(ON_A_GPU[name], how)
+    assert script is not None
+    if what == "printed":
+        return printed(script, EXPLORED.get(name, ()))
+    return effect(script, Treatment(name=fix[0], summary="s", code=fix[1]))
 
 
 def installed(package: str) -> str | None:
@@ -71,7 +74,7 @@ def main(file: str) -> None:
     import torch
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        rows = list(pool.map(started, cases()))
+        rows = list(pool.map(one, cases()))
     recording = {
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": torch.cuda.get_device_name(),
@@ -82,7 +85,7 @@ def main(file: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--one":
-        print(json.dumps(one(*sys.argv[2:4])))
+    if len(sys.argv) > 2:
+        print(json.dumps(carried_out(*sys.argv[1:])))
     else:
         main(sys.argv[1])
