@@ -38,7 +38,8 @@ def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], run: TrialRun) -> No
     """Tell why the arm may not be begun: it has to end in time by what it is expected to take, the first BF16
     by what is left for its build. What a report cannot do without is waited for where others compile it."""
     budget, costs = run.budget, costs_of(attempts)
-    if time.monotonic() >= (build_until(plan, attempts, run) if is_needed(plan, costs) else budget.end):
+    until = build_until(plan, attempts, run) if is_needed(plan, costs) else budget.end
+    if budget.began + budget.spent_s >= until:
         return budget.used_up
     if is_first_bf16(plan, attempts) or _expected(plan, costs, run) is None:
         return None

@@ -404,8 +404,8 @@ def test_a_step_is_all_its_micro_batches() -> None:
 
 def test_through_inspect_model() -> None:
     of = job()
-    report = inspect_model(of.model, of.batch, device="cpu", budget_s=1e-3)
-    assert explained(report.facts.trial) == {"as_is"}
+    report = inspect_model(of.model, of.batch, device="cpu", budget_s=60)
+    assert "as_is" in explained(report.facts.trial)
     assert "large" in modules(by_name(report.facts.trial)["as_is"].breakdown)  # type: ignore[arg-type]
 
 
