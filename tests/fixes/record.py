@@ -32,7 +32,7 @@ def one(case: tuple[str, str]) -> dict[str, Any]:
     assert script is not None
     said = in_a_process("printed", name, how)
     for fix in said.get("fixes", ()):
-        if fix["kind"] != "python" or not (fix["explored"] or {*fix["for"]} & {*script.codes}):
+        if not (fix["explored"] or (fix["kind"] == "python" and {*fix["for"]} & {*script.codes})):
             continue
         codes = [code for code in fix["for"] if code in script.codes]
         fix["effect"] = in_a_process("effect", name, how, fix["name"], fix["code"])
