@@ -23,6 +23,8 @@ os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
 )  # before torch is loaded: processes of the tests share the cores
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and screens keep to it
+
 from fp8doctor.facts import Facts, Target, Workload
 from tests.logged import Records
 from tests.process_state import of_a_module, process_state, stand_ins_since

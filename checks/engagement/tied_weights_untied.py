@@ -25,8 +25,6 @@ https://huggingface.co/docs/transformers/main_classes/model
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -51,7 +49,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not pairs:
         return None
     one, other = pairs[0]
-    bare = replace(facts.network, wrappers=())  # DistributedDataParallel counts the parameters that it wraps
+    here, there = (in_python(each, facts.network, unwrapped=True) for each in (one, other))
     return Finding(
         title=f"{one} is no longer tied to {other}"
         + (f", nor {len(pairs) - 1} more" if len(pairs) > 1 else ""),
@@ -65,7 +63,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="tie-again",
             summary="tie the weights again after the conversion",
-            code=("model.tie_weights()" if declared else f"{in_python(one, bare)} = {in_python(other, bare)}")
+            code=("model.tie_weights()" if declared else f"{here} = {there}")
             + "   # right after the conversion",
         ),
     )

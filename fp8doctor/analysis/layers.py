@@ -36,13 +36,14 @@ class Layers(Struct, frozen=True):
     """Only their weights are in low precision; they do not train in FP8."""
 
 
-def in_python(name: str, network: Network) -> str:
+def in_python(name: str, network: Network, *, unwrapped: bool = False) -> str:
     """Write a module, or an attribute of one, as a script does that calls its model ``model``.
 
     ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; where
-    the facts do not say that a module is one, its children are asked for by name.
+    the facts do not say that a module is one, its children are asked for by name. Lines that run before the
+    model is wrapped name it ``unwrapped``.
     """
-    model = _model(network)
+    model = "model" if unwrapped else _model(network)
     written, path = model, ""
     for part in filter(None, name.split(".")):
         container = _container(path, network)

@@ -35,7 +35,7 @@ def test_explain(code: str) -> None:
     )
     page = json.loads(fp8doctor("explain", code, "--format", "json").stdout)
     assert page["code"] == "CMP001"
-    assert page["page"] in result.stdout
+    assert page["page"].split() == result.stdout.split()[6 : 6 + len(page["page"].split())]
 
 
 def test_explain_what_is_not_there() -> None:
@@ -80,10 +80,10 @@ def test_explain_an_error_that_is_not_known() -> None:
     ("text", "leads_to"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "MEM002"),
-        ("CUBLAS_STATUS_NOT_SUPPORTED", "GPU002"),
+        ("CUBLAS_STATUS_NOT_SUPPORTED", "SHP001"),
         (
             "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx( handle`",
-            "GPU002",
+            "SHP001",
         ),
         ("AssertionError: hidden size 1000 must be divisible by 16", "SHP001"),
         ("AttributeError: 'Float8Linear' object has no attribute 'width'", "CMP001"),

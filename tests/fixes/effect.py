@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import shlex
-import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.report import Report
 from fp8doctor.trial import with_rows
-from tests.fixes.scripts import Script
+from tests.fixes.scripts import SCRIPTS, Script, wrapped
 
 STEPS = 100
 """Training steps after which the loss must have fallen."""
@@ -193,24 +191,16 @@ def defects(effect: Effect, codes: list[str], frozen: list[str]) -> list[str]:
     return found
 
 
-def forked(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Return the function's answer from a process of its own; ``raised`` says what it raised."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        gc.disable()
-        os.close(read)
-        torch.set_num_threads(1)
-        try:
-            answer = function(*arguments)
-        except BaseException as error:
-            traceback.print_exc()
-            answer = {"raised": f"{type(error).__name__}: {error}"}
-        with os.fdopen(write, "w") as file:
-            json.dump(answer, file)
-        sys.stdout.flush()
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as file:
-        said = file.read()
-    os.waitpid(child, 0)
-    return json.loads(said) if said else {"raised": "the process died"}
+def answered(order: str) -> str:
+    """Carry out an order, which is JSON: print for a script, or apply a fix to it; ``raised`` says what it
+    raised."""
+    name, how, *fix = json.loads(order)
+    torch.set_num_threads(1)
+    script = wrapped(SCRIPTS[name], how)
+    assert script is not None
+    try:
+        answer = effect(script, Treatment(**fix[0])) if fix else printed(script)
+    except BaseException as error:
+        traceback.print_exc()
+        answer = {"raised": f"{type(error).__name__}: {error}"}
+    return json.dumps(answer)

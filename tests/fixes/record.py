@@ -22,6 +22,9 @@ from tests.fixes.scripts import EXPLORED, ON_A_GPU, Script, wrapped
 AT_ONCE = 8
 """Scripts that run beside each other on the GPU. Nothing is timed."""
 
+LONGEST_S = 300
+"""Seconds that one fix may take, compilation included."""
+
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "peft", "accelerate")
 
 
@@ -43,7 +46,7 @@ def one(case: tuple[str, str]) -> dict[str, Any]:
 def in_a_process(*order: str) -> dict[str, Any]:
     """Carry out an order in a process of its own; one that has a GPU cannot be forked."""
     command = [sys.executable, "-m", "tests.fixes.record", *order]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S)
     last = (done.stdout.splitlines() or [""])[-1]
     return json.loads(last) if last.startswith("{") else {"raised": done.stderr[-2000:]}
 

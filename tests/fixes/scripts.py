@@ -102,9 +102,6 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 UNCOMPILED = ("plain", "ddp", "peft")
 ALONE = ("plain",)
 
-NO_EFFECT_HERE: dict[str, str] = {}
-"""Name of a treatment whose lines a CPU cannot judge -> why."""
-
 SCRIPTS = {
     "eager": Script(("CMP001", "SHP002"), wrappings=UNCOMPILED),
     "backend": Script(("CMP002",), compile=COMPILE.replace("()", '(backend="aot_eager")')),
@@ -184,7 +181,7 @@ batch = {"input_ids": tokens, "labels": torch.arange(4)}
     "kv cache": Script(("CMP005",), model=LLAMA.replace("llama()", "llama(use_cache=True)"), compile=COMPILE),
     "mxfp8 with biases": Script(
         ("MOD013",),
-        model=LLAMA.replace("llama()", "llama(attention_bias=True)"),
+        model=LLAMA.replace("llama()", "llama(attention_bias=True, mlp_bias=True)"),
         convert="""
 from torch import nn
 from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe

@@ -69,7 +69,7 @@ def test_the_list_names_what_is_there_and_what_lacks() -> None:
         (facts(H200, packages={}), "pip install torchao"),
         (facts(H200, torch=CPU), "pip install --force-reinstall torch --index-url"),
         (facts(), "fp8doctor model.py --assume-gpu H200"),
-        (facts(H200, variables={"FP8_BACKEND": "te"}), "export ACCELERATE_FP8_BACKEND=TE"),
+        (facts(H200, variables={"FP8_BACKEND": "te"}), "unset FP8_BACKEND"),
     ],
 )
 def test_a_bad_line_has_its_command(found: Facts, command: str) -> None:

@@ -306,7 +306,8 @@ def test_a_signal_that_comes_when_the_script_is_started_does_not_leave_it_alone(
     number = getattr(signal, name)
     script(tmp_path, "import time\ntime.sleep(60)\nprint('went on')")
     code, out, _ = run(["-c", AT_ONCE, str(int(number))], tmp_path)
-    assert (code, out) == (-number, "")
+    assert out == ""
+    assert code in (-number, 128 + number)  # by the signal, or by what Python makes of it
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGQUIT"])

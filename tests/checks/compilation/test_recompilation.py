@@ -126,7 +126,10 @@ def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
     assert finding.evidence["left_eager"]
-    assert any("past_key_values" in reason for reason in finding.evidence["reasons"]) is SAYS_WHY
+    assert (
+        any("cache" in reason or "past_key_values" in reason for reason in finding.evidence["reasons"])
+        is SAYS_WHY
+    )
     assert finding.treatment is not None
     assert finding.treatment.name == "cache-off"
 
