@@ -102,10 +102,7 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
     )
     assert gpt.why == ("Converting to FP8 costs 8.1 ms a step; the FP8 matmuls save 5.2.",)
     assert gpt.fix == ("Leave FP8 off.",)
-    assert qwen.why == (
-        "The recipe tensorwise is 1.20× as fast as rowwise.",
-        "Converting to FP8 costs 38.9 ms a step; the FP8 matmuls save 20.7.",
-    )
+    assert qwen.why == ("Converting to FP8 costs 38.9 ms a step; the FP8 matmuls save 20.7.",)
 
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:

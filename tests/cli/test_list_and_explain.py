@@ -80,10 +80,10 @@ def test_explain_an_error_that_is_not_known() -> None:
     ("text", "leads_to"),
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "MEM002"),
-        ("CUBLAS_STATUS_NOT_SUPPORTED", "SHP001"),
+        ("CUBLAS_STATUS_NOT_SUPPORTED", "GPU002"),
         (
             "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx( handle`",
-            "SHP001",
+            "GPU002",
         ),
         ("AssertionError: hidden size 1000 must be divisible by 16", "SHP001"),
         ("AttributeError: 'Float8Linear' object has no attribute 'width'", "CMP001"),

@@ -14,7 +14,7 @@ from fp8doctor.facts import Facts, Linear, Training
 from tests.fixes.scripts import EXPLORED, ON_A_GPU
 from tests.fixes.test_effects import printed_for
 
-FOLDER = Path(__file__).parent / "recorded"
+FOLDER = Path(__file__).parent / "on_h100"
 ROWS = json.loads((FOLDER / "h100.json").read_text("utf-8"))["rows"]
 FP8_WEIGHTS = json.loads((FOLDER / "h100-te_in_fp8.json").read_text("utf-8"))
 """Recorded in the same session with the same packages, once ``fp8-weights`` was among what is tried."""
