@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import BF16_WITH, arm, best_bf16, best_fp8, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import (
+    BF16_WITH,
+    arm,
+    best_bf16,
+    best_fp8,
+    fair_bf16,
+    left_out_bf16,
+    ratio,
+    uses_fp8,
+)
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed, bf16_saves, cannot_win, is_noise, stays_in_bf16
 from fp8doctor.analysis.relative_speed import all_fp8_loses
@@ -107,6 +116,8 @@ def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
     if measure is None:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
+    if uses_fp8(facts) and left_out_bf16(facts) is not None and speedup.high >= 1:
+        return f"{now}; compiled BF16, which may be faster, was not timed."
     if is_noise(measure, total, facts.trial):
         return f"{now}, which this timing cannot tell from {_form(measure)} ({in_ms(measure.step_ms)})."
     if not uses_fp8(facts) and speedup.high < 1:

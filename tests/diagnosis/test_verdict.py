@@ -322,12 +322,14 @@ def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name:
     )
     lost = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
     eager = next(each.step_ms for each in arms if each.name == "bf16")
-    verdict = diagnose(lost).verdict
+    document = diagnose(lost)
+    verdict = document.verdict
     assert verdict.basis == basis
     if basis == "modelled":
         assert verdict.bf16_step_ms is not None
         assert verdict.bf16_step_ms <= eager
         assert f"and BF16 {eager:.1f} ms, which may be faster compiled" in verdict.summary
+        assert outlook(document).sentence.endswith("compiled BF16, which may be faster, was not timed.")
     else:
         assert (verdict.status, verdict.bf16_step_ms) == ("fp8_slower", eager)
 
