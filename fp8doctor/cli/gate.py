@@ -128,7 +128,7 @@ class Gate(Struct, frozen=True):
             return _below(estimate, wanted, how, option)
         from fp8doctor.diagnosis.expected_verdict import why_no_estimate
 
-        why = why_no_estimate(report.facts)
+        why = why_no_estimate(report.facts, report.findings)
         return f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
 
     def _regression(self, report: Document) -> str | None:

@@ -110,6 +110,9 @@ def _stored(count: int, linears: Sequence[Linear]) -> str:
 
 def _and_none_asked(facts: Facts) -> str:
     """Say that nobody asked for FP8, as far as that is known."""
+    given = facts.environment.fp8_arguments if recorded(facts, "environment.fp8_arguments") else ()
+    if given:
+        return f"; whether the step multiplies in FP8, as the argument {given[0]} asks, was not counted"
     converter = of_converter(facts)
     if converter is None or (converter.called is False and not converter.named):
         return ", and none was asked for"
@@ -175,8 +178,10 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
     return replace(answer, estimated_speedup=expects.as_is) if expects else answer
 
 
-def why_no_estimate(facts: Facts) -> str:
+def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why the cost model has no speedup for a job."""
+    if not is_what_it_seems(findings) and not why_not_engaged(facts):
+        return "A finding says that the step does not run as the cost model assumes. Fix it first."
     part = if_recorded(unknown_part, facts)
     return why_not_engaged(facts) or part or "The cost model has no numbers for a part of this step."
 

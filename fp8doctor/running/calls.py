@@ -27,11 +27,12 @@ _log = logging.getLogger("fp8doctor")
 
 ATTRIBUTE = "_compiled_call_impl"
 
-_dynamo_listens = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_dynamo_listens = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)
 """What Dynamo traces the next call of a function with in this thread; None while it traces none."""
 
-CALL = nn.Module._wrapped_call_impl.__code__
-"""The code of ``Module.__call__`` (torch 2.6 to 2.13)."""
+CALL = getattr(getattr(nn.Module, "_wrapped_call_impl", None), "__code__", None)
+"""The code of ``Module.__call__`` (torch 2.6 to 2.14); without it no call is seen."""
 
 Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 """Told of a call before it runs; may return what is told the output."""

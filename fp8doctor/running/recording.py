@@ -164,9 +164,9 @@ def detaching() -> Iterator[None]:
 
 
 def _uses_cuda_graphs() -> bool:
-    """Whether torch.compile may have captured CUDA graphs in this process, as far as Inductor's own module
-    tells (torch 2.6 to 2.14)."""
-    return "torch._inductor.cudagraph_trees" in sys.modules
+    """Whether this process holds CUDA graphs, or Inductor may have captured some (torch 2.6 to 2.14)."""
+    graph = torch.cuda.CUDAGraph
+    return "torch._inductor.cudagraph_trees" in sys.modules or any(type(x) is graph for x in gc.get_objects())
 
 
 def _why_not(step_ms: float) -> str | None:

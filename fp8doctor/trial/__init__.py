@@ -125,9 +125,9 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     device = run.device
     now = time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
-    run.begin(Stage.SHAPES)
     begun = _nothing_timed(run, Reason.NO_TIME_LEFT, run.budget.used_up.sentence)
-    run.keep(begun)
+    run.keep(begun)  # first: a child that is ended from here on has a trial to report
+    run.begin(Stage.SHAPES)
     seen, unseen, changed = rows.seen_beside(
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )
