@@ -180,10 +180,11 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why the cost model has no speedup for a job."""
-    if not is_what_it_seems(findings) and not why_not_engaged(facts):
+    if why := why_not_engaged(facts):
+        return why
+    if not is_what_it_seems(findings):
         return "A finding says that the step does not run as the cost model assumes. Fix it first."
-    part = if_recorded(unknown_part, facts)
-    return why_not_engaged(facts) or part or "The cost model has no numbers for a part of this step."
+    return if_recorded(unknown_part, facts) or "The cost model has no numbers for a part of this step."
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
