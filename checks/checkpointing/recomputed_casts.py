@@ -5,7 +5,7 @@ state: each the ratio of two steps that were timed in turn.
 
 Why it costs time. The recompute runs every FP8 cast of the forward again: amax, scale, convert. A
 torchao layer saves its inputs in 16 bits only, so checkpointing saves none of that work, and a step
-that was fast because casts were fused pays for them twice. Where the two ratios are alike, nothing
+that was fast because casts were fused pays for them twice. If the two ratios are alike, nothing
 is wrong and checkpointing costs what it costs everywhere.
 
 What to do. Save what is cheap to keep and dear to compute: the GEMM results and the amax, by a
