@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -76,6 +77,15 @@ def test_a_script_with_a_handler_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.fixture
+def hangup_ends_a_process() -> Iterator[None]:
+    """SIGHUP as a shell starts a program with it; nohup lets its processes ignore it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup_ends_a_process")
 def test_what_is_written_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
     def write() -> None:
         print("by Python")

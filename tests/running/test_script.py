@@ -94,8 +94,9 @@ def started(arguments: list[str], folder: Path, **options: Any) -> subprocess.Po
 
 
 def _takes_interrupts() -> None:
-    """A shell's background job ignores them, and so would all that the tests start there."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Undo what a shell's background job and nohup set: their processes ignore these signals."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(arguments: list[str], folder: Path, stdin: str = "", **options: Any) -> tuple[int, str, str]:

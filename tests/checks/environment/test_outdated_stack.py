@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.facts import Facts, Package, Software
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
@@ -42,8 +43,22 @@ def test_what_a_version_misses(imported: str, tmp_path: Path, version: str, miss
     if finding:
         assert finding.severity == "info"
         assert finding.title == f"transformer_engine {version}: newer versions take less host time"
-        assert finding.treatment is not None
-        assert '"transformer-engine[pytorch]>=2.17,<2.20"' in finding.treatment.code
+
+
+@pytest.mark.parametrize(
+    ("cudnn", "bounds"), [(None, ">=2.17,<2.20"), ("9.10.2.21", ">=2.17,<2.20"), ("9.24.0.43", ">=2.17")]
+)
+def test_the_upgrade_is_one_that_the_installed_cudnn_can_load(
+    imported: str, tmp_path: Path, cudnn: str | None, bounds: str
+) -> None:
+    """CPU builds of torch bring no cuDNN; the CUDA build of torch 2.14.1 brings 9.24."""
+    installed(tmp_path, "2.8.0")
+    facts = facts_of(imported)
+    facts = replace(facts, software=replace(facts.software, cudnn=cudnn))
+    finding = finding_of("ENV007", facts)
+    assert finding is not None
+    assert finding.treatment is not None
+    assert f'"transformer-engine[pytorch]{bounds}"' in finding.treatment.code
 
 
 def test_a_version_that_nobody_knows_is_not_old(imported: str) -> None:
