@@ -203,24 +203,25 @@ class Examine(TargetCommand):
 
 @click.group(cls=Commands, context_settings=HELP_NAMES)
 def main() -> None:
-    """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change."""
+    """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change."""
 
 
 @click.command(
     cls=Examine,
-    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 no complete report.",
+    epilog="Exit codes: 0 no finding at or above --fail-on, 1 such a finding or a failed gate, "
+    "2 no complete report.",
 )
 @click.argument("target", shell_complete=complete_target)
 @with_options(
-    click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of a made-up batch."),
+    click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of the random batch."),
     click.option(
-        "--seq", type=click.IntRange(min=1), metavar="N", help="Sequence length of a made-up batch."
+        "--seq", type=click.IntRange(min=1), metavar="N", help="Sequence length of the random batch."
     ),
     click.option(
         "--layers",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Ask build_model(layers=N) for a model of so many layers.",
+        help="Call build_model(layers=N) instead of build_model().",
     ),
     click.option(
         "--load-timeout",
@@ -229,28 +230,28 @@ def main() -> None:
         show_default=True,
         metavar="SECONDS",
         callback=seconds,
-        help="Longest time to load the model.",
+        help="Stop if loading the model takes longer.",
     ),
-    click.option("--no-trial", is_flag=True, help="Time nothing; savings are modelled."),
+    click.option("--no-trial", is_flag=True, help="Do not time anything; estimate the savings."),
     click.option(
         "--budget",
         type=float,
         default=None,
         metavar="SECONDS",
         callback=seconds,
-        help="Seconds that the whole command may take; it ends within 1.25 times as many. Default: "
+        help="Time budget of the whole command, which ends within 1.25 budgets. Default: "
         f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph.",
     ),
     click.option(
         "--device",
         metavar="NAME",
-        help="Where to time: cuda (default), cuda:1, or cpu, which says nothing about a GPU.",
+        help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
     ),
     click.option(
         "--trace",
         metavar="FILE",
         type=FILE,
-        help="Keep the profile of the step (Chrome trace, .gz compresses), and others' beside it.",
+        help="Save the profiled step as a Chrome trace (.gz compresses); other variants next to it.",
     ),
 )
 @PYTHON
@@ -278,15 +279,17 @@ def examine(
     python: str | None,
     **options: Any,
 ) -> int:
-    """Says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
+    """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
 
-    TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr; ./list for a file named
-    like a command.
+    TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr. Write ./list for a file
+    that is named like a command.
     """
     from fp8doctor.worker.request import TrialRequest
 
     if trace is not None and no_trial:
-        raise click.UsageError("--trace keeps the profile of a timed step, and --no-trial times nothing.")
+        raise click.UsageError(
+            "--trace saves the profile of a timed step, but --no-trial times nothing. Leave one of them out."
+        )
     folders = tuple(str(folder) for folder in options["checks"])
     kept = str(writable(trace).absolute()) if trace is not None else None
     trial = (
@@ -314,7 +317,7 @@ main.add_command(run)
 @PYTHON
 @output_options
 def env(python: str | None, **options: Any) -> int:
-    """Look at the environment, the packages and the GPUs only."""
+    """Check the environment, the packages and the GPUs, without a model."""
     return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
 
 
@@ -323,14 +326,14 @@ def env(python: str | None, **options: Any) -> int:
 @gate_options
 @output_options
 def report_(saved: Path, **options: Any) -> int:
-    """Replay a saved report: the checks of this version over its facts."""
+    """Show a saved report again, with the checks of this version."""
     return replay_and_deliver(saved, options)
 
 
 @main.command()
 @report_options("stdout", "never")
 def demo(**options: Any) -> int:
-    """Replay a recorded trial that ships with fp8doctor."""
+    """Show the report of a recorded trial that ships with fp8doctor."""
     return replay_and_deliver(DEMO, options)
 
 
@@ -342,7 +345,7 @@ main.add_command(why)
 @main.command("list", cls=ProjectCommand)
 @list_options
 def list_(format: str, checks: tuple[Path, ...]) -> int:
-    """Show all checks."""
+    """List all checks."""
     from fp8doctor.headings import headings
 
     catalogue = headings(checks)

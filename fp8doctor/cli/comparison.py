@@ -43,20 +43,20 @@ class Compare(ProjectCommand):
         type=float,
         metavar="PCT",
         callback=positive,
-        help="Exit with 1 when SECOND's step takes longer than FIRST's by more than this, in per cent.",
+        help="Exit with 1 if SECOND's step is slower than FIRST's by more than this, in percent.",
     ),
     click.option(
         "--fail-on",
         type=click.Choice(("never", *SEVERITIES)),
         default="never",
         show_default=True,
-        help="Exit with 1 on a finding this grave that only SECOND has.",
+        help="Exit with 1 on a finding of this severity or higher that only SECOND has.",
     ),
 )
 def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
     """Compare two saved reports: time, tokens/s, memory, and why they differ.
 
-    FIRST and SECOND are what --save or --format json wrote, such as the reports of a BF16 and an FP8 run.
+    FIRST and SECOND are files from --save or --format json, for example of a BF16 and an FP8 run.
     """
     wanted = PageOptions.checked(format, output, [first, second])
 

@@ -47,8 +47,10 @@ LONGEST_CODE = 40
 )
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Show the pages of checks by codes, names or how codes begin (CMP001 SHP), what a word means (amax,
-    load_in_fp8), or what is known of an error by its text; - reads a traceback from stdin."""
+    """Explain a check (by code, prefix or name: CMP001 SHP), a term (amax, load_in_fp8) or an error message.
+
+    With -, read a traceback from stdin.
+    """
     from fp8doctor.headings import headings
 
     text = _from_stdin() if asked == ("-",) else " ".join(asked)

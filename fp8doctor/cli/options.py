@@ -78,7 +78,7 @@ CHECKS = click.option(
     multiple=True,
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Also run the checks in this folder and the folders right below it; repeatable.",
+    help="Also run the checks in this folder and its direct subfolders; repeatable.",
 )
 
 SELECT = click.option(
@@ -87,7 +87,7 @@ SELECT = click.option(
     metavar="CODES",
     callback=codes,
     shell_complete=completion.codes,
-    help="Run only these checks: codes or how they begin, comma-separated; repeatable.",
+    help="Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable.",
 )
 
 IGNORE = click.option(
@@ -96,7 +96,7 @@ IGNORE = click.option(
     metavar="CODES",
     callback=codes,
     shell_complete=completion.codes,
-    help="Leave these checks out.",
+    help="Skip these checks: codes or prefixes, comma-separated; repeatable.",
 )
 
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -108,8 +108,8 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
         click.option(
             "--format",
             type=click.Choice(FORMATS),
-            help="How to write the report; by default what the suffix of -o says (.txt, .json, .md, .html, "
-            ".xml for junit, .sarif, .github), else text.",
+            help="Format of the report. Default: from the suffix of -o (.txt, .json, .md, .html, .xml for "
+            "junit, .sarif, .github), else text.",
         ),
         click.option(
             "-o",
@@ -132,27 +132,27 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
             type=click.Choice(("never", *SEVERITIES)),
             default=fail_on,
             show_default=True,
-            help="Exit with 1 on a finding this grave.",
+            help="Exit with 1 on a finding of this severity or higher.",
         ),
         click.option(
             "--assume-gpu",
             metavar="NAME",
             callback=gpu,
             shell_complete=completion.gpus,
-            help=f"Model the costs of this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
+            help=f"Estimate for this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,
         click.option(
             "-v",
             "--verbose",
             is_flag=True,
-            help="Also say what became of every check, and why, and what libraries printed, each line once.",
+            help="Also show the outcome of every check with its reason, and what libraries printed.",
         ),
         click.option(
             "-q",
             "--quiet",
             is_flag=True,
-            help="No progress; only the verdict and findings that are at least a warning.",
+            help="Show no progress, and only the verdict, warnings and errors.",
         ),
     )
 
@@ -165,19 +165,19 @@ MIN_SPEEDUP, STRICT, MAX_REGRESSION = (
         type=float,
         metavar="X",
         callback=positive,
-        help="Exit with 1 when FP8 is measured below X times the best BF16, or was not measured on a GPU.",
+        help="Exit with 1 if FP8 is measured below X times the best BF16, or was not measured on a GPU.",
     ),
     click.option(
         "--strict",
         is_flag=True,
-        help="Exit with 1 when nothing was measured on a GPU, or too noisily to tell.",
+        help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
     ),
     click.option(
         "--max-regression",
         type=float,
         metavar="PCT",
         callback=positive,
-        help="Per cent that the step may take longer than that of --baseline.",
+        help="Allowed regression against --baseline, in percent of the step time.",
     ),
 )
 
@@ -185,14 +185,14 @@ PYTHON = click.option(
     "--python",
     metavar="PATH",
     callback=interpreter,
-    help="The Python that has your torch, where fp8doctor is in an environment of its own (pipx, uvx).",
+    help="The Python that has your torch, if you installed fp8doctor with pipx or uvx.",
 )
 
 gate_options = with_options(
     click.option(
         "--require-fp8",
         is_flag=True,
-        help="Exit with 1 when no layer of the model trains in FP8, or fp8doctor cannot tell.",
+        help="Exit with 1 if no layer of the model trains in FP8, or fp8doctor cannot tell.",
     ),
     MIN_SPEEDUP,
     click.option(
@@ -200,7 +200,7 @@ gate_options = with_options(
         type=float,
         metavar="X",
         callback=positive,
-        help="Without a GPU: exit with 1 when FP8 is estimated below X times the best BF16, or cannot be "
+        help="Without a GPU: exit with 1 if FP8 is estimated below X times the best BF16, or cannot be "
         "estimated. A time measured on a GPU replaces the estimate.",
     ),
     STRICT,
@@ -208,7 +208,7 @@ gate_options = with_options(
         "--baseline",
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="Exit with 1 when the step takes longer than in this saved report, by more than "
+        help="Exit with 1 if the step is slower than in this saved report by more than "
         "--max-regression (5 %).",
     ),
     MAX_REGRESSION,
@@ -220,7 +220,7 @@ list_options = with_options(
         type=click.Choice(("text", "json")),
         default="text",
         show_default=True,
-        help="How to write it.",
+        help="Format of the output.",
     ),
     CHECKS,
 )

@@ -22,9 +22,9 @@ page_options = with_options(
     click.option(
         "--format",
         type=click.Choice(PAGE_FORMATS),
-        help="How to write it; by default what the suffix of -o says (.txt, .json, .md, .html), else text.",
+        help="Format of the output. Default: from the suffix of -o (.txt, .json, .md, .html), else text.",
     ),
-    click.option("-o", "--output", metavar="FILE", type=FILE, help="Write it to a file instead of stdout."),
+    click.option("-o", "--output", metavar="FILE", type=FILE, help="Write to a file instead of stdout."),
 )
 
 

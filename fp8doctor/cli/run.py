@@ -72,7 +72,7 @@ class Run(ProjectCommand):
         default=STEPS,
         show_default=True,
         metavar="N",
-        help="Steps that are timed.",
+        help="Number of steps to time.",
     ),
     click.option(
         "--warmup",
@@ -80,9 +80,11 @@ class Run(ProjectCommand):
         default=WARMUP,
         show_default=True,
         metavar="N",
-        help="Steps before them, at least; more while they still compile.",
+        help="Minimum number of warm-up steps; more while the steps still compile.",
     ),
-    click.option("--stop", is_flag=True, help="Then time copies of the model, and stop the script."),
+    click.option(
+        "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
+    ),
     click.option(
         "--budget",
         type=float,
@@ -90,15 +92,15 @@ class Run(ProjectCommand):
         show_default=True,
         metavar="SECONDS",
         callback=seconds,
-        help="About how long the trial may take.",
+        help="Time budget of the trial.",
     ),
     click.option(
         "--trial/--no-trial",
         default=None,
-        help="Whether to time copies of the model; with --stop it is done, without it only where asked for, "
-        "when the script has ended.",
+        help="Time copies of the model. Default: only with --stop; --trial alone does it after the script "
+        "has ended.",
     ),
-    click.option("--device", metavar="NAME", help="Where to time; cuda (default), cuda:1, or cpu."),
+    click.option("--device", metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."),
 )
 @gate_options
 @report_options("stderr", "never")
@@ -115,11 +117,11 @@ def run(
     device: str | None,
     **options: Any,
 ) -> int:
-    """Run a training script as it is, watch some of its steps, and report on stderr when it has ended.
+    """Run a training script unchanged, time some of its steps, and report on stderr at its end.
 
     \b
-    fp8doctor run train.py --lr 1e-4          as python train.py --lr 1e-4
-    fp8doctor run --stop -m pkg.train         as python -m pkg.train, until it has been watched
+    fp8doctor run train.py --lr 1e-4          like python train.py --lr 1e-4
+    fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
     from fp8doctor.running.meeting import Gathering, Telling

@@ -23,9 +23,9 @@ FILE = click.Path(path_type=Path)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every kernel.")
 def trace(first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool) -> int:
-    """Read a trace of torch.profiler: where the step goes, whether FP8 GEMMs ran.
+    """Read a torch.profiler trace: where the time goes, and whether FP8 matmuls ran.
 
-    With a second trace: what the difference is made of. FIRST and SECOND are what export_chrome_trace or
+    With a second trace, explain the difference. FIRST and SECOND are files that export_chrome_trace or
     tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no torch are needed.
     """
     files = [first] if second is None else [first, second]

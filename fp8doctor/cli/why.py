@@ -16,10 +16,10 @@ from fp8doctor.errors import UserError
 @click.argument("saved", type=click.Path(path_type=Path))
 @page_options
 def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> int:
-    """Say all that a saved report knows of one layer: seen, counted, timed, advised.
+    """Show everything that a saved report knows about one layer.
 
-    LAYER is its name as in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"); of several
-    there is a table, or with --format json a list.
+    LAYER is its name in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"). Several
+    layers give a table, or a list with --format json.
     """
     wanted = PageOptions.checked(format, output, [saved])
 

@@ -146,7 +146,7 @@ def test_help_names_every_command_and_option() -> None:
 
 def test_a_default_of_several_numbers_has_no_parentheses() -> None:
     told = " ".join(fp8doctor("--help").output.split())
-    assert "as many. Default: 90; 120 for a model of 7B parameters or compiled as one graph." in told
+    assert "budgets. Default: 90; 120 for a model of 7B parameters or compiled as one graph." in told
     assert "default: (" not in told
 
 
