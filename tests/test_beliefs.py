@@ -95,7 +95,7 @@ def step_ms_by_vocabulary() -> dict[str, dict[int, float]]:
 
 
 def test_what_has_no_measurement_names_checks_that_there_are() -> None:
-    rows = TEXT.partition("## Without a measurement")[2]
+    rows = TEXT.partition("## Not measured")[2]
     named = set(CODE.findall(rows))
     assert named
     assert named <= {check.code for check in discover()}
