@@ -24,8 +24,8 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, too_large
-from fp8doctor.analysis.even import EVEN
-from fp8doctor.analysis.gpu_memory import USABLE
+from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded

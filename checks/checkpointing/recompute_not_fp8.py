@@ -28,7 +28,7 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 
 from __future__ import annotations
 
-from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
+from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import Reason

@@ -28,7 +28,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio_on_screen, uses_fp8
-from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName

@@ -48,7 +48,7 @@ from fp8doctor.analysis.compile_coverage import (
     unused_marks,
 )
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.marks_in_python import unwrapped, without_backend
+from fp8doctor.analysis.module_names import unwrapped, without_backend
 from fp8doctor.cost import eager_cast_saving
 from fp8doctor.facts import (
     CompileMark,

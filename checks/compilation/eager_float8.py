@@ -31,7 +31,6 @@ https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workf
 
 from __future__ import annotations
 
-from fp8doctor.analysis.alignment import unaligned
 from fp8doctor.analysis.compile_coverage import (
     compile_treatment,
     idle_marks,
@@ -39,8 +38,9 @@ from fp8doctor.analysis.compile_coverage import (
     needs_compile,
     without_effect,
 )
+from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import in_words, makes_logits
-from fp8doctor.analysis.unsloth import under_unsloth
+from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training, Unrecorded, Workload

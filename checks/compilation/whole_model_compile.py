@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio
 from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
-from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
 from fp8doctor.facts import (
     Arm,

@@ -27,14 +27,8 @@ https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBla
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import (
-    AMD_WITH_FP8,
-    FIRST_WITH_BF16,
-    assumed_gpus,
-    capability,
-    has_fp8,
-)
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.recipe_support import AMD_WITH_FP8, FIRST_WITH_BF16, assumed_gpus, capability, has_fp8
 from fp8doctor.analysis.treatment_table import ON_THIS_GPU
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment

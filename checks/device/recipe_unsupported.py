@@ -37,8 +37,16 @@ https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import assumed_gpus, capability, has_fp8
-from fp8doctor.analysis.recipe_needs import NEEDS, Needs, needs, unmet, unmet_on_amd
+from fp8doctor.analysis.recipe_support import (
+    NEEDS,
+    Needs,
+    assumed_gpus,
+    capability,
+    has_fp8,
+    needs,
+    unmet,
+    unmet_on_amd,
+)
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -23,9 +23,8 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/envi
 
 from __future__ import annotations
 
-from fp8doctor.analysis.accelerate_of_model import was_prepared
-from fp8doctor.analysis.capability import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for, was_prepared
+from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
 from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check

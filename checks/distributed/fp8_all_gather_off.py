@@ -27,7 +27,7 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 
 from __future__ import annotations
 
-from fp8doctor.analysis.accelerate_of_model import may_have_converted
+from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment

@@ -31,10 +31,9 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 
 from __future__ import annotations
 
-from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms
-from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
+from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, kept_in_bf16
+from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
-from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
@@ -45,7 +44,7 @@ from fp8doctor.wording import plural
 
 MISSING = 0.25
 """Share of the FP8 GEMMs that a step should run and did not. A choice: six times the 4 % by which count and
-sum differ where all is well (`fp8doctor.analysis.due_gemms`)."""
+sum differ where all is well (`fp8doctor.analysis.expected_fp8_gemms`)."""
 
 CALL_LAYERS = Treatment(
     name="call-converted-layers",

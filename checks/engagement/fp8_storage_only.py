@@ -37,6 +37,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
+from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     fits_fp8,
@@ -45,7 +46,6 @@ from fp8doctor.analysis.layers import (
     stores_fp8,
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.analysis.unsloth import under_unsloth
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import convert_all_but
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, if_recorded, recorded

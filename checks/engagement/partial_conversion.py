@@ -30,8 +30,8 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 
 from __future__ import annotations
 
-from fp8doctor.analysis.accelerate_of_model import may_have_converted
 from fp8doctor.analysis.compile_coverage import is_below
+from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.layers import (
     NO_LINEAR,
     fits_fp8,
@@ -41,8 +41,7 @@ from fp8doctor.analysis.layers import (
     too_small,
     would_be_converted,
 )
-from fp8doctor.analysis.losing_layers import would_lose
-from fp8doctor.analysis.token_crossing import is_given
+from fp8doctor.analysis.losing_layers import is_given, would_lose
 from fp8doctor.analysis.versions import has_op_configs
 from fp8doctor.cost import GpuSpec, amdahl, casts_ms, large_gemm_speedup, linear_cost, modelled_gpu, rows_of
 from fp8doctor.diagnosis.treatments import convert_all_but

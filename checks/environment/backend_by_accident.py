@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.analysis.accelerate_of_model import was_prepared
-from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
 from fp8doctor.facts import (
     Accelerate,
     Environment,

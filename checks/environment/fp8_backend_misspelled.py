@@ -24,8 +24,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.analysis.accelerate_of_model import was_prepared
-from fp8doctor.analysis.fp8_request import launched_with_fp8
+from fp8doctor.analysis.fp8_request import launched_with_fp8, was_prepared
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check

@@ -24,8 +24,8 @@ https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaF
 
 from __future__ import annotations
 
-from fp8doctor.analysis.capability import FIRST_WITH_FP8, capability
 from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.analysis.recipe_support import FIRST_WITH_FP8, capability
 from fp8doctor.facts import (
     Accelerate,
     Environment,

@@ -33,8 +33,7 @@ from typing import NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.analysis.accelerate_of_model import was_prepared
-from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
 from fp8doctor.analysis.versions import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR
 from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -25,8 +25,8 @@ https://arxiv.org/abs/2510.24061
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio, timed_on
-from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import amdahl, modelled_gpu
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from fp8doctor.facts.arm_names import ArmName, in_any_window

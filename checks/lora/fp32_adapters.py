@@ -30,8 +30,8 @@ https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 
 from __future__ import annotations
 
-from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
 from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.fp8_request import accelerate_of_model
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment

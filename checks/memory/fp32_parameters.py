@@ -26,7 +26,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 
 from __future__ import annotations
 
-from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
+from fp8doctor.analysis.fp8_request import accelerate_of_model
 from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded

@@ -32,7 +32,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm
-from fp8doctor.analysis.fp8_copies import copies_gib, keeps_copies
+from fp8doctor.analysis.memory import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.facts import Facts, Linear, Network, Training, Workload, recorded
 from fp8doctor.facts.arm_names import ArmName

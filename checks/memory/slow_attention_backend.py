@@ -39,8 +39,7 @@ from packaging.version import Version
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.step_difference import watched_on_gpu
-from fp8doctor.analysis.unfused_attention import PlainAttention, plain_attention
+from fp8doctor.analysis.step_difference import PlainAttention, plain_attention, watched_on_gpu
 from fp8doctor.facts import Arm, Attention, Facts, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.record import Value

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.analysis.alignment import unaligned
 from fp8doctor.analysis.arms import saved_by
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import would_be_converted
@@ -39,13 +38,14 @@ from fp8doctor.analysis.losing_layers import (
     acquitted,
     at_least,
     basis,
+    crossing,
     in_step,
     losing_body,
     saving,
     to_keep,
     would_lose,
 )
-from fp8doctor.analysis.token_crossing import crossing
+from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload, if_recorded

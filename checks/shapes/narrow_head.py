@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor.analysis.arms import saved_by
-from fp8doctor.analysis.kept_in_bf16 import kept_in_bf16
+from fp8doctor.analysis.expected_fp8_gemms import kept_in_bf16
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import makes_logits
 from fp8doctor.analysis.losing_layers import APART, acquitted, at_least, basis, in_step, losing_apart, saving

@@ -35,10 +35,10 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms, timed_on, timed_on_cpu
-from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layer_gain import RECIPES
-from fp8doctor.analysis.te_recipes import TE_RECIPES
-from fp8doctor.analysis.token_crossing import is_given
+from fp8doctor.analysis.losing_layers import is_given
+from fp8doctor.analysis.recipe_support import TE_RECIPES
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step import modelled_step, with_recipe

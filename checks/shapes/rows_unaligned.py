@@ -35,8 +35,8 @@ https://github.com/NVIDIA/TransformerEngine/issues/1422
 
 from __future__ import annotations
 
-from fp8doctor.analysis.alignment import multiple_of, tokens_divisor
-from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
+from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
+from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16

@@ -29,7 +29,7 @@ https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axo
 from __future__ import annotations
 
 from fp8doctor.analysis.layer_gain import gains
-from fp8doctor.analysis.token_crossing import MOST_GROWTH, Crossing, crossing
+from fp8doctor.analysis.losing_layers import MOST_GROWTH, Crossing, crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Workload

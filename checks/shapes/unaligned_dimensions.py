@@ -33,10 +33,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from fp8doctor.analysis.alignment import multiple_of, tokens_divisor, unaligned
+from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.kept_in_bf16 import multiplied_in_fp8
 from fp8doctor.analysis.layers import FP8_MULTIPLE, counted_work, flops_share_pct, would_be_converted
+from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16

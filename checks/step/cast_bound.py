@@ -31,11 +31,11 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
-from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layers import in_words
+from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.outcome import measured_speed, watched_job
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, breakdown_of, watched_on_gpu, waterfall, why_unknown
-from fp8doctor.analysis.token_crossing import is_given
 from fp8doctor.cost import micro_batches, modelled_gpu, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.treatments import recipe
 from fp8doctor.facts import (

@@ -24,8 +24,8 @@ the GEMMs of fp32 adapters take 40.3 ms a step. https://docs.pytorch.org/docs/st
 
 from __future__ import annotations
 
-from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.layers import in_words
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (

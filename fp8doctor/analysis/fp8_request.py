@@ -1,11 +1,50 @@
-"""Who asked for FP8: the environment, the launcher, Accelerate, a Trainer, or code that calls a converter."""
+"""Who asked for FP8: environment variables, the launcher, Accelerate, a Trainer, or code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8doctor.analysis.accelerate_of_model import accelerate_of_model
-from fp8doctor.facts import Converter, Facts, recorded
+from fp8doctor.facts import Accelerate, Converter, Facts, recorded
+
+
+def accelerate_of_model(facts: Facts) -> Accelerate | None:
+    """Return the state of the Accelerator that prepared this model or may still prepare it; None without one.
+
+    Where nobody recorded whether an Accelerator may, the state counts.
+    """
+    if not recorded(facts, "training.accelerate"):
+        return None
+    accelerate = facts.training.accelerate
+    if accelerate is None or accelerate.prepared:
+        return accelerate
+    excluded = recorded(accelerate, "may_prepare") and accelerate.may_prepare is False
+    return None if excluded else accelerate
+
+
+def was_prepared(facts: Facts) -> bool:
+    """Whether Accelerate's ``prepare`` got this model."""
+    accelerate = facts.accelerate()
+    return accelerate is not None and accelerate.prepared
+
+
+NOT_FP8 = ("bf16", "no")
+"""Precisions under which ``prepare`` converts nothing. On an old GPU the state of fp8 says fp16."""
+
+
+def may_have_converted(facts: Facts) -> bool:
+    """Whether Accelerate's ``prepare`` got this model and may have converted it; else its script did."""
+    accelerate = facts.accelerate()
+    if accelerate is None or not accelerate.prepared:
+        return False
+    return not recorded(accelerate, "mixed_precision") or accelerate.mixed_precision not in NOT_FP8
+
+
+def under_unsloth(facts: Facts) -> bool:
+    """Whether Unsloth is loaded. It gives layers a forward and a backward of its own, and since 2026.10
+    compiles every block of a decoder by itself (``models/_block_compile.py``)."""
+    unsloth = facts.packages().get("unsloth")
+    return unsloth is not None and recorded(unsloth, "imported") and unsloth.imported
+
 
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
 """``accelerate launch`` writes these together, whatever the backend, and only with ``--mixed_precision fp8``:

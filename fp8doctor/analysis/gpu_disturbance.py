@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.facts import Health, recorded
 
 SLOWDOWNS = (

@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.arms import best_fp8, fair_bf16, ratio, uses_fp8
-from fp8doctor.analysis.even import swallows_effect
 from fp8doctor.analysis.host_disturbance import (
     disturbance,
     doubt,
     late_on_the_other_side,
     waits_now_and_then,
 )
-from fp8doctor.analysis.median_interval import interval
 from fp8doctor.analysis.outcome import is_noise, measured_speed
+from fp8doctor.analysis.significance import interval, swallows_effect
 from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fp8doctor.analysis.arms import ratio, share_rounds
-from fp8doctor.analysis.even import EVEN, side
+from fp8doctor.analysis.significance import EVEN, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, HostLoad, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES

@@ -1,10 +1,14 @@
-"""What FP8 gives each layer by its shape: the GEMMs that it saves, less the casts that it costs.
+"""Estimate per layer how much its FP8 GEMMs save and its casts cost.
 
 GEMMs and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of `fp8doctor.cost`.
-Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they are dearer than in
-a step, where they share kernels with their neighbours, so a loss counts only where it stays one with the
-fewest casts. Experts are left out, because their rows change from step to step, and so are layers that no FP8
-kernel takes as they are.
+Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they cost more than in
+a step, where they share kernels with their neighbours, so a loss counts only if it stays one with the fewest
+casts. Experts are left out, because their rows change from step to step, and so are layers that no FP8 kernel
+takes as they are.
+
+Casts are timed all together, as a compiler sees them: apart, a kernel that casts into both layouts would be
+two. A cast that keeps an operand's layout is for the output or the input gradient. A cast that transposes it
+is for the GEMM that needs it transposed.
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE
 from fp8doctor.analysis.layers import fits_fp8
 from fp8doctor.cost import (
     calls_of,
@@ -25,10 +28,51 @@ from fp8doctor.cost import (
     modelled_gpu,
     rows_of,
 )
-from fp8doctor.cost.casts import TE_CAST_BYTES, recipe_on
+from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, recorded
+from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Unrecorded, recorded
 from fp8doctor.gpus import GpuSpec
+
+FROZEN_CAST_SHARE = {
+    "tensorwise": 5.0 / 9.0,
+    "rowwise": 6.4 / 25.0,
+    "rowwise_with_gw_hp": 1.0,
+    "delayed": 3.0 / 4.7,
+    "current": 5.0 / 6.8,
+}
+"""Cast bytes of an activation in a frozen layer / in a trained one. Without a weight gradient, input and
+gradient are written once, as they lie.
+
+In the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes and a write of 1, one read less with
+delayed scales. Rowwise takes what ``rowwise_with_gw_hp`` does, which casts them once in any case.
+"""
+
+
+def cast_shares(shape: LayerShape) -> dict[Layout, float]:
+    """Divide the casts of a shape over its GEMMs; the shares add up to 1.
+
+    Input and gradient of a trained layer are turned for the weight gradient, the weight for the input
+    gradient. Raises `Unrecorded` for a recipe whose casts were not measured.
+    """
+    if shape.recipe not in FROZEN_CAST_SHARE:
+        raise Unrecorded(
+            LayerShape, "casts_ms", f"how much of the casts each GEMM needs is not known of {shape.recipe!r}"
+        )
+    if shape.recipe in TE_CAST_BYTES:
+        activation = weight = TE_CAST_BYTES[shape.recipe]
+    else:
+        activation, weight = COMPILED_CAST_BYTES[shape.recipe]
+    straight = FROZEN_CAST_SHARE[shape.recipe] * activation
+    input, gradient, of_weight = shape.m * shape.k, shape.m * shape.n, shape.k * shape.n
+    parts: dict[Layout, float] = {
+        "output": straight * (input + of_weight),
+        "input_gradient": straight * gradient + (weight - straight) * of_weight,
+    }
+    if shape.trained:
+        parts["weight_gradient"] = (activation - straight) * (input + gradient)
+    whole = sum(parts.values())
+    return {layout: part / whole for layout, part in parts.items()}
+
 
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
 """Recipes whose GEMMs and casts are known: torchao's, and Transformer Engine's for whole tensors."""

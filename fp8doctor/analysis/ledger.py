@@ -2,7 +2,7 @@
 the step that explains.
 
 A line is one GEMM of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this GEMM needs
-(`fp8doctor.analysis.cast_shares`), and the net, what FP8 saves of one call. Times the calls of a step the
+(`fp8doctor.analysis.layer_gain`), and the net, what FP8 saves of one call. Times the calls of a step the
 lines add up to what single layers let expect of the step. Beside it stands what the profiled steps show:
 GEMMs and casts in BF16, less those in FP8, each on its own; what casts do of a norm's work is not theirs.
 What is left over is no single layer's: casts that share a kernel with the norm or the activation before them,
@@ -27,8 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.arms import fair_bf16, fp8_totals, uses_fp8
-from fp8doctor.analysis.cast_shares import cast_shares
-from fp8doctor.analysis.layer_gain import timed_shapes
+from fp8doctor.analysis.layer_gain import cast_shares, timed_shapes
 from fp8doctor.analysis.step_difference import waterfall
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, KEEP_IN_BF16, LARGER_BATCH, traits
 from fp8doctor.cost import calls_of, gemms, micro_batches

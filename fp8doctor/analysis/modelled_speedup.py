@@ -1,10 +1,13 @@
-"""The speedup that the cost model expects of a model whose step was not timed."""
+"""Speedup and host time that the cost model expects of a step that was not timed."""
 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from fp8doctor.cost import rows_of
+from fp8doctor.analysis.losing_layers import MANY_TOKENS, PAYS_FROM, is_given
+from fp8doctor.cost import calls_of, rows_of, step_tokens
+from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.recompute import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
 from fp8doctor.cost.step import (
     OWN_FORWARD,
@@ -14,7 +17,7 @@ from fp8doctor.cost.step import (
     modelled_step,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.gpus import modelled_gpu
 
 HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 38, 0.028, 0.32
@@ -117,3 +120,50 @@ def unknown_part(facts: Facts) -> str:
             "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
         )
     return ""
+
+
+class HostBound(Struct, frozen=True):
+    """A modelled step whose launches take longer than its kernels."""
+
+    step: ModelledStep
+    speedup: ModelledSpeedup
+    bf16: ModelledStep
+    """The step in compiled BF16."""
+    pays_from: int | None
+    """Tokens of a micro-batch from which FP8 pays; None where it does with none up to `MANY_TOKENS`."""
+
+
+def modelled_host_bound(facts: Facts) -> HostBound | None:
+    """Tell of a step of Transformer Engine that is slower than BF16 for its host, by more than the model may
+    be wrong; None for any other, and for a batch that is not the user's."""
+    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    if not fp8 or any(linear.stack != "transformer_engine" for linear in fp8) or not is_given(facts):
+        return None
+    step, speedup = modelled_step(facts), modelled_speedup(facts)
+    bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
+    if step is None or speedup is None or bf16 is None:
+        return None
+    if step.host_ms < step.busy_ms * (1 + UNCERTAINTY) or speedup.as_is * (1 + UNCERTAINTY) > 1:
+        return None
+    return HostBound(step, speedup, bf16, _pays_from(facts))
+
+
+def _pays_from(facts: Facts) -> int | None:
+    """Find the tokens of a micro-batch with which FP8 is modelled as faster than BF16."""
+    tokens, times = step_tokens(facts) or 0, 1
+    while tokens and tokens * (times := times * 2) <= MANY_TOKENS:
+        then = modelled_speedup(with_rows(facts, times))
+        if then is not None and then.as_is >= PAYS_FROM:
+            return tokens * times
+    return None
+
+
+def with_rows(facts: Facts, times: int) -> Facts:
+    """Give every layer of a job that was not timed so many times its rows."""
+    rows = {
+        linear.name: (rows * times,) * calls_of(linear, facts)
+        for linear in facts.network.linears
+        if recorded(linear, "name") and (rows := rows_of(linear, facts))
+    }
+    workload = replace(facts.workload, tokens=(facts.workload.tokens or 0) * times)
+    return replace(facts, workload=workload, trial=Trial(rows=rows))

@@ -11,7 +11,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.waiting import counts
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
 

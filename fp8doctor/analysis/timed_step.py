@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from fp8doctor.analysis.arms import timed_on, timed_on_cpu
-from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.significance import interval
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.recipe_support import TE_RECIPES
 
 CONVERT_BASE_FIRST = "convert-base-first"
 KEEP_IN_BF16 = "keep-in-bf16"

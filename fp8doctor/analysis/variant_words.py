@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor.analysis.arms import as_shown, ratio_apart
-from fp8doctor.analysis.even import swallows_effect
-from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.analysis.run_losses import RunLosses, run_losses, why_no_losses
+from fp8doctor.analysis.losses import RunLosses, run_losses, why_no_losses
+from fp8doctor.analysis.significance import Interval, swallows_effect
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,

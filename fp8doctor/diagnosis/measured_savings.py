@@ -16,7 +16,7 @@ from fp8doctor.analysis.arms import (
     too_large,
     uses_fp8,
 )
-from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.finding import Finding, Outcome, Saving

@@ -17,10 +17,9 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.even import swallows_effect
 from fp8doctor.analysis.hangs_on_host import hangs_on
 from fp8doctor.analysis.host_disturbance import turned_by_host
-from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
@@ -31,6 +30,7 @@ from fp8doctor.analysis.outcome import (
     measured_speed,
     stays_in_bf16,
 )
+from fp8doctor.analysis.significance import swallows_effect
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict

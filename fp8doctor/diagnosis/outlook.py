@@ -16,10 +16,16 @@ from fp8doctor.analysis.arms import (
     ratio,
     uses_fp8,
 )
+from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
-from fp8doctor.analysis.outcome import bf16_as_prescribed, bf16_saves, cannot_win, is_noise, stays_in_bf16
-from fp8doctor.analysis.relative_speed import all_fp8_loses
-from fp8doctor.analysis.token_crossing import crossing
+from fp8doctor.analysis.outcome import (
+    all_fp8_loses,
+    bf16_as_prescribed,
+    bf16_saves,
+    cannot_win,
+    is_noise,
+    stays_in_bf16,
+)
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step

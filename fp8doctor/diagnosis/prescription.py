@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.adapter_names import has_lora
 from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, timed_on_gpu, too_large
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.analysis.median_interval import Interval
-from fp8doctor.analysis.outcome import bf16_saves, stays_in_bf16
-from fp8doctor.analysis.relative_speed import all_fp8_loses
+from fp8doctor.analysis.module_names import has_lora
+from fp8doctor.analysis.outcome import all_fp8_loses, bf16_saves, stays_in_bf16
+from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,

@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.accelerate_of_model import may_have_converted
-from fp8doctor.analysis.adapter_names import before_wrapping, kept_out
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
@@ -23,14 +21,13 @@ from fp8doctor.analysis.compile_coverage import (
     covered_by_blocks,
     cuda_graphs,
 )
-from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.analysis.fp8_request import asked_by_environment, may_have_converted
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
+from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
-from fp8doctor.analysis.names_in_python import names_in_python
-from fp8doctor.analysis.outcome import bf16_as_prescribed
-from fp8doctor.analysis.relative_speed import all_fp8_loses
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
+from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,

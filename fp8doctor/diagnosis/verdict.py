@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fp8doctor.analysis.rank_comparison import slowest_first
-from fp8doctor.analysis.script_overhead import script_overhead
-from fp8doctor.analysis.waiting import waiting_first
+from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8, short_of_training
 from fp8doctor.diagnosis.measured_verdict import NO_FP8, measured_verdict

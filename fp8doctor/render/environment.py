@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.capability import has_fp8
+from fp8doctor.analysis.recipe_support import has_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Gpu, recorded
 from fp8doctor.finding import Finding

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
-from fp8doctor.analysis.loss_gap import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.relative_speed import beside_bf16
+from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.outcome import beside_bf16
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step

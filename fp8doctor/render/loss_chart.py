@@ -7,7 +7,7 @@ from itertools import groupby
 
 from msgspec import Struct
 
-from fp8doctor.analysis.loss_gap import loss_in_words
+from fp8doctor.analysis.losses import loss_in_words
 from fp8doctor.facts import Facts, LossCurve
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import plural

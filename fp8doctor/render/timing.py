@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, share_rounds, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
-from fp8doctor.analysis.loss_gap import loss_in_words
+from fp8doctor.analysis.losses import loss_in_words
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
     Waterfall,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 STEPS, WARMUP = 10, 5
 """Steps of the window and before it. Ten give a median whose range holds the true one with 98 %
-(`fp8doctor.analysis.median_interval`); compilation and the allocator settle within five, seen on the H200."""
+(`fp8doctor.analysis.significance`); compilation and the allocator settle within five, seen on the H200."""
 
 
 class Settings(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.arms import BF16_WITH
-from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.treatment_table import family, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber

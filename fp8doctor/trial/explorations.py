@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
-from fp8doctor.analysis.te_recipes import TE_RECIPES, is_legal, own_recipes
+from fp8doctor.analysis.recipe_support import TE_RECIPES, is_legal, own_recipes
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fp8doctor.analysis.cast_shares import FROZEN_CAST_SHARE, cast_shares
+from fp8doctor.analysis.layer_gain import FROZEN_CAST_SHARE, cast_shares
 from fp8doctor.analysis.ledger import Ledger, ledger
 from fp8doctor.analysis.losing_layers import losing
 from fp8doctor.diagnosis.diagnose import diagnose

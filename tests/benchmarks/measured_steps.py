@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8doctor.analysis.even import EVEN
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import modelled_step
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload

@@ -7,8 +7,8 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.even import EVEN
 from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.diagnosis.prescription import prescribe

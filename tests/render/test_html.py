@@ -19,8 +19,8 @@ from fp8doctor.render.support import for_support, not_timed
 from fp8doctor.render.words import plainly
 from fp8doctor.report import Report
 from tests.analysis.test_ledger import shape
-from tests.analysis.test_loss_gap import LEARNED
-from tests.analysis.test_loss_gap import trial as loss_trial
+from tests.analysis.test_losses import LEARNED
+from tests.analysis.test_losses import trial as loss_trial
 from tests.render.reports import LORA, SCREENS
 from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, variables
 from tests.render.test_arbitrary_text import NASTY, with_name

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fp8doctor.analysis.median_interval import Interval
+from fp8doctor.analysis.significance import Interval
 from fp8doctor.facts import recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial import conductor

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fp8doctor.analysis.median_interval import CONFIDENCE
+from fp8doctor.analysis.significance import CONFIDENCE
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis import even
+from fp8doctor.analysis import significance
 from fp8doctor.analysis.arms import BF16_WITH
-from fp8doctor.analysis.median_interval import Interval, interval
+from fp8doctor.analysis.significance import EVEN, Interval, interval, swallows_effect
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.trial.copies.depth import Plan
@@ -20,8 +20,10 @@ PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COM
 
 def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     """Whether the rounds tell FP8 from BF16, and whether what seems to gain does."""
-    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + even.EVEN]
-    return all(gain.low > 1 for gain in gained) and all(map(even.is_decided, _speedups(samples, plan, arms)))
+    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + EVEN]
+    return all(gain.low > 1 for gain in gained) and all(
+        map(significance.is_decided, _speedups(samples, plan, arms))
+    )
 
 
 def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
@@ -31,7 +33,7 @@ def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
     FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription where
     that seems to be faster.
     """
-    return not any(map(even.swallows_effect, _speedups(samples, plan, arms)))
+    return not any(map(swallows_effect, _speedups(samples, plan, arms)))
 
 
 def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator[Interval]:

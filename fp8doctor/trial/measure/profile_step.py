@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark

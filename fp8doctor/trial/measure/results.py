@@ -9,8 +9,8 @@ import msgspec
 
 from fp8doctor.analysis import host_disturbance
 from fp8doctor.analysis.gpu_disturbance import disturbance
-from fp8doctor.analysis.median_interval import CONFIDENCE, interval
 from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import IN_BF16, ArmName, Reason, in_first_window, is_of_first_window

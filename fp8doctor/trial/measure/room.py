@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from fp8doctor.analysis.gpu_memory import USABLE
+from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, LARGER_BATCH
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason

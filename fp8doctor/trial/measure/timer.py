@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.significance import interval
 from fp8doctor.trial.measure.attempt import Samples
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
@@ -45,7 +45,7 @@ LONG_STEP_MS = 200.0
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
-`fp8doctor.analysis.median_interval`); fewer do not reach 90 %, more sharpen it."""
+`fp8doctor.analysis.significance`); fewer do not reach 90 %, more sharpen it."""
 
 MOST_WHILE_UNDECIDED = 4
 """Multiples of `MOST_ROUNDS` that are taken where what is asked stays undecided: four halve the interval."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.stacks.looking import read, state_of
 from fp8doctor.stacks.transformer_engine import recipe_of, recognise
 from fp8doctor.trial.state.transformer_engine_state import opened_with

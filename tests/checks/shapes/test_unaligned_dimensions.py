@@ -13,7 +13,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 import fp8doctor.checks.shapes.unaligned_dimensions as unaligned_dimensions_file
-from fp8doctor.analysis.alignment import tokens_divisor
+from fp8doctor.analysis.recipe_support import tokens_divisor
 from fp8doctor.checks.shapes.unaligned_dimensions import (
     HEALTHY,
     SICK,

@@ -1,13 +1,18 @@
-"""FP8 weights that Transformer Engine keeps beside the ones that are trained."""
+"""GPU memory: how much a step may fill, and the FP8 weights that Transformer Engine keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8doctor.analysis.te_recipes import TE_RECIPES
+from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
+
+USABLE = 0.9
+"""Share of the memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for fragments
+of the allocator and for workspaces. A convention of this tool, on the safe side."""
+
 
 MASTER_BYTES = 11.0
 """Bytes of optimizer state for a trainable parameter above which fp32 master weights are among it: Adam keeps

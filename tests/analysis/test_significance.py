@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8doctor.analysis.median_interval import interval
+from fp8doctor.analysis.significance import interval
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=40))

@@ -1,4 +1,4 @@
-"""The median of samples and an interval for the true one, whatever their distribution."""
+"""Medians with confidence intervals, and whether a ratio means faster, even or slower."""
 
 from __future__ import annotations
 
@@ -31,3 +31,25 @@ def interval(samples: Sequence[float]) -> Interval:
     while cut + 1 < n / 2 and 1 - 2 * sum(math.comb(n, i) for i in range(cut + 2)) / 2**n >= CONFIDENCE:
         cut += 1
     return Interval(median(ordered), ordered[cut], ordered[n - 1 - cut])
+
+
+EVEN = 0.03
+"""A speedup within this of 1 is called even. A convention of this tool."""
+
+
+def side(speedup: float) -> int:
+    """Tell faster, 1, from even, 0, and slower, -1."""
+    return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
+
+
+def swallows_effect(speedup: Interval) -> bool:
+    """Whether the interval holds 1 although its median, or both its ends, lie beyond what is called even."""
+    apart = abs(speedup.median - 1) >= EVEN
+    return speedup.low <= 1 <= speedup.high and (
+        apart or (speedup.low < 1 - EVEN and speedup.high > 1 + EVEN)
+    )
+
+
+def is_decided(speedup: Interval) -> bool:
+    """Whether the interval leaves 1, or is within what is called even, so that more rounds tell no more."""
+    return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)

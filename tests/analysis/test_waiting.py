@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.script_overhead import script_overhead
+from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts.arm_names import ArmName
 from tests.running.test_recorded import RECORDED

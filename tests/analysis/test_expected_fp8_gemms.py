@@ -1,4 +1,4 @@
-"""The FP8 GEMMs that a step should run, against those that GPUs ran."""
+"""Expected FP8 GEMMs per step, and layers that Transformer Engine keeps in BF16."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from torch import nn
 
-from fp8doctor import load_report
-from fp8doctor.analysis.due_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
+from fp8doctor import inspect_model, load_report
+from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.facts import Facts
+from tests.stand_ins import transformer_engine as te
 
 TESTS = Path(__file__).parents[1]
 
@@ -55,3 +58,30 @@ def test_a_count_with_experts_or_emulated_layers_tells_nothing() -> None:
             facts, network=msgspec.structs.replace(facts.network, linears=linears)
         )
         assert ran_in_bf16_later(changed, all_fp8(facts)) is None
+
+
+class Classifier(nn.Module):
+    """Eight layers and a head for ten classes, which is outside of the autocast or within it."""
+
+    def __init__(self, head_in_fp8: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*(te.Linear(32, 32) for _ in range(8)))
+        self.head, self.head_in_fp8 = te.Linear(32, 10), head_in_fp8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with te.autocast(enabled=True, recipe=te.DelayedScaling()):
+            x = self.body(x)
+        with te.autocast(enabled=self.head_in_fp8, recipe=te.DelayedScaling()):
+            return self.head(x)
+
+
+@pytest.mark.parametrize("head_in_fp8", [True, False])
+def test_only_what_runs_in_fp8_is_held_to_its_sides(
+    monkeypatch: pytest.MonkeyPatch, head_in_fp8: bool
+) -> None:
+    te.install(monkeypatch)
+    model, batch = Classifier(head_in_fp8).bfloat16(), torch.ones(16, 32, dtype=torch.bfloat16)
+    model(batch)
+    found = {each.code for each in inspect_model(model, batch, trial=False).findings}
+    assert ("SHP001" in found) is head_in_fp8
+    assert ("MOD002" in found) is not head_in_fp8

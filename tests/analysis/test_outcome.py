@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.analysis.relative_speed import beside_bf16
+from fp8doctor.analysis.outcome import beside_bf16
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import ArmName
 from tests.checks.arms import ran, timed

@@ -1,11 +1,10 @@
-"""The FP8 GEMMs that one step should run, layer by layer, held to those that were counted in it.
+"""Expected FP8 GEMMs per step, layer by layer, and those that were observed.
 
-A layer runs one GEMM in the forward, one more where it is recomputed, one for the gradient of its input where
-something trainable comes before it, and one for that of its weight where the weight is trained. Of all steps
+A layer runs one GEMM in the forward, one more if it is recomputed, one for the gradient of its input if
+something trainable comes before it, and one for its weight's gradient if the weight is trained. In all steps
 that were recorded on GPUs and ran as they should, the count is the sum to within 4 % or three GEMMs: fused
 modules, cuts and micro-batches included. A checkpoint that stops recomputing early spares a GEMM of each
-region. Frozen layers of torchao that are not compiled run up to one more each, for a gradient that nobody
-takes.
+region. Frozen layers of torchao that are not compiled run up to one more each, for a gradient that is unused.
 """
 
 from __future__ import annotations
@@ -16,6 +15,36 @@ from typing import NamedTuple
 from fp8doctor.cost import gemms, micro_batches, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import ArmName
+
+END = 0.25
+"""Share of the FP8 layers that may be left out at either end. A choice: recipes keep one block there, and
+torchtitan's NVFP4 keeps the last 15 % of the layers in BF16."""
+
+
+def multiplied_in_fp8(linears: Iterable[Linear]) -> list[Linear]:
+    """List the FP8 layers that call an FP8 GEMM of the GPU: neither kept in BF16 nor emulated."""
+    linears = tuple(linears)
+    kept = kept_in_bf16(linears)
+    return [
+        linear
+        for linear in linears
+        if linear.use == "training" and linear.name not in kept and not linear.features.get("emulate")
+    ]
+
+
+def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
+    """Name the first and the last few FP8 layers where they alone ran in BF16, and all between them in FP8.
+
+    Empty where others ran in BF16 too: then the autocast is missing.
+    """
+    fp8 = [linear for linear in linears if linear.use == "training"]
+    ran = [i for i, each in enumerate(fp8) if not (recorded(each, "engaged") and each.engaged is False)]
+    if not ran or ran[-1] - ran[0] + 1 != len(ran):
+        return frozenset()
+    if max(ran[0], len(fp8) - 1 - ran[-1]) > END * len(fp8):
+        return frozenset()
+    return frozenset(linear.name for linear in (*fp8[: ran[0]], *fp8[ran[-1] + 1 :]))
+
 
 WITHIN = 0.1
 """Share of all GEMMs below which a difference tells nothing: three GEMMs are 7 % of the smallest job that was

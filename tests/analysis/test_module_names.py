@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp8doctor.analysis.names_in_python import names_in_python
+from fp8doctor.analysis.module_names import names_in_python
 
 BLOCKS = [f"layers.{i}.{each}" for i in range(4) for each in ("q", "mlp.up")]
 STAGES = [

@@ -1,0 +1,147 @@
+"""Layer names in the code of a fix: sets of them, names under LoRA, compile marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+from fp8doctor.analysis.layers import in_its_place, in_python
+from fp8doctor.facts import CompileMark, Linear, Network, recorded
+
+FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
+LAST_NUMBER = re.compile(r"((?:.*\.)?)(0|[1-9][0-9]*)((?:\.[^\d].*?)?)")
+"""Name of a layer: what stands before the number of its block, the number, and what stands behind. A model in
+stages has a second number: blocks are numbered within their stage."""
+
+
+def names_in_python(names: Sequence[str]) -> list[str]:
+    """Sets that hold these names together: one for what repeated blocks share, one for the rest."""
+    ways = (_folded(names, pattern) for pattern in (FIRST_NUMBER, LAST_NUMBER))
+    return min(ways, key=lambda sets: sum(map(len, sets)))
+
+
+def _folded(names: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
+    """Write them folded over one of the numbers in each."""
+    found: dict[tuple[str, str], list[int]] = {}
+    alone = []
+    for name in names:
+        parts = pattern.fullmatch(name)
+        if parts and (parts[1] or parts[3]):
+            found.setdefault((parts[1], parts[3]), []).append(int(parts[2]))
+        else:
+            alone.append(name)
+    alike: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (blocks, layer), numbers in found.items():
+        alike.setdefault((blocks, tuple(sorted(numbers))), []).append(layer)
+    sets = []
+    for (blocks, (first, *more)), members in alike.items():
+        last = first + len(more)
+        if more == list(range(first + 1, last + 1)) and more:
+            span = f"range({last + 1})" if first == 0 else f"range({first}, {last + 1})"
+            sets.append(_comprehension(blocks, span, members))
+        else:
+            alone += [f"{blocks}{number}{layer}" for layer in members for number in (first, *more)]
+    return sets + ([f"{{{', '.join(map(_quoted, alone))}}}"] if alone else [])
+
+
+def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
+    """Return the names of these layers in every block of the span."""
+    if len(layers) == 1:
+        return f'{{f"{_within(blocks)}{{i}}{_within(layers[0])}" for i in {span}}}'
+    dotted = "." if all(layers) else ""  # an empty name is the block itself
+    shown = ", ".join(_quoted(layer.removeprefix(dotted)) for layer in layers)
+    return f'{{f"{_within(blocks)}{{i}}{dotted}{{layer}}" for i in {span} for layer in ({shown})}}'
+
+
+def _quoted(name: str) -> str:
+    """Write a name as a string; JSON's and Python's are written alike."""
+    return json.dumps(name, ensure_ascii=False)
+
+
+def _within(part: str) -> str:
+    """Write a part of a name in an f-string."""
+    return _quoted(part)[1:-1].replace("{", "{{").replace("}", "}}")
+
+
+BASE = ".base_layer"
+"""What PEFT appends to the name of a layer that it wraps."""
+ROOT = "base_model.model."
+"""What PEFT puts before the name of every layer, in a model that it wraps whole."""
+COPY = re.compile(r"\.modules_to_save\.[^.]+")
+"""What PEFT appends to the name of a layer that it trains whole, of which it calls a copy."""
+OF_LORA = "lora_"
+"""What the names of LoRA's matrices hold, in PEFT and torchtune."""
+
+
+def before_wrapping(names: Iterable[str], linears: Sequence[Linear]) -> list[str]:
+    """Name layers as they are called before LoRA, a layer that is trained whole by its names of now too.
+
+    LoRA's own matrices, which `kept_out` leaves out, are left out.
+    """
+    if not has_lora(linears):
+        return list(names)
+    plain = [name.replace(BASE, "").removeprefix(ROOT) for name in names if OF_LORA not in name]
+    return list(dict.fromkeys(each for name in plain for each in (COPY.sub("", name), name)))
+
+
+def kept_out(linears: Sequence[Linear]) -> str:
+    """Write the condition under which a filter takes a layer that is not in ``keep``."""
+    if not has_lora(linears):
+        return "name not in keep"
+    root = f'.removeprefix("{ROOT}")' if any(each.name.startswith(ROOT) for each in linears) else ""
+    return f'"{OF_LORA}" not in name and name.replace("{BASE}", ""){root} not in keep'
+
+
+def has_lora(linears: Iterable[Linear]) -> bool:
+    """Whether layers are wrapped by LoRA's matrices under names that tell them apart."""
+    return any(
+        recorded(each, "adapter") and each.adapter == "adapter" and OF_LORA in each.name for each in linears
+    )
+
+
+OF_THE_SOURCE = {
+    "decorated_forward": "@torch.compile",
+    "training_step": "training_step = torch.compile(training_step)",
+}
+"""Lines of marks that are no line about a module of their own."""
+
+
+def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
+    """Write the lines that take the wrappers off what has no forward of its own."""
+    names = [mark.name for mark in marks if mark.form == "wrapped"]
+    if len(names) == 1:
+        module = in_python(names[0], network)
+        return in_its_place(names[0], "{}._orig_mod", network) + f"   # or without torch.compile({module})"
+    model = in_python("", network)
+    return (
+        f"for name in {' | '.join(names_in_python(names))}:   # or without torch.compile around them\n"
+        f"    {model}.set_submodule(name, {model}.get_submodule(name)._orig_mod)"
+    )
+
+
+def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
+    """Write the lines that compile these as the user does, but for the backend."""
+    forms: dict[str, list[str]] = {}
+    for mark in bare:
+        forms.setdefault(mark.form, []).append(mark.name)
+    lines = "\n".join(_compiled_again(form, names, network) for form, names in forms.items())
+    return f"{lines}   # without backend={bare[0].backend!r}"
+
+
+def _compiled_again(form: str, names: list[str], network: Network) -> str:
+    """Write the lines that compile these modules in one form; a loop where there are several."""
+    if form in OF_THE_SOURCE:
+        return OF_THE_SOURCE[form]
+    if len(names) == 1:
+        module = in_python(names[0], network)
+        return {
+            "wrapped": in_its_place(names[0], "torch.compile({})", network),
+            "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
+        }.get(form, f"{module}.compile()")
+    model = in_python("", network)
+    return f"for name in {' | '.join(names_in_python(names))}:\n    " + {
+        "wrapped": f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)))",
+        "assigned_forward": f"module = {model}.get_submodule(name)\n"
+        "    module.forward = torch.compile(module.forward)",
+    }.get(form, f"{model}.get_submodule(name).compile()")
