@@ -21,6 +21,17 @@ HEAD = re.compile(
 """How a check registers itself."""
 
 
+SECTIONS = (
+    "What it finds.",
+    "Why it matters.",
+    "Fix.",
+    "When to ignore it.",
+    "How it is detected, and limits.",
+    "References.",
+)
+"""The sections of a check's page, in order. Each begins a paragraph; *Fix* holds the only code."""
+
+
 class Heading(NamedTuple):
     """A check, as it is listed and explained."""
 

@@ -1,8 +1,7 @@
 """The pages of ``docs/checks/``: ``python -m tests.check_pages`` writes them from the checks themselves,
 `tests.test_check_pages` holds them.
 
-A page is the docstring of the check's file as Markdown, and what the check says of the facts that it ends
-with.
+A page is the docstring of the check's file as Markdown.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fp8doctor import registry
-from fp8doctor.corpus import fired
-from fp8doctor.finding import Finding, Treatment
+from fp8doctor.headings import SECTIONS
 from fp8doctor.registry import Check
 from tests.markdown import table
 
@@ -24,14 +22,15 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "checks"
 INDEX = """# The checks
 
 {count} checks, in the order in which a report shows them. `fp8doctor list` prints this table, and
-`fp8doctor explain CODE` one of its pages. How one is written is told in
-[checks/README.md](../../checks/README.md). `python -m tests.check_pages` writes this folder.
+`fp8doctor explain CODE` prints one page. To write a check, see [checks/README.md](../../checks/README.md).
+`python -m tests.check_pages` writes this folder.
 
 """
 
-SECTION = re.compile(
-    r"(Looks at:|Why it costs time\.|Why it matters\.|What it means\.|What to do\.|Evidence:)(?=\s)"
-)
+OLD = ("Looks at:", "Why it costs time.", "What it means.", "What to do.", "Evidence:")
+"""Sections of the pages that are not converted yet."""
+
+SECTION = re.compile(rf"({'|'.join(map(re.escape, (*SECTIONS, *OLD)))})(?=\s)")
 """How a section of a docstring begins."""
 
 SHELL = re.compile(
@@ -63,24 +62,13 @@ def index(catalogue: Sequence[Check]) -> str:
 
 
 def page(check: Check, codes: Iterable[str]) -> str:
-    """Write the manual page of one check, and its own example."""
+    """Write the manual page of one check."""
     title, _, text = check.page.partition("\n\n")
     facts = f"`{check.name}` · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
-    first = f"Where {' or '.join(check.explained_by)} is found too, that is treated first."
+    first = f"If a report also shows {' or '.join(check.explained_by)}, fix that first."
     causes = (linked(first, codes, check.code),) if check.explained_by else ()
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
-    return (
-        "\n\n".join(
-            (f"# {check.code}: {title}", facts, *sections, *causes, *on_corpus(check), *example(check))
-        )
-        + "\n"
-    )
-
-
-def on_corpus(check: Check) -> Iterator[str]:
-    """Say how often the check fired on public recipes."""
-    if said := fired(check.code):
-        yield said
+    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes)) + "\n"
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:
@@ -111,20 +99,6 @@ def linked(text: str, codes: Iterable[str], own: str) -> str:
     """Link the codes of other checks to their pages."""
     others = [code for code in codes if code != own]
     return re.sub(rf"\b({'|'.join(others)})\b", r"[\1](\1.md)", text)
-
-
-def example(check: Check) -> Iterator[str]:
-    """Say what the check answers to the facts that it ends with."""
-    finding = registry.run([check], check.module.SICK)[0][0]
-    yield "**Example.** Of the facts at the end of its file, which are made up, it says:"
-    yield f"> **{prose(finding.title)}.** {prose(finding.explanation)}"
-    if finding.treatment is not None:
-        yield from prescribed(finding, finding.treatment)
-
-
-def prescribed(finding: Finding, treatment: Treatment) -> Iterator[str]:
-    yield f"Treatment `{treatment.name}`: {prose(treatment.summary)}"
-    yield fenced(treatment.code)
 
 
 def fenced(code: str) -> str:

@@ -16,7 +16,9 @@ from fp8doctor.analysis.treatment_table import BY_HAND, is_known
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
+from fp8doctor.headings import SECTIONS
 from fp8doctor.render.terminal import columns
+from tests.not_said import not_said, phrases
 
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
@@ -54,8 +56,11 @@ TITLE_MAX = 60
 WIDTH_MAX = 100
 """Columns of a page, as of every other text that the command line prints."""
 
-CODE_MAX = 12
-"""Lines of all before/after examples of one page together."""
+CODE_MAX = 14
+"""Lines of the two examples of one page together."""
+
+WORDS_MAX = 250
+"""Words of a page before its references."""
 
 each_check = pytest.mark.parametrize("check", CATALOGUE, ids=[check.code for check in CATALOGUE])
 
@@ -165,23 +170,45 @@ def test_no_check_explains_itself_in_a_circle() -> None:
         assert code not in behind
 
 
+CONVERTED: tuple[str, ...] = ()
+"""Areas whose pages have the new form."""
+
+
 @each_check
-def test_page_is_complete(check: registry.Check) -> None:
+def test_page_has_the_six_sections(check: registry.Check) -> None:
     title, blank, *body = check.page.splitlines()
     assert 0 < len(title) <= TITLE_MAX
     assert title[0].isupper()
     assert not title.endswith(".")
     assert blank == ""
-    text = "\n".join(body)
-    assert re.search(r"^Looks at: \S", text, re.M)
-    assert re.search(r"^(Why it costs time|Why it matters|What it means)\. \S", text, re.M)
-    assert re.search(r"^What to do\b", text, re.M)
-    assert re.search(r"^Evidence: \S", text, re.M)
-    assert re.search(r"https://\S+", text)
-    code = [line for line in body if line.startswith("    ")]
-    assert 2 <= len(code) <= CODE_MAX
-    assert any("before" in line for line in code), "the example has no 'before'"
-    assert any("after" in line for line in code), "the example has no 'after'"
+    if check.area not in CONVERTED:
+        return
+    paragraphs = "\n".join(body).split("\n\n")
+    heads = [head for each in paragraphs for head in SECTIONS if each.startswith(f"{head} ")]
+    assert heads == list(SECTIONS)
+    assert "https://" in paragraphs[-1]
+    assert not paragraphs[-1].startswith("    ")
+    assert len(" ".join(paragraphs).partition(SECTIONS[-1])[0].split()) <= WORDS_MAX
+
+
+@each_check
+def test_page_shows_the_code_before_and_after(check: registry.Check) -> None:
+    if check.area not in CONVERTED:
+        return
+    _, _, fix = check.page.partition(SECTIONS[2])
+    fix, _, _ = fix.partition(SECTIONS[3])
+    before, after = [each for each in fix.split("\n\n") if each.startswith("    ")]
+    assert "# before" in before
+    assert "# after" in after
+    assert len(f"{before}\n{after}".splitlines()) <= CODE_MAX
+    assert check.page.count("\n    ") == len(f"{before}\n{after}".splitlines()), "no code in other sections"
+
+
+@each_check
+def test_no_string_has_a_word_that_no_user_reads(check: registry.Check) -> None:
+    if check.area in CONVERTED:
+        texts = phrases(Path(str(check.module.__file__)))
+        assert [found for text in texts for found in not_said(text)] == []
 
 
 ONE_OF_MANY = re.compile(

@@ -93,9 +93,10 @@ def held(paragraph: str) -> frozenset[str]:
 
 
 def without_source(code: str, page: str) -> list[str]:
-    theirs = NOT_MEASURED_HERE.get(code, {})
+    """Numbers that neither their paragraph's recordings nor those of the references hold."""
+    known = {*NOT_MEASURED_HERE.get(code, {}), *held(page.partition("References.")[2])}
     return [
-        number for number, paragraph in stated(page) if number not in theirs and number not in held(paragraph)
+        number for number, paragraph in stated(page) if number not in known and number not in held(paragraph)
     ]
 
 

@@ -130,8 +130,7 @@ def _page(check: Heading) -> str:
     from fp8doctor.render.terminal import reflow
 
     head = f"{check.code} {check.name} · {check.area} · {check.severity}"
-    page = "\n\n".join(filter(None, (head, check.page, fired(check.code))))
-    return "\n".join(reflow(page, columns())).rstrip()
+    return "\n".join(reflow(f"{head}\n\n{check.page}", columns())).rstrip()
 
 
 def _from_stdin() -> str:
