@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from fp8doctor import cli
+from fp8doctor import cli, glossary
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.glossary import WORDS
 from fp8doctor.report import Report
 from tests import check_pages, clinic
 from tests.markdown import GENERATED, ROOT, table, text
@@ -59,7 +58,7 @@ def words() -> str:
         ("word", "what it means", "checks"),
         (
             (", ".join(word.names), word.says, " ".join(f"[{code}](checks/{code}.md)" for code in word.codes))
-            for word in sorted(WORDS, key=lambda word: word.names[0].lower())
+            for word in sorted(glossary.words(), key=lambda word: word.names[0].lower())
         ),
     )
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from fp8doctor import glossary
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.finding import Treatment
-from fp8doctor.glossary import WORDS
 from fp8doctor.known_errors import KNOWN_ERRORS
 from fp8doctor.lines import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.registry import discover, run
@@ -130,7 +130,7 @@ def test_no_page_and_no_word_names_a_package_that_it_does_not_import() -> None:
         Snippet(check.code, "\n".join(line for line in check.page.splitlines() if line.startswith("    ")))
         for check in discover()
     ]
-    words = [Snippet(word.names[0], word.says) for word in WORDS]
+    words = [Snippet(word.names[0], word.says) for word in glossary.words()]
     bad = {
         each.where: match[0]
         for each in (*blocks, *words)

@@ -25,16 +25,16 @@ def codes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
 
 
 def codes_and_words(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what can be explained: a code, or where something was begun a word of the glossary."""
+    """Complete what `explain` knows: a code or, after a first letter, a word in the glossary."""
     from click.shell_completion import CompletionItem
 
-    from fp8doctor.glossary import WORDS
+    from fp8doctor import glossary
 
     begun = incomplete.lower()
-    words = [(name, word) for word in WORDS for name in word.names if name.lower().startswith(begun)]
+    known = [(name, word) for word in glossary.words() for name in word.names] if begun else []
     return [
         *codes(ctx, parameter, incomplete),
-        *(CompletionItem(name, help=word.says) for name, word in words if begun),
+        *(CompletionItem(name, help=word.says) for name, word in known if name.lower().startswith(begun)),
     ]
 
 

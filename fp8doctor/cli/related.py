@@ -58,11 +58,11 @@ def errors_near(text: str) -> list[KnownError]:
 
 def word_in(text: str) -> tuple[str, Word] | None:
     """Find the longest word of the glossary in a message that is a phrase or a name."""
-    from fp8doctor.glossary import WORDS
+    from fp8doctor import glossary
 
     found = [
         (name, word)
-        for word in WORDS
+        for word in glossary.words()
         for name in word.names
         if word.codes and len(name) >= SHORTEST_NAME and TERM.search(name) and _count(name, text)
     ]
