@@ -15,7 +15,8 @@ from torchao.float8 import convert_to_float8_training
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.treatments import LINES, describe, keep_in_bf16, stay_in_bf16
+from fp8doctor.analysis.treatment_table import TREATMENTS
+from fp8doctor.diagnosis.treatments import describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.lines import OF_THE_SCRIPT, free_names
@@ -119,7 +120,7 @@ def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module])
     model = build()
     report = inspect_model(model, trial=False)
     treatments = [finding.treatment for finding in report.findings if finding.treatment]
-    names = LINES if report.facts.training.use_cache else set(LINES) - {"cache-off"}
+    names = {name for name in TREATMENTS if report.facts.training.use_cache or name != "cache-off"}
     treatments += [each for each in (describe(name, report.facts) for name in names) if each]
     ran = 0
     for each in treatments:

@@ -1,7 +1,7 @@
-"""What is known of a treatment by its name, for whoever ranks, times or compares; without torch.
+"""One record per treatment: its words, traits, code and function; without torch.
 
-`TREATMENTS` holds those that `fp8doctor.trial.treatments` carries out, `BY_HAND` those that only a user can.
-The lines of a treatment stand in the check that names it, or in `fp8doctor.diagnosis.treatments`.
+`TREATMENTS` holds the treatments that the trial can carry out. Checks may name others, which only a user can
+carry out: findings that name the same one share a step of the plan.
 """
 
 from __future__ import annotations
@@ -49,158 +49,237 @@ def recipe_after(name: str) -> str:
     return name.removeprefix(_RECIPE).replace("-", "_")
 
 
-class Traits(Struct, frozen=True):
-    """What one treatment does to a step, beside what its name says."""
+class TreatmentRecord(Struct, frozen=True, kw_only=True):
+    """All that is known of one treatment by its name.
 
+    Functions are named, not imported, because nothing here may import torch; a test resolves every name. A
+    function of a treatment that changes the recipe is also given the treatment's name.
+    """
+
+    name: str = ""
+    words: str = ""
+    """What a user calls the change; its name if empty."""
     family: str = ""
     """Treatments of one family stand for each other: the later one takes the place of the earlier."""
     compiles: bool = False
     """It puts compiled regions into the step."""
     recipe: str | None = None
-    """The recipe that its FP8 layers have afterwards, where it changes it."""
+    """The recipe that its FP8 layers have afterwards, if it changes it."""
     helps_bf16_too: bool = False
     """It is none of FP8's own: BF16 without it is no fair measure of a step that has it."""
     is_an_arm_already: bool = False
     """A baseline carries it out, or an arm of a model without FP8."""
+    changes: str = "model"
+    """``model`` if it changes the model alone, so a live model can be given it; else what it changes."""
+    tokens_ratio: float = 1.0
+    """Tokens of the step that it makes / tokens before."""
+    runs: str = ""
+    """``file.function`` of `fp8doctor.trial.treatments` that carries it out."""
+    lines: str = ""
+    """Function of `fp8doctor.diagnosis.treatments` that writes it as code; empty if only checks do."""
+    tried_if: str = ""
+    """Function of `fp8doctor.trial.explorations` that decides whether to try it without a finding."""
+    saves: float = 0.1
+    """Share of the step that it saved where it gained (H200, torch 2.11), for a step that cannot be modelled.
+    Only the order counts."""
 
 
-TREATMENTS = {
-    COMPILE_BLOCKS: Traits("compilation", compiles=True),
-    COMPILE_MODEL: Traits("compilation", compiles=True),
-    COMPILE_LAYERS: Traits("compilation", compiles=True),
-    CUDA_GRAPHS: Traits("compilation", compiles=True, helps_bf16_too=True),
-    **{recipe_change(recipe): Traits("recipe", recipe=recipe) for recipe in TORCHAO_RECIPES},
-    "convert-tensorwise": Traits("convert", recipe="tensorwise", is_an_arm_already=True),
-    "convert-rowwise": Traits("convert", recipe="rowwise", is_an_arm_already=True),
-    KEEP_IN_BF16: Traits("bf16"),
-    STAY_IN_BF16: Traits("bf16", is_an_arm_already=True),
-    TE_AUTOCAST: Traits(),
-    **{name: Traits("recipe", recipe=each.recipe) for name, each in TE_RECIPES.items()},
-    "cache-off": Traits(),
-    AUTOCAST_BF16: Traits("precision", helps_bf16_too=True),
-    "bf16-parameters": Traits("precision", helps_bf16_too=True),
-    CHECKPOINTING_OFF: Traits(helps_bf16_too=True),
-    "adapters-to-bf16": Traits(helps_bf16_too=True),
-    "fused-optimizer": Traits(helps_bf16_too=True),
-    "attention-sdpa": Traits(helps_bf16_too=True),
-    "fused-attention-on": Traits(helps_bf16_too=True),
-    LARGER_BATCH: Traits(helps_bf16_too=True),
-}
-"""Compiling counts as FP8's own: every BF16 arm is compiled where that is faster, without a cache then."""
-
-BY_HAND = frozenset(
-    (
-        "allow-in-graph",
-        "assume-gpu",
-        "bf16-on-this-gpu",
-        "biases-in-float8",
-        "call-converted-layers",
-        "call-fused-attention",
-        "call-compiled-object",
-        "cheaper-adapters",
-        "compile-baseline",
-        "contiguous-position-bias",
-        "conv1d-to-linear",
-        "convert",
-        CONVERT_BASE_FIRST,
-        "convert-before-compile",
-        "convert-before-lora",
-        "convert-before-parametrizing",
-        "convert-experts",
-        "convert-first",
-        "convert-the-rest",
-        "convert-with-torchao",
-        "copy-beside-the-work",
-        "default-backend",
-        "default-stance",
-        "enable-dynamo",
-        "even-ranks",
-        "expandable-segments",
-        "experts-by-grouped-gemm",
-        "float8-all-gather",
-        "fp16-on-this-gpu",
-        "fp8-weights",
-        "free-the-gpu",
-        "freeze-again",
-        "hide-communication",
-        "install-cuda-torch",
-        "install-cutedsl",
-        "install-fp8-backend",
-        "keep-subclasses",
-        "keep-values-on-gpu",
-        "less-memory",
-        "let-fp8-through",
-        "log-outside-graph",
-        "look-after-prepare",
-        "look-at-the-trace",
-        MORE_TOKENS,
-        "name-backend-and-precision",
-        "no-float8-all-gather",
-        "one-precision",
-        "optimizer-last",
-        "own-amax",
-        "own-backward",
-        "own-filter",
-        "own-projections",
-        "pad-dimensions",
-        "pad-to-few-lengths",
-        "pad-token-groups",
-        "pad-tokens",
-        "pad-vocabulary",
-        "precompute-scales",
-        "prepare-data-ahead",
-        "product-in-bf16",
-        QUIET_HOST,
-        "raise-recompile-limit",
-        "real-fp8-kernel",
-        "real-mx-kernel",
-        "recipe-that-fits",
-        "safe-recipe",
-        "save-unwrapped",
-        "say-why-not-fused",
-        "select-without-branch",
-        "selective-checkpointing",
-        "show-compile-errors",
-        "show-graph-breaks",
-        "size-as-named",
-        "smaller-optimizer-state",
-        "spell-backend",
-        "switches-off",
-        "te-checkpoint",
-        "tie-again",
-        "traceable-te",
-        "train-in-fp8",
-        "unset-torch-compile-disable",
-        "unset-torchdynamo-disable",
-        "use-compiled-object",
-        "use-settings-that-are-read",
+def _torchao_recipe(recipe: str) -> TreatmentRecord:
+    return TreatmentRecord(
+        name=recipe_change(recipe),
+        family="recipe",
+        recipe=recipe,
+        runs="recipe.another_recipe",
+        lines="recipe",
+        tried_if="other_recipe",
     )
+
+
+def _te_recipe(name: str) -> TreatmentRecord:
+    return TreatmentRecord(
+        name=name,
+        family="recipe",
+        recipe=TE_RECIPES[name].recipe,
+        changes="the autocast",
+        runs="te_recipe.another_te_recipe",
+        lines="te_recipe",
+        tried_if="other_te_recipe",
+    )
+
+
+def _conversion(recipe: str) -> TreatmentRecord:
+    return TreatmentRecord(
+        name=f"convert-{recipe}",
+        family="convert",
+        recipe=recipe,
+        is_an_arm_already=True,
+        runs="convert.convert",
+    )
+
+
+_ALL = (
+    TreatmentRecord(
+        name=TE_AUTOCAST,
+        words="switched on",
+        changes="the autocast",
+        runs="te_autocast.te_autocast",
+        lines="te_autocast",
+        tried_if="te_is_idle",
+        saves=0.5,
+    ),
+    TreatmentRecord(
+        name="cache-off",
+        words="no KV cache",
+        runs="cache.cache_off",
+        lines="no_cache",
+        tried_if="caches",
+        saves=0.5,
+    ),
+    TreatmentRecord(
+        name=AUTOCAST_BF16,
+        words="BF16 autocast",
+        family="precision",
+        helps_bf16_too=True,
+        changes="the autocast",
+        runs="precision.autocast_bf16",
+        lines="autocast_bf16",
+        tried_if="in_fp32",
+        saves=0.4,
+    ),
+    TreatmentRecord(
+        name="bf16-parameters",
+        words="BF16 weights",
+        family="precision",
+        helps_bf16_too=True,
+        runs="precision.bf16_parameters",
+        lines="bf16_parameters",
+        tried_if="in_fp32",
+        saves=0.4,
+    ),
+    TreatmentRecord(
+        name=CHECKPOINTING_OFF,
+        words="no checkpointing",
+        helps_bf16_too=True,
+        runs="checkpointing.checkpointing_off",
+        lines="checkpointing_off",
+        tried_if="checkpoints",
+        saves=0.17,
+    ),
+    TreatmentRecord(
+        name=KEEP_IN_BF16,
+        words="some layers in BF16",
+        family="bf16",
+        runs="bf16.keep_in_bf16",
+        lines="keep_losing_in_bf16",
+        tried_if="some_lose",
+    ),
+    *map(_torchao_recipe, TORCHAO_RECIPES),
+    *map(_te_recipe, TE_RECIPES),
+    TreatmentRecord(
+        name="fused-optimizer",
+        words="fused optimizer",
+        helps_bf16_too=True,
+        changes="the optimizer",
+        runs="optimizer.fused_optimizer",
+        lines="fused_optimizer",
+        tried_if="optimizer_is_unfused",
+        saves=0.02,
+    ),
+    TreatmentRecord(
+        name=COMPILE_BLOCKS,
+        words="compiled",
+        family="compilation",
+        compiles=True,
+        runs="compilation.compile_it",
+        lines="compile_blocks",
+        tried_if="blocks_may_gain",
+        saves=0.01,  # Transformer Engine gains 1.1x; elsewhere it saves compile time only
+    ),
+    TreatmentRecord(
+        name=COMPILE_MODEL,
+        words="compiled",
+        family="compilation",
+        compiles=True,
+        runs="compilation.compile_it",
+    ),
+    TreatmentRecord(
+        name=COMPILE_LAYERS,
+        words="layers compiled",
+        family="compilation",
+        compiles=True,
+        runs="compilation.compile_layers",
+    ),
+    TreatmentRecord(
+        name=CUDA_GRAPHS,
+        words="CUDA graphs",
+        family="compilation",
+        compiles=True,
+        helps_bf16_too=True,
+        runs="compilation.cuda_graphs",
+        lines="cuda_graphs",
+    ),
+    *map(_conversion, ("tensorwise", "rowwise")),
+    TreatmentRecord(
+        name=STAY_IN_BF16,
+        family="bf16",
+        is_an_arm_already=True,
+        runs="bf16.stay_in_bf16",
+        lines="stay_in_bf16",
+    ),
+    TreatmentRecord(
+        name="adapters-to-bf16",
+        words="BF16 adapters",
+        helps_bf16_too=True,
+        runs="adapters.adapters_to_bf16",
+    ),
+    TreatmentRecord(
+        name="attention-sdpa",
+        words="fused attention",
+        helps_bf16_too=True,
+        runs="attention.attention_sdpa",
+    ),
+    TreatmentRecord(
+        name="fused-attention-on",
+        words="fused attention",
+        helps_bf16_too=True,
+        changes="settings of torch",
+        runs="attention_backends.fused_attention_on",
+    ),
+    TreatmentRecord(
+        name=LARGER_BATCH,
+        words="larger batch",
+        helps_bf16_too=True,
+        changes="the batch",
+        tokens_ratio=2.0,
+        runs="batch.larger_batch",
+    ),
 )
-"""Treatments that nothing carries out. Findings that name the same one share a step of the plan."""
 
-UPGRADE = "upgrade-"
-"""How treatments by hand begin that name the packages to upgrade."""
+TREATMENTS = {each.name: each for each in _ALL}
+"""Every treatment that the trial can carry out, by its name; those tried unasked in the order of preference.
 
+Compiling counts as FP8's own: every BF16 arm is compiled if that is faster, without a cache then.
+"""
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Classes of ``torch.optim`` that take ``fused``, on CPU and CUDA alike. Source: torch 2.6 to 2.13."""
 
 
-def traits(name: str) -> Traits:
-    """Look up the traits of a treatment; none where nothing is known of it."""
-    return TREATMENTS.get(name, Traits())
+def traits(name: str) -> TreatmentRecord:
+    """Look up a treatment; one that only a user can carry out has nothing but its name."""
+    return TREATMENTS.get(name) or TreatmentRecord(name=name)
+
+
+def in_words(name: str) -> str:
+    """Name the change as a user calls it."""
+    return traits(name).words or name.replace("-", " ")
 
 
 def family(name: str) -> str:
-    """Look up the family of a treatment; its own name where it stands alone."""
+    """Look up the family of a treatment; its own name if it stands alone."""
     return traits(name).family or name
 
 
 def that_help_bf16_too(names: Iterable[str]) -> frozenset[str]:
     """Keep those of these treatments that are none of FP8's own."""
     return frozenset(name for name in names if traits(name).helps_bf16_too)
-
-
-def is_known(name: str) -> bool:
-    """Whether a check may name this treatment."""
-    return name in TREATMENTS or name in BY_HAND or name.startswith(UPGRADE)

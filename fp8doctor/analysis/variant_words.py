@@ -3,19 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.recipe_support import TE_RECIPES
-from fp8doctor.analysis.treatment_table import (
-    AUTOCAST_BF16,
-    CHECKPOINTING_OFF,
-    COMPILE_BLOCKS,
-    COMPILE_LAYERS,
-    COMPILE_MODEL,
-    CUDA_GRAPHS,
-    KEEP_IN_BF16,
-    LARGER_BATCH,
-    TE_AUTOCAST,
-    changes_recipe,
-    recipe_after,
-)
+from fp8doctor.analysis.treatment_table import changes_recipe, in_words, recipe_after
 from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
 
 AS_YOU_RUN_IT = "as you run it"
@@ -42,25 +30,6 @@ RECIPES = {
 }
 """Recipe -> the same in words."""
 
-CHANGES = {
-    "adapters-to-bf16": "BF16 adapters",
-    "attention-sdpa": "fused attention",
-    AUTOCAST_BF16: "BF16 autocast",
-    "bf16-parameters": "BF16 weights",
-    "cache-off": "no KV cache",
-    CHECKPOINTING_OFF: "no checkpointing",
-    COMPILE_BLOCKS: "compiled",
-    COMPILE_LAYERS: "layers compiled",
-    COMPILE_MODEL: "compiled",
-    CUDA_GRAPHS: "CUDA graphs",
-    "fused-attention-on": "fused attention",
-    "fused-optimizer": "fused optimizer",
-    KEEP_IN_BF16: "some layers in BF16",
-    LARGER_BATCH: "larger batch",
-    TE_AUTOCAST: "switched on",
-}
-"""Treatment that was timed alone -> what is added to the name of the step that it changes."""
-
 
 def variant(name: str, fp8: bool) -> str:
     """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8."""
@@ -78,7 +47,7 @@ def variant(name: str, fp8: bool) -> str:
     if changes_recipe(name):
         recipe = recipe_after(name)
         return f"FP8 {RECIPES.get(recipe, recipe)}"
-    change = CHANGES.get(name) or name.replace("-", " ")
+    change = in_words(name)
     return f"FP8, {change}" if fp8 else f"{AS_YOU_RUN_IT}, {change}"
 
 

@@ -6,7 +6,6 @@ carries them out.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
@@ -31,14 +30,12 @@ from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
-    COMPILE_BLOCKS,
-    CUDA_GRAPHS,
     KEEP_IN_BF16,
     STAY_IN_BF16,
     TE_AUTOCAST,
     TORCHAO_RECIPES,
     recipe_after,
-    recipe_change,
+    traits,
 )
 from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -128,7 +125,11 @@ def without_fp8(facts: Facts) -> str:
 def describe(name: str, facts: Facts) -> Treatment | None:
     """Describe a treatment in words and lines; None if only checks propose it, or there is nothing to
     change."""
-    return LINES[name](facts) if name in LINES else None
+    treatment = traits(name)
+    if not treatment.lines:
+        return None
+    write: Callable[..., Treatment | None] = globals()[treatment.lines]
+    return write(name, facts) if treatment.recipe else write(facts)
 
 
 def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
@@ -242,7 +243,8 @@ def with_recipe(word: str, facts: Facts) -> str:
     return f"{config}\n{convert_again(facts, config='config')}"
 
 
-def _compile_blocks(facts: Facts) -> Treatment:
+def compile_blocks(facts: Facts) -> Treatment:
+    """Compile block by block."""
     return compile_treatment(facts, covered_by_blocks(facts))
 
 
@@ -287,7 +289,8 @@ WITHOUT_CHECKPOINTING = {
 """Form of checkpointing -> the line that leaves it out."""
 
 
-def _fused_optimizer(facts: Facts) -> Treatment:
+def fused_optimizer(facts: Facts) -> Treatment:
+    """Update many parameters by one kernel."""
     known = recorded(facts, "training.optimizer") and facts.training.optimizer
     kind = known.rpartition(".")[2] if known else "AdamW"
     return Treatment(
@@ -297,16 +300,19 @@ def _fused_optimizer(facts: Facts) -> Treatment:
     )
 
 
-def _cache_off(facts: Facts) -> Treatment:
+def no_cache(facts: Facts) -> Treatment:
+    """Build no KV cache in training."""
     return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
 
 
-def _autocast_bf16(facts: Facts) -> Treatment:
+def autocast_bf16(facts: Facts) -> Treatment:
+    """Run forward and loss under BF16 autocast."""
     code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
     return Treatment(name=AUTOCAST_BF16, summary="run forward and loss under BF16 autocast", code=code)
 
 
-def _bf16_parameters(facts: Facts) -> Treatment:
+def bf16_parameters(facts: Facts) -> Treatment:
+    """Keep the weights in BF16."""
     return Treatment(
         name="bf16-parameters",
         summary="keep the weights in BF16",
@@ -314,7 +320,8 @@ def _bf16_parameters(facts: Facts) -> Treatment:
     )
 
 
-def _te_autocast(facts: Facts) -> Treatment:
+def te_autocast(facts: Facts) -> Treatment:
+    """Open Transformer Engine's FP8 autocast."""
     code = (
         "# and no te.autocast(enabled=False) inside the model\n"
         "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
@@ -359,23 +366,7 @@ def _by_accelerate(name: str, kind: str) -> str:
     )
 
 
-def _keep_in_bf16(facts: Facts) -> Treatment | None:
+def keep_losing_in_bf16(facts: Facts) -> Treatment | None:
+    """Keep the layers in BF16 that lose by FP8."""
     layers = to_keep(facts)
     return keep_in_bf16(layers, facts) if layers else None
-
-
-LINES: dict[str, Callable[[Facts], Treatment | None]] = {
-    KEEP_IN_BF16: _keep_in_bf16,
-    **{name: functools.partial(recipe, name) for name in map(recipe_change, TORCHAO_RECIPES)},
-    COMPILE_BLOCKS: _compile_blocks,
-    CUDA_GRAPHS: cuda_graphs,
-    CHECKPOINTING_OFF: checkpointing_off,
-    "fused-optimizer": _fused_optimizer,
-    "cache-off": _cache_off,
-    AUTOCAST_BF16: _autocast_bf16,
-    "bf16-parameters": _bf16_parameters,
-    TE_AUTOCAST: _te_autocast,
-    **{name: functools.partial(te_recipe, name) for name in TE_RECIPES},
-    STAY_IN_BF16: stay_in_bf16,
-}
-"""Every exploration, which a test holds to `fp8doctor.trial.explorations`, and giving FP8 up."""

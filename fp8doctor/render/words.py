@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family
-from fp8doctor.analysis.variant_words import CHANGES, VARIANTS, variant
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, in_words
+from fp8doctor.analysis.variant_words import VARIANTS, variant
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.wording import plural
@@ -67,7 +67,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return variant(arm.name, fp8)
     alone, name = _treatments(arm), variant(arm.name, fp8)
     if alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms):
-        name = name.replace(CHANGES[COMPILE_BLOCKS], "by block")  # for it is compiled now, in another form
+        name = name.replace(in_words(COMPILE_BLOCKS), "by block")  # for it is compiled now, in another form
     base = arm.base if recorded(arm, "base") else None
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
@@ -83,7 +83,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return name
     numbers = _numbers(below, fixes) or "all fixes"
     if fixes and below and not any(each in fixes for each in below):  # the plan ends in none of them
-        numbers = ", ".join(CHANGES.get(each, each.replace("-", " ")) for each in below)
+        numbers = ", ".join(map(in_words, below))
     return f"{name}, {numbers}"
 
 

@@ -37,7 +37,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
-from fp8doctor.trial.treatments import TreatmentContext, known, treatments, without_compile_marks
+from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form
 from fp8doctor.trial.treatments.checkpointing import keep_activations
@@ -147,7 +147,7 @@ class ArmBuilder:
             tuple(each.name for each in proposals),
         )
         ratio = functools.reduce(
-            lambda product, each: product * treatments()[each.name].tokens_ratio, proposals, 1.0
+            lambda product, each: product * traits(each.name).tokens_ratio, proposals, 1.0
         )
         compiled = any(traits(name).compiles for name in names)
         return ArmPlan(
@@ -174,7 +174,7 @@ class ArmBuilder:
 
     def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
         """Put one treatment alone on top of ``base``."""
-        change, ratio = self.change(treatment), base.tokens_ratio * treatments()[treatment.name].tokens_ratio
+        change, ratio = self.change(treatment), base.tokens_ratio * traits(treatment.name).tokens_ratio
         fp8 = True if treatment.name == TE_AUTOCAST else base.fp8
         compiled = base.compiled or traits(treatment.name).compiles
         return ArmPlan(
@@ -282,7 +282,7 @@ class ArmBuilder:
     def change(self, treatment: Treatment) -> Change:
         """Turn a treatment into a change of the variant."""
         context = TreatmentContext(self.facts, treatment.name, treatment.layers, self.job)
-        return lambda variant: treatments()[treatment.name].function(variant, context)
+        return lambda variant: function_of(treatment.name)(variant, context)
 
 
 def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:

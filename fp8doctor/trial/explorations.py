@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fp8doctor.analysis.compile_coverage import is_inside
@@ -10,15 +10,15 @@ from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.recipe_support import TE_RECIPES, is_legal, own_recipes
 from fp8doctor.analysis.treatment_table import (
-    AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     KEEP_IN_BF16,
     TE_AUTOCAST,
-    TORCHAO_RECIPES,
+    TREATMENTS,
+    TreatmentRecord,
     changes_recipe,
     recipe_after,
-    recipe_change,
+    traits,
 )
 from fp8doctor.cost.recompute import without_checkpointing
 from fp8doctor.cost.step import modelled_step, with_linears_compiled, with_recipe
@@ -52,18 +52,24 @@ def explorations(context: TrialContext) -> list[str]:
     """List the treatments to try, the one that may save most first: what the time is not enough for is the
     last of them."""
     names = [
-        name
-        for name, sensible in SENSIBLE.items()
-        if name not in context.proposed and if_recorded(sensible, context)
+        each.name
+        for each in TREATMENTS.values()
+        if each.tried_if and each.name not in context.proposed and if_recorded(is_sensible, each, context)
     ]
     return sorted(names, key=lambda name: -may_save(name, context))
+
+
+def is_sensible(treatment: TreatmentRecord, context: TrialContext) -> bool:
+    """Whether the facts make a treatment worth a try."""
+    decide = globals()[treatment.tried_if]
+    return bool(decide(context, treatment.name) if treatment.recipe else decide(context))
 
 
 def may_save(name: str, context: TrialContext) -> float:
     """Estimate the share of the step that a treatment saves: by the layers that were timed alone, else by the
     model of the step, else what it saved where it gained."""
     saved = if_recorded(_modelled_saving, name, context)
-    return SAVED.get(name, RECIPE_SAVED) if saved is None else saved
+    return traits(name).saves if saved is None else saved
 
 
 def _modelled_saving(name: str, context: TrialContext) -> float | None:
@@ -115,31 +121,33 @@ def in_fp32(context: TrialContext) -> bool:
     )
 
 
-def other_recipe(recipe: str) -> Callable[[TrialContext], bool]:
-    """Tell of compiled Float8Linears of torchao whether this recipe is new to them, and not known to fail
-    here."""
-
-    def sensible(context: TrialContext) -> bool:
-        own = [
-            linear.recipe
-            for linear in context.in_fp8
-            if linear.kind.startswith("torchao.float8.")
-            or (linear.stack == "torchao" and linear.kind.endswith(".Float8Linear"))
-        ]
-        tries = context.facts.recipe_tries if recorded(context.facts, "recipe_tries") else {}
-        return bool(own) and recipe not in own and context.compiled and tries.get(recipe) is None
-
-    return sensible
+def other_recipe(context: TrialContext, name: str) -> bool:
+    """Whether a recipe is new to compiled Float8Linears of torchao, and not known to fail here."""
+    recipe = recipe_after(name)
+    own = [
+        linear.recipe
+        for linear in context.in_fp8
+        if linear.kind.startswith("torchao.float8.")
+        or (linear.stack == "torchao" and linear.kind.endswith(".Float8Linear"))
+    ]
+    tries = context.facts.recipe_tries if recorded(context.facts, "recipe_tries") else {}
+    return bool(own) and recipe not in own and context.compiled and tries.get(recipe) is None
 
 
-def other_te_recipe(name: str) -> Callable[[TrialContext], bool]:
-    """Tell of layers of Transformer Engine whether this recipe is new to them, and may run here."""
+def other_te_recipe(context: TrialContext, name: str) -> bool:
+    """Whether a recipe is new to layers of Transformer Engine, and may run here."""
+    own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
+    return bool(own) and TE_RECIPES[name].recipe not in own and is_legal(name, context.facts)
 
-    def sensible(context: TrialContext) -> bool:
-        own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
-        return bool(own) and TE_RECIPES[name].recipe not in own and is_legal(name, context.facts)
 
-    return sensible
+def optimizer_is_unfused(context: TrialContext) -> bool:
+    """Whether torch can fuse the user's optimizer and does not."""
+    return could_be_fused(context.job)
+
+
+def blocks_may_gain(context: TrialContext) -> bool:
+    """Whether compiling block by block may gain without a finding that asks for it."""
+    return te_is_eager(context) or compiled_as_one(context)
 
 
 def compiled_as_one(context: TrialContext) -> bool:
@@ -191,35 +199,3 @@ def some_lose(context: TrialContext) -> bool:
         return False
     kept = to_keep(context.facts)
     return 0 < len(kept) < len(context.in_fp8)
-
-
-SENSIBLE: dict[str, Callable[[TrialContext], bool]] = {
-    TE_AUTOCAST: te_is_idle,
-    "cache-off": caches,
-    AUTOCAST_BF16: in_fp32,
-    "bf16-parameters": in_fp32,
-    CHECKPOINTING_OFF: checkpoints,
-    KEEP_IN_BF16: some_lose,
-    **{recipe_change(recipe): other_recipe(recipe) for recipe in TORCHAO_RECIPES},
-    **{name: other_te_recipe(name) for name in TE_RECIPES},
-    "fused-optimizer": lambda context: could_be_fused(context.job),
-    COMPILE_BLOCKS: lambda context: te_is_eager(context) or compiled_as_one(context),
-}
-"""Treatment -> when it is sensible."""
-
-SAVED: dict[str, float] = {
-    TE_AUTOCAST: 0.5,
-    "cache-off": 0.5,
-    AUTOCAST_BF16: 0.4,
-    "bf16-parameters": 0.4,
-    CHECKPOINTING_OFF: 0.17,
-    KEEP_IN_BF16: 0.1,
-    "fused-optimizer": 0.02,
-    COMPILE_BLOCKS: 0.01,
-}
-"""Share of the step that a treatment saved where it gained (H200, torch 2.11): a KV cache several times the
-step, checkpointing 1.2x, fp32 and recipes 1.1 to 1.4x; the last gives Transformer Engine 1.1x, and else saves
-compile time only. Only their order counts."""
-
-RECIPE_SAVED = 0.1
-"""The same of a recipe whose step cannot be modelled."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.treatment_table import BY_HAND, TREATMENTS
+from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.prescription import prescribe
@@ -31,6 +31,7 @@ from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.diagnosis.trials import Of, around, render
 from tests.facts_of import DECODER_468M
 from tests.render.reports import SCREENS
+from tests.treatment_names import all_names
 from tests.waiting import LONGEST_S
 
 JOBS = Path(__file__).parents[1] / "benchmarks" / "recorded"
@@ -40,7 +41,7 @@ WIDTHS = (60, 80, 100, 120)
 INTERNAL = re.compile(
     r"\bas_is\b|\bprescribed\b|rowwise_with|\bcasts?\b|\bGEMMs?\b|came out at|\barm\b|_first\b|"
     r"\bbf16_compiled\b|"
-    + "|".join(rf"(?<![\w-]){name}(?![\w-])" for name in (*TREATMENTS, *BY_HAND) if "-" in name)
+    + "|".join(rf"(?<![\w-]){name}(?![\w-])" for name in (*TREATMENTS, *all_names()) if "-" in name)
 )
 """Names of variants, treatments and parts that mean something to this program only."""
 

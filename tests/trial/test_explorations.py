@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.explorations import SAVED, TrialContext, explorations, may_save
+from fp8doctor.trial.explorations import TrialContext, explorations, may_save
 from fp8doctor.trial.layers.shapes import of_interest
 
 RECORDED = Path(__file__).parent.parent / "patients" / "recorded"
@@ -49,8 +50,8 @@ def test_what_cannot_be_modelled_is_expected_to_save_what_it_did() -> None:
     of = context("graph_breaks")
     nobody_knows = msgspec.structs.replace(of.facts, workload=Workload())
     of = TrialContext(nobody_knows, of.job, ())
-    assert may_save("keep-in-bf16", of) == SAVED["keep-in-bf16"]
-    assert may_save("cache-off", of) == SAVED["cache-off"]
+    assert may_save("keep-in-bf16", of) == traits("keep-in-bf16").saves
+    assert may_save("cache-off", of) == traits("cache-off").saves
 
 
 def test_layers_that_keep_no_record_of_their_recipe_stop_no_trial() -> None:

@@ -14,7 +14,7 @@ from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from torch import nn
 
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, treatments
+from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked
 from tests.stand_ins import transformer_engine as te
@@ -118,8 +118,8 @@ def test_an_autocast_around_the_step_gets_another_recipe_and_one_more_change_bes
     model = nn.Sequential(te.Linear(32, 32), te.Linear(32, 32))
     context = TreatmentContext(facts(model), "te-current")
     opened = replace(Variant(replicate(model, share=True)[0], None), around=lambda: te.autocast())
-    variant = treatments()["te-current"].function(opened, context)
-    variant = treatments()["keep-in-bf16"].function(variant, replace(context, layers=("1",)))
+    variant = function_of("te-current")(opened, context)
+    variant = function_of("keep-in-bf16")(variant, replace(context, layers=("1",)))
     step_of(variant)
     step_of(variant)
     assert type(variant.model[0].fp8_meta["recipe"]) is te.Float8CurrentScaling  # type: ignore[index]

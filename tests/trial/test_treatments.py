@@ -10,11 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fp8doctor.analysis.treatment_table import TREATMENTS
+from fp8doctor.analysis.treatment_table import TREATMENTS, traits
+from fp8doctor.diagnosis import treatments as diagnosis_treatments
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import explorations
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, carries_out, registry, treatments
+from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked, llama, lora, network
@@ -60,7 +62,7 @@ def test_two_ways_out_of_fp32() -> None:
     model = llama(tie_word_embeddings=True)
     assert applied("autocast-bf16", model).autocast is torch.bfloat16
     with pytest.raises(NotTried, match=r"under autocast already \(float16\)"):
-        treatments()["autocast-bf16"].function(
+        function_of("autocast-bf16")(
             Variant(model, None, torch.float16), TreatmentContext(facts(model), "autocast-bf16")
         )
     changed = applied(
@@ -130,7 +132,7 @@ def test_an_optimizer_is_fused_once() -> None:
 
 def test_a_larger_batch_has_twice_the_samples() -> None:
     model = Stacked()
-    assert treatments()["larger-batch"].tokens_ratio == 2
+    assert traits("larger-batch").tokens_ratio == 2
     for batch in (
         {"a": torch.zeros(2, 3), "b": torch.zeros(2)},
         (torch.zeros(2, 3), torch.zeros(2)),
@@ -155,20 +157,8 @@ def test_a_cache_that_is_off_already_is_off() -> None:
     model = llama(use_cache=True)
     variant = Variant(replicate(model, share=True)[0], None)
     for name in ("compile-blocks", "cache-off"):
-        variant = treatments()[name].function(variant, TreatmentContext(facts(model), name))
+        variant = function_of(name)(variant, TreatmentContext(facts(model), name))
     assert variant.model.config.use_cache is False  # type: ignore[union-attr]
-
-
-def test_a_new_treatment_is_a_decorated_function() -> None:
-    @carries_out("do-nothing", changes="nothing")
-    def do_nothing(variant: Variant, context: TreatmentContext) -> Variant:
-        return variant
-
-    try:
-        found = treatments()["do-nothing"]
-        assert (found.function, found.changes) == (do_nothing, "nothing")
-    finally:
-        del registry._REGISTERED["do-nothing"]
 
 
 def test_attention_that_transformers_refuses_is_not_tried() -> None:
@@ -182,7 +172,7 @@ def test_attention_that_transformers_refuses_is_not_tried() -> None:
 
 
 def test_every_treatment_has_a_name_that_findings_can_have() -> None:
-    assert set(treatments()) >= {
+    assert set(TREATMENTS) >= {
         "compile-blocks",
         "compile-model",
         "compile-layers",
@@ -209,7 +199,7 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
         "convert-rowwise",
         "fused-attention-on",
     }
-    assert {name for name, each in treatments().items() if each.changes != "model"} == {
+    assert {name for name, each in TREATMENTS.items() if each.changes != "model"} == {
         "te-autocast",
         "te-delayed",
         "te-current",
@@ -222,7 +212,8 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
     }
 
 
-def test_every_treatment_has_its_traits() -> None:
-    """A prescription is held to BF16 with the changes that help BF16 too, so nothing is timed of which the
-    table does not tell whether it is FP8's own."""
-    assert set(treatments()) == set(TREATMENTS)
+def test_every_treatment_names_functions_that_exist() -> None:
+    for name, each in TREATMENTS.items():
+        assert callable(function_of(name))
+        assert not each.lines or callable(getattr(diagnosis_treatments, each.lines))
+        assert not each.tried_if or (each.lines and callable(getattr(explorations, each.tried_if)))

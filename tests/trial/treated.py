@@ -11,7 +11,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import TreatmentContext, treatments
+from fp8doctor.trial.treatments import TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import network, training
 
@@ -25,9 +25,7 @@ def facts(model: nn.Module) -> Facts:
 def applied(name: str, model: nn.Module, *layers: str, batch: Any = None, job: Job | None = None) -> Variant:
     """A treatment carried out on a replica that shares the model's Parameters."""
     replica = replicate(model, share=True)[0]
-    return treatments()[name].function(
-        Variant(replica, batch), TreatmentContext(facts(model), name, layers, job)
-    )
+    return function_of(name)(Variant(replica, batch), TreatmentContext(facts(model), name, layers, job))
 
 
 def float8(model: nn.Module, **settings: Any) -> nn.Module:

@@ -1,10 +1,8 @@
 """The treatments, as they are carried out: one file for each family, found by the names that findings give
 them.
 
-A new treatment is a new file here, or a function in the file of its family, and a row of
-`fp8doctor.analysis.treatment_table`::
+A new treatment is a record in `fp8doctor.analysis.treatment_table`, which names a function here::
 
-    @carries_out("switch-it-off")
     def switch_it_off(variant: Variant, context: TreatmentContext) -> Variant:
         ...
         return variant
@@ -22,23 +20,19 @@ from fp8doctor.trial.treatments.live import carry_out
 from fp8doctor.trial.treatments.registry import (
     NotTried,
     TreatmentContext,
-    TreatmentImpl,
-    carries_out,
+    function_of,
     known,
-    treatments,
 )
 
 __all__ = [
     "NotTried",
     "TreatmentContext",
-    "TreatmentImpl",
-    "carries_out",
     "carry_out",
     "compile_blocks",
+    "function_of",
     "known",
     "strip_compile_marks",
     "to_bf16",
     "to_float8",
-    "treatments",
     "without_compile_marks",
 ]

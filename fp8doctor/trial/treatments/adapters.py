@@ -11,11 +11,10 @@ from torch import nn
 
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.trial.treatments.precision import with_parameters
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, modules
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, modules
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("adapters-to-bf16")
 def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Turn every fp32 Parameter inside an adapter into a BF16 one."""
     names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("attention-sdpa")
 def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
     """Set transformers' own switch where it has one (4.53 on), else what its attention reads at every
     call."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fp8doctor.examine.attention import sdp_backends
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 ALL = [
@@ -20,7 +20,6 @@ ALL = [
 ]
 
 
-@carries_out("fused-attention-on", changes="settings of torch")
 def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
     """Run forward and loss with every backend allowed; torch takes the fastest that fits each call, as by
     default."""

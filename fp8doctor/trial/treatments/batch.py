@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
-from fp8doctor.analysis.treatment_table import LARGER_BATCH
+from fp8doctor.analysis.treatment_table import LARGER_BATCH, traits
 from fp8doctor.stacks.held_tensors import tensors, with_tensors
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
-TIMES = 2
+TIMES = int(traits(LARGER_BATCH).tokens_ratio)
 """How many times the batch is put together. A choice: the smallest that a user would try."""
 
 
-@carries_out(LARGER_BATCH, changes="the batch", tokens_ratio=float(TIMES))
 def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
     """Repeat every tensor of the batch along its first dimension, where all of them have the same one."""
     sizes = {each.shape[0] for each in tensors(variant.batch) if each.ndim}

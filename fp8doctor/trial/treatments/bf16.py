@@ -10,18 +10,16 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.arms import best_bf16
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoTwin, bf16_twin
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
 from fp8doctor.trial.treatments.precision import mostly_fp32
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Change, Variant
 
 
-@carries_out(KEEP_IN_BF16)
 def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave the named layers as a filter of the conversion would have left them."""
     if not context.layers:
@@ -35,7 +33,6 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     )
 
 
-@carries_out(STAY_IN_BF16)
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave no layer in FP8, in the form of BF16 that was timed fastest; compiled where none was timed."""
     best = if_recorded(best_bf16, context.facts)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from fp8doctor.facts import recorded
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("cache-off")
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
     """Set ``use_cache = False`` in every configuration of the model; another treatment may have done it
     already."""

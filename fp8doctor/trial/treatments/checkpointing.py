@@ -7,15 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.examine.checkpoint_calls import called_checkpoint
 from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, whole_forward
 from fp8doctor.trial.treatments.cache import without_cache
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, swap
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(CHECKPOINTING_OFF)
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
     """Take checkpoint wrappers and hooks off and clear flags. A call inside a forward that no flag asks for
     stays."""

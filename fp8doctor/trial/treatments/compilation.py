@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL, CUDA_GRAPHS
+from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import CompileMark, Facts, Linear, recorded
 from fp8doctor.stacks.looking import behind_compile
@@ -19,11 +19,10 @@ from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_setting
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.live import root_of
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out, modules
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, modules
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(COMPILE_BLOCKS, COMPILE_MODEL)
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile every block and the FP8 layers beside the blocks; the whole model where there are no blocks."""
     if context.name == COMPILE_MODEL:
@@ -31,7 +30,6 @@ def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
     return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
 
 
-@carries_out(COMPILE_LAYERS)
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile the eager FP8 layers beside the blocks; what is compiled already stays as it is."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
@@ -44,7 +42,6 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     return variant
 
 
-@carries_out(CUDA_GRAPHS)
 def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile as compile-blocks does, with the kernels of every region recorded once and launched
     together."""

@@ -13,13 +13,12 @@ from fp8doctor.facts import Facts
 from fp8doctor.stacks import recognise
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.recipe import config_of
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 PREFIX = "convert-"
 
 
-@carries_out("convert-tensorwise", "convert-rowwise")
 def convert(variant: Variant, context: TreatmentContext) -> Variant:
     """Convert every Linear but heads, routers and adapters."""
     return replace(

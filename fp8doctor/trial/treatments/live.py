@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from torch import nn
 
 from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
+from fp8doctor.analysis.treatment_table import TREATMENTS, traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.stacks.looking import behind_compile
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, known, treatments
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, function_of, known
 from fp8doctor.trial.variant import Variant
 
 
@@ -21,19 +22,19 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
     One warning names what was not carried out and why, and says when the optimizer has to be made anew.
     """
     prescribed = tuple(prescribed)
-    left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in treatments()]
+    left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in TREATMENTS]
     before = [id(parameter) for parameter in model.parameters()]
     for each in known(prescribed):
-        way = treatments()[each.name]
-        if way.changes != "model":
-            left.append(f"{each.name} (it changes {way.changes})")
+        changes = traits(each.name).changes
+        if changes != "model":
+            left.append(f"{each.name} (it changes {changes})")
             continue
         try:
             root = root_of(model)
             model = put_back(
                 model,
                 root,
-                way.function(
+                function_of(each.name)(
                     Variant(root, batch=None), TreatmentContext(facts, each.name, each.layers)
                 ).model,
             )

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out("fused-optimizer", changes="the optimizer")
 def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
     """Rebuild the user's optimizer with ``fused=True``."""
     if context.job is not None and not could_be_fused(context.job):

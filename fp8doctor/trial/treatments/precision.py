@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(AUTOCAST_BF16, changes="the autocast")
 def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Run forward and loss under autocast, and leave the parameters as they are."""
     if variant.autocast is not None:
@@ -24,7 +22,6 @@ def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     return replace(variant, autocast=torch.bfloat16)
 
 
-@carries_out("bf16-parameters")
 def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
     """Turn every fp32 parameter, and every fp32 tensor of the batch, into BF16; buffers stay."""
     if not with_parameters(variant.model.modules(), torch.float32, torch.bfloat16):

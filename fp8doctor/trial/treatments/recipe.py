@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import TORCHAO_RECIPES, recipe_after, recipe_change
+from fp8doctor.analysis.treatment_table import recipe_after
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class, unwrapped
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(*map(recipe_change, TORCHAO_RECIPES))
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Give every Float8Linear another configuration; padding and emulation stay as they were set."""
     config = config_of(recipe_after(context.name))

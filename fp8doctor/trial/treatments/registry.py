@@ -1,14 +1,13 @@
 """How a treatment is carried out, found by its name.
 
-A function decorated with `carries_out` takes a variant of the step and a context, and returns the variant
-changed. It works on a replica, which holds the Parameters of every other arm: it may replace a Parameter, and
-never writes to one.
+The function that a treatment's record names takes a variant of the step and a context, and returns the
+changed variant. It works on a replica, which holds the Parameters of every other arm: it may replace a
+Parameter, and never writes to one.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from typing import cast
 
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.analysis.treatment_table import TREATMENTS, traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
@@ -46,49 +45,19 @@ class TreatmentContext:
 CarryOut = Callable[[Variant, TreatmentContext], Variant]
 
 
-@dataclass(frozen=True)
-class TreatmentImpl:
-    """The function that carries a treatment out, and what it changes."""
-
-    name: str
-    function: CarryOut
-    changes: str
-    """``model`` when it changes the model alone, so that a live model can be given it; else what it changes,
-    in words."""
-    tokens_ratio: float
-    """Tokens of the step that it makes / tokens before."""
-
-
-_REGISTERED: dict[str, TreatmentImpl] = {}
-
-
-def carries_out(
-    *names: str, changes: str = "model", tokens_ratio: float = 1.0
-) -> Callable[[CarryOut], CarryOut]:
-    """Register a function under the names of the treatments that it carries out."""
-
-    def register(function: CarryOut) -> CarryOut:
-        for name in names:
-            _REGISTERED[name] = TreatmentImpl(name, function, changes, tokens_ratio)
-        return function
-
-    return register
-
-
 @cache
-def treatments() -> dict[str, TreatmentImpl]:
-    """Return every treatment that can be carried out, by its name."""
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    for each in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{each.name}")
-    return _REGISTERED
+def function_of(name: str) -> CarryOut:
+    """Return the function that carries a treatment out."""
+    file, _, function = traits(name).runs.partition(".")
+    module = importlib.import_module(f"{__name__.rpartition('.')[0]}.{file}")
+    return cast(CarryOut, getattr(module, function))
 
 
 def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
     """Keep those that can be carried out, in the order in which they have to be: what is compiled has to be
     there first."""
     return sorted(
-        (each for each in prescribed if each.name in treatments()),
+        (each for each in prescribed if each.name in TREATMENTS),
         key=lambda each: traits(each.name).compiles,
     )
 

@@ -7,14 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.stacks import NoTwin
 from fp8doctor.stacks.transformer_engine import STACK, autocast, autocast_is_open, recognise, within
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(TE_AUTOCAST, changes="the autocast")
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     """Run forward and loss under the autocast, with the recipe that TE chooses for this GPU.
 

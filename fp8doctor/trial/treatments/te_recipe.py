@@ -23,11 +23,10 @@ from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.stacks.looking import read, state_of
 from fp8doctor.stacks.transformer_engine import recipe_of, recognise
 from fp8doctor.trial.state.transformer_engine_state import opened_with
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, carries_out
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-@carries_out(*TE_RECIPES, changes="the autocast")
 def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Open every FP8 autocast of forward and loss with the recipe, its settings at their defaults.
 

@@ -31,7 +31,7 @@ from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
 from fp8doctor.registry import discover, run, select
 from fp8doctor.trial.arms import ArmBuilder
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, treatments
+from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
@@ -413,7 +413,7 @@ def test_the_trial_switches_the_backends_on_for_its_arm_alone(monkeypatch: pytes
 
 def test_treatments_that_do_not_apply(look: Look) -> None:
     with pytest.raises(NotTried, match="no fused backend is switched off"):
-        treatments()["fused-attention-on"].function(
+        function_of("fused-attention-on")(
             Variant(Own(), None), TreatmentContext(look(Own()), "fused-attention-on")
         )
 
@@ -433,6 +433,4 @@ def test_attention_that_is_taken_when_the_model_is_built(look: Look) -> None:
     )
     assert found(look(model)).title == "Attention is eager in FalconForCausalLM"
     with pytest.raises(NotTried, match="FalconForCausalLM takes its attention when it is built"):
-        treatments()["attention-sdpa"].function(
-            Variant(model, None), TreatmentContext(look(model), "attention-sdpa")
-        )
+        function_of("attention-sdpa")(Variant(model, None), TreatmentContext(look(model), "attention-sdpa"))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
 from fp8doctor.facts import Facts, Linear, Network, Trial
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.trial.treatments import carry_out, treatments
+from fp8doctor.trial.treatments import carry_out
 from tests.checks.arms import failed, ran
 from tests.checks.numerics.outliers import Overflowing, batch, decoder, in_fp8
 from tests.checks.trials import tried
@@ -131,4 +132,4 @@ def test_transformer_engine_is_given_current_scaling_which_the_trial_can_carry_o
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert finding.treatment.name == "te-current"
-    assert finding.treatment.name in treatments()
+    assert finding.treatment.name in TREATMENTS
