@@ -21,6 +21,7 @@ from fp8doctor import registry
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Facts, Target, Workload
 from tests.clinic import examined, patients
+from tests.recordings import files, name_of
 from tests.stand_ins import nvml, transformer_engine
 from tests.stand_ins.accelerate_state import accelerator
 
@@ -35,8 +36,8 @@ def on_file() -> Iterator[tuple[str, Facts]]:
     for patient in patients():
         yield patient.name, examined(patient).facts
     for folder in RECORDED:
-        for path in sorted(folder.glob("*.json")):
-            yield path.stem, read_saved(path)[0]
+        for path in files(folder):
+            yield name_of(path), read_saved(path)[0]
 
 
 def machines() -> Iterator[tuple[str, Facts]]:

@@ -1,8 +1,11 @@
-"""The tables of the recordings: ``python -m tests.recordings`` writes them, `tests.test_recorded` and
-`tests.running.test_recorded` hold them."""
+"""The recordings: JSON packed by gzip, and the tables of them.
+
+``python -m tests.recordings`` packs the JSON that programs recorded into the folders, and writes the tables.
+"""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 from fp8doctor import Report, load_report
@@ -10,6 +13,16 @@ from fp8doctor.facts import Facts
 from tests.markdown import table
 
 HERE = Path(__file__).parent
+
+SUFFIX = ".json.gz"
+
+FOLDERS = (
+    *sorted(HERE.glob("*/recorded")),
+    *(HERE / "benchmarks" / of for of in ("measured", "results")),
+    HERE / "fixes" / "on_h100",
+    HERE / "reliability",
+)
+"""Folders whose JSON was recorded or measured, all of it."""
 
 HEADS = {
     HERE / "patients" / "recorded": """# The recordings
@@ -38,8 +51,30 @@ facts; `python -m tests.recordings` writes this page.
 COLUMNS = ("recording", "GPU", "torch", "torchao", "TE", "recorded", "trial", "verdict", "codes")
 
 
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{SUFFIX}"))
+
+
+def name_of(path: Path) -> str:
+    return path.name.removesuffix(SUFFIX)
+
+
+def text_of(path: Path) -> str:
+    """Give the JSON of a recording, packed or just written."""
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+
+
+def pack(path: Path) -> Path:
+    """Put a packed recording in the place of a JSON file. Equal content gives equal bytes."""
+    packed = path.with_name(f"{path.stem}{SUFFIX}")
+    packed.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+    path.unlink()
+    return packed
+
+
 def page(folder: Path) -> str:
-    rows = [row(path.stem, load_report(path)) for path in sorted(folder.glob("*.json"))]
+    rows = [row(name_of(path), load_report(path)) for path in files(folder)]
     return HEADS[folder] + table(COLUMNS, rows)
 
 
@@ -63,6 +98,13 @@ def version(facts: Facts, package: str) -> str:
     return installed.version or "?" if installed else "-"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    for folder in FOLDERS:
+        for path in folder.glob("*.json"):
+            pack(path)
     for folder in HEADS:
         (folder / "README.md").write_text(page(folder), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -14,11 +14,12 @@ from fp8doctor.cost import amdahl
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.registry import discover
+from tests.recordings import text_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "BELIEFS.md"
 TEXT = PAGE.read_text()
 ROWS = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("|") and "](../tests/" in line]
-PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabulary.json"
+PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabulary.json.gz"
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
 FIRST_PAGE = PAGE.parents[1] / "README.md"
@@ -86,7 +87,7 @@ def test_the_padded_vocabulary_took_what_is_said_of_it() -> None:
 
 
 def step_ms_by_vocabulary() -> dict[str, dict[int, float]]:
-    steps = json.loads(PADDED.read_text())["steps"]
+    steps = json.loads(text_of(PADDED))["steps"]
     found: dict[str, dict[int, float]] = {}
     for step in steps:
         how = "eager" if step["variant"].endswith("eager") else "compiled"
@@ -102,12 +103,12 @@ def test_what_has_no_measurement_names_checks_that_there_are() -> None:
 
 
 def test_a_trainer_that_honours_fp8_has_its_layers() -> None:
-    facts = replayed("../tests/running/recorded/h200-trainer.json").facts
+    facts = replayed("../tests/running/recorded/h200-trainer.json.gz").facts
     assert any(linear.use == "training" for linear in facts.network.linears)
 
 
 def test_what_is_computed() -> None:
-    report = replay(PAGE.parent / "../tests/patients/recorded/h200-decoder_454m.json", assume_gpu="H100")
+    report = replay(PAGE.parent / "../tests/patients/recorded/h200-decoder_454m.json.gz", assume_gpu="H100")
     assert report.rates is not None
     peaks = (report.rates.fp8_peak_tokens_per_s, report.rates.bf16_peak_tokens_per_s)
     assert all(peak and f"{float(f'{peak:.4g}'):,.0f}" in TEXT for peak in peaks)

@@ -37,6 +37,7 @@ from fp8doctor.registry import discover
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.header import product
 from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep, measured_steps, recorded_steps
+from tests.recordings import text_of
 
 COST_TABLES = Path(cost_model.__file__).parent / "results" / "cost_model_h200.md"
 TRIAL_PAGE = Path(__file__).parents[1] / "docs" / "trial.md"
@@ -463,7 +464,7 @@ def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_furthe
         "llama_8b_lora_r8",
         "vit_large",
     }
-    facts = load_report(recorded_steps.JOBS / "h200-gemma2_2b_eager_attention.json").facts
+    facts = load_report(recorded_steps.JOBS / "h200-gemma2_2b_eager_attention.json.gz").facts
     report = diagnose(recorded_steps.without_trial(facts))
     assert certainty(report).startswith(f"Not quite: {ERROR}.")
 
@@ -698,7 +699,7 @@ def only_body(facts: Facts) -> Network:
 def test_transformer_engine_casts_inputs_and_weights_again(patient: str, tokens: int, casts: float) -> None:
     """As the first casts for 4.48 ms with checkpointing and for 2.39 without; the other, recomputed by
     Transformer Engine's own function, is held out."""
-    facts = load_report(recorded_steps.PATIENTS / f"h200-{patient}.json").facts
+    facts = load_report(recorded_steps.PATIENTS / f"h200-{patient}.json.gz").facts
     parts = [
         layer_ms(replace(linear, checkpointed="blocks"), tokens, gpu_spec("H200"), "eager")
         for linear in facts.network.linears
@@ -723,7 +724,7 @@ def test_adapters_in_fp32_multiply_without_tensor_cores() -> None:
 def test_uncompiled_adapters_cost_the_same_in_any_block() -> None:
     """What the kernels between the GEMMs of h200-te_lora took, whose blocks are not transformers'; its
     adapters in fp32 are held out."""
-    facts = load_report(recorded_steps.PATIENTS / "h200-te_lora.json").facts
+    facts = load_report(recorded_steps.PATIENTS / "h200-te_lora.json.gz").facts
     modelled = modelled_step(facts, gpu_spec("H200"))
     assert modelled
     seen = next(arm.breakdown for arm in facts.trial.arms if arm.name == "as_is").families_ms
@@ -794,8 +795,8 @@ def test_a_gpu_is_assumed_by_every_name_that_it_is_printed_with(written: str, na
 
 
 def test_the_gpus_of_all_recordings_can_be_assumed() -> None:
-    recorded = sorted(Path(__file__).parent.glob("**/recorded/*.json"))
-    gpus = {gpu["name"] for file in recorded for gpu in json.loads(file.read_text("utf-8"))["facts"]["gpus"]}
+    recorded = sorted(Path(__file__).parent.glob("**/recorded/*.json.gz"))
+    gpus = {gpu["name"] for file in recorded for gpu in json.loads(text_of(file))["facts"]["gpus"]}
     assert gpus >= {"NVIDIA H200", "NVIDIA H100 80GB HBM3"}
     assert {gpu_spec(gpu).name for gpu in gpus} == {"H200", "H100"}
 

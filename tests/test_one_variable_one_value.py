@@ -24,9 +24,10 @@ from fp8doctor.facts import (
 )
 from fp8doctor.lines import settings
 from fp8doctor.render import text
+from tests.recordings import name_of
 
 TESTS = Path(__file__).parent
-RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json"))
+RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json.gz"))
 
 
 def assigned(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
@@ -77,13 +78,13 @@ def test_what_contradicts(lines: list[str], names: set[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
 def test_no_recording_contradicts_itself(path: Path) -> None:
     assert contradictions(printed(replay(path))) == {}
 
 
 def test_a_dead_name_of_the_backend_never_changes_the_backend() -> None:
-    document = replay(TESTS / "patients" / "recorded" / "h200-setting_without_effect.json")
+    document = replay(TESTS / "patients" / "recorded" / "h200-setting_without_effect.json.gz")
     set_to = [value for name, value in assigned(printed(document)) if name == "ACCELERATE_FP8_BACKEND"]
     assert set(set_to) <= {"AO"}, "the layers of this job are torchao's"
 

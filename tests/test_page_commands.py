@@ -15,8 +15,8 @@ from tests.profiling.composed import Composed
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "patients" / "recorded"
-EAGER, COMPILED = RECORDED / "h200-decoder_468m.json", RECORDED / "h200-decoder_468m_compiled.json"
-UNTIMED = RECORDED / "h200-moe.json"
+EAGER, COMPILED = RECORDED / "h200-decoder_468m.json.gz", RECORDED / "h200-decoder_468m_compiled.json.gz"
+UNTIMED = RECORDED / "h200-moe.json.gz"
 
 
 def fp8doctor(*args: str | Path) -> Result:

@@ -15,17 +15,16 @@ import pytest
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.facts import recorded
 from fp8doctor.registry import Check, discover
+from tests.recordings import files, name_of, text_of
 
 TESTS = Path(__file__).parent
 RECORDINGS = {
-    path.stem: path
-    for room in ("patients", "benchmarks")
-    for path in (TESTS / room / "recorded").glob("h*.json")
+    name_of(path): path for room in ("patients", "benchmarks") for path in files(TESTS / room / "recorded")
 }
 
 NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: (ms)\b|(x)\b)")
 RECORDING = re.compile(r"`(h[12]00\w*-\w+)`")
-MEASURED = re.compile(r"`tests/benchmarks/(measured/\w+\.json)`")
+MEASURED = re.compile(r"`tests/benchmarks/(measured/\w+\.json\.gz)`")
 
 NOT_MEASURED_HERE = {
     "CKP003": {"3.4x": "pytorch/ao#2445"},
@@ -73,9 +72,7 @@ def of_recording(name: str) -> frozenset[str]:
 
 @cache
 def of_measurement(name: str) -> frozenset[str]:
-    return frozenset(
-        map("{:,.1f} ms".format, floats(json.loads((TESTS / "benchmarks" / name).read_text("utf-8"))))
-    )
+    return frozenset(map("{:,.1f} ms".format, floats(json.loads(text_of(TESTS / "benchmarks" / name)))))
 
 
 def floats(value: Any) -> Iterator[float]:

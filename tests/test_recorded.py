@@ -19,10 +19,11 @@ from fp8doctor.render.text import render
 from fp8doctor.wording import in_times
 from tests import recordings
 from tests.patients.record import patients
+from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
-RECORDINGS = sorted(RECORDED.glob("*.json"))
+RECORDINGS = files(RECORDED)
 PATIENTS = {path.stem: path for path in patients()}
 
 
@@ -35,7 +36,7 @@ def expected(recording: Path) -> dict[str, Any]:
     GPU."""
     import ast
 
-    source = PATIENTS[recording.stem.partition("-")[2]].read_text("utf-8")
+    source = PATIENTS[name_of(recording).partition("-")[2]].read_text("utf-8")
     constants: dict[str, Any] = {"MUST": (), "MUST_NOT": (), "HEALTHY": False}
     for node in ast.parse(source).body:
         target = (
@@ -51,7 +52,13 @@ def expected(recording: Path) -> dict[str, Any]:
 
 
 def test_every_patient_was_recorded() -> None:
-    assert {path.stem.partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
+    assert {name_of(path).partition("-")[2] for path in RECORDINGS} == set(PATIENTS)
+
+
+def test_every_recording_is_packed() -> None:
+    assert not [path for folder in recordings.FOLDERS for path in folder.glob("*.json")], (
+        "python -m tests.recordings"
+    )
 
 
 @pytest.mark.slow
@@ -60,7 +67,7 @@ def test_the_table_of_the_recordings_is_what_they_say() -> None:
     assert recordings.page(RECORDED).splitlines() == written, "python -m tests.recordings writes it again"
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> None:
     report, must = replayed(recording), expected(recording)
     found = {finding.code for finding in report.findings}
@@ -71,7 +78,7 @@ def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> Non
         assert not [finding.title for finding in report.findings if finding.severity in ("warning", "error")]
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_the_speedup_of_a_recording_is_the_ratio_on_its_screens(recording: Path) -> None:
     report = replayed(recording)
     verdict = report.verdict
@@ -89,24 +96,22 @@ def test_the_speedup_of_a_recording_is_the_ratio_on_its_screens(recording: Path)
         assert f"{verdict.achievable_speedup:.2f}x of its best BF16" in verdict.summary
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_a_recording_names_its_gpu_and_versions(recording: Path) -> None:
-    data = json.loads(recording.read_text("utf-8"))
+    data = json.loads(text_of(recording))
     assert data["facts"]["gpus"][0]["name"].startswith("NVIDIA")
     assert data["facts"]["software"]["torch"]
     assert data["created_at"].startswith("20")
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
-    data = json.loads(recording.read_text("utf-8"))
+    data = json.loads(text_of(recording))
     assert replayed(recording).to_dict()["facts"] == data["facts"]
     assert data["tool"]["name"] == tool().name
 
 
-@pytest.mark.parametrize(
-    "recording", [path for path in RECORDINGS if b'"arms"' in path.read_bytes()], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("recording", [path for path in RECORDINGS if '"arms"' in text_of(path)], ids=name_of)
 def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
     """Recordings of before have the sentence alone; a kind beside other words stands for it. An explanation
     may quote the words."""
@@ -123,7 +128,7 @@ def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
 
 
 def verdict(patient: str) -> Any:
-    return replayed(RECORDED / f"h200-{patient}.json").verdict
+    return replayed(RECORDED / f"h200-{patient}.json.gz").verdict
 
 
 @pytest.mark.parametrize(
@@ -143,7 +148,7 @@ def test_the_measured_verdicts(patient: str, status: str) -> None:
 
 @pytest.mark.parametrize("patient", ["decoder_468m", "decoder_454m", "llama_8b_float8"])
 def test_compiling_comes_first_and_is_measured(patient: str) -> None:
-    first = replayed(RECORDED / f"h200-{patient}.json").prescription[0]
+    first = replayed(RECORDED / f"h200-{patient}.json.gz").prescription[0]
     assert first.code == "CMP001"
     assert first.saving_ms is not None
     assert first.saving_ms.basis == "measured"
@@ -152,7 +157,7 @@ def test_compiling_comes_first_and_is_measured(patient: str) -> None:
 
 @pytest.mark.parametrize("patient", ["te_autocast", "te_fused", "accelerate_te"])
 def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> None:
-    linears = replayed(RECORDED / f"h200-{patient}.json").facts.network.linears
+    linears = replayed(RECORDED / f"h200-{patient}.json.gz").facts.network.linears
     te = [linear for linear in linears if linear.stack == "transformer_engine"]
     assert te
     assert all(linear.engaged for linear in te)
@@ -168,14 +173,16 @@ def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> N
     ],
 )
 def test_a_planted_layer_is_blamed_by_name(patient: str, code: str, evidence: str, name: str) -> None:
-    (finding,) = (each for each in replayed(RECORDED / f"h200-{patient}.json").findings if each.code == code)
+    (finding,) = (
+        each for each in replayed(RECORDED / f"h200-{patient}.json.gz").findings if each.code == code
+    )
     blamed = finding.evidence[evidence]
     assert (blamed if isinstance(blamed, str) else blamed[0]) == name
     assert name in finding.explanation + finding.title
 
 
 def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:
-    findings = {each.code: each for each in replayed(RECORDED / "h200-decoder_468m.json").findings}
+    findings = {each.code: each for each in replayed(RECORDED / "h200-decoder_468m.json.gz").findings}
     assert findings["STP002"].evidence["casts_ms"] == pytest.approx(283, abs=1)
     assert "STP001" not in findings
 
@@ -186,7 +193,7 @@ rule; before Transformer Engine's names were taken over from te_fused and from t
 98.7 % of te_transformer's were known."""
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_what_every_kernel_does_is_known(recording: Path) -> None:
     facts = replayed(recording).facts
     profiled = [arm for arm in facts.arms() if recorded(arm, "breakdown") and arm.breakdown]
@@ -196,23 +203,23 @@ def test_what_every_kernel_does_is_known(recording: Path) -> None:
         assert sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms == pytest.approx(
             arm.step_ms, rel=0.01
         )
-    if recording.stem.partition("-")[2] in ("vit", "encoder_decoder", "te_transformer"):
+    if name_of(recording).partition("-")[2] in ("vit", "encoder_decoder", "te_transformer"):
         assert len(profiled) >= 2
 
 
 def test_blocks_in_pieces_without_a_counted_break_name_the_usual_cause() -> None:
     (finding,) = (
-        each for each in replayed(RECORDED / "h200-graph_breaks.json").findings if each.code == "CMP003"
+        each for each in replayed(RECORDED / "h200-graph_breaks.json.gz").findings if each.code == "CMP003"
     )
     assert (finding.evidence["graph_breaks"], finding.evidence["graphs_run"]) == (0, 48)
     assert "a branch that depends on data" in finding.explanation
 
 
 def test_one_missing_fact_is_told_with_its_reason() -> None:
-    screen = " ".join(render(replayed(RECORDED / "h200-decoder_468m.json"), verbose=True).split())
+    screen = " ".join(render(replayed(RECORDED / "h200-decoder_468m.json.gz"), verbose=True).split())
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen
 
 
-@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_a_recording_is_sound_in_every_format(recording: Path) -> None:
     hold_every_format(replayed(recording))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
+from tests.recordings import text_of
 from tests.schema import FILE
 from tests.schema import text as schema_text
 from tests.waiting import LONGEST_S
@@ -174,7 +176,7 @@ HUGE = 10**400
 
 def without_time(**changes: Any) -> dict[str, Any]:
     """The facts of a trial in whose first arm something is not what any trial gives."""
-    saved = json.loads((RECORDED / "h200-lora_fp32.json").read_text("utf-8"))["facts"]
+    saved = json.loads(text_of(RECORDED / "h200-lora_fp32.json.gz"))["facts"]
     saved["trial"]["arms"][0].update(changes)
     return saved
 
@@ -221,11 +223,11 @@ def test_the_largest_number_is_kept_and_digits_in_a_text_are_none(tmp_path: Path
 
 @pytest.mark.parametrize("arm", range(4))
 def test_arms_of_unlike_many_rounds_are_compared(arm: int, tmp_path: Path) -> None:
-    saved = json.loads((RECORDED / "h200-lora_fp32.json").read_text("utf-8"))
+    saved = json.loads(text_of(RECORDED / "h200-lora_fp32.json.gz"))
     saved["facts"]["trial"]["arms"][arm]["rounds_ms"].pop()
     (tmp_path / "uneven.json").write_text(json.dumps(saved))
     report = load_report(tmp_path / "uneven.json")
-    even = load_report(RECORDED / "h200-lora_fp32.json")
+    even = load_report(RECORDED / "h200-lora_fp32.json.gz")
     assert report.verdict.speedup == pytest.approx(even.verdict.speedup, rel=0.01)
     assert report.verdict.status == even.verdict.status
     assert str(report)
@@ -317,6 +319,10 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
     huge = tmp_path / "huge.json"
     with huge.open("wb") as file:
         file.truncate(LARGEST_REPORT + 1)
+    packed = tmp_path / "packed.json.gz"
+    packed.write_bytes(gzip.compress(bytes(LARGEST_REPORT + 1)))
+    damaged = tmp_path / "damaged.json.gz"
+    damaged.write_bytes(packed.read_bytes()[:10] + b"\xff" * 99)
     secret = tmp_path / "secret.json"
     secret.write_text("{}")
     secret.chmod(0)
@@ -325,6 +331,8 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
         (Path("/dev/zero"), "is not a regular file"),
         (tmp_path, "is not a regular file"),
         (huge, "is larger than 256 MiB"),
+        (packed, "is larger than 256 MiB"),
+        (damaged, "its gzip content is damaged"),
         (tmp_path / "nowhere", "No such file"),
         *([(secret, "Permission denied")] if os.getuid() else []),
     ):

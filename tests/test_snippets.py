@@ -19,9 +19,10 @@ from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import KNOWN_ERRORS
 from fp8doctor.lines import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.registry import discover, run
+from tests.recordings import name_of
 
 TESTS = Path(__file__).parent
-RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json"))
+RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json.gz"))
 
 PACKAGES = "accelerate functools lightning math peft torchao transformer_engine transformers trl unsloth te"
 IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.replace(' ', '|')})\.\w+")
@@ -120,7 +121,7 @@ def of_a_recording(path: Path) -> tuple[Snippet, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
 def test_lines_on_a_recording_have_what_they_name(path: Path) -> None:
     assert wrong(of_a_recording(path)) == {}
 

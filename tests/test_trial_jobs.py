@@ -23,6 +23,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor import load_report
 from fp8doctor.render.answer import answer
 from tests.benchmarks import held_to_plain, plain_step
+from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
 from tests.stand_ins.accelerate_state import forget
 from tests.waiting import LONGEST_S, wait_for
@@ -63,32 +64,32 @@ VERDICTS = {
 """Of each report; `disturbed_gpu` is the patient decoder_468m_compiled beside another process that multiplied
 on the same GPU half of the time, `disturbed_host` the job flux_like on a host that ran at half its pace."""
 REPORTS = Path(plain_step.__file__).parent / "recorded"
-RECORDED = Path(__file__).parent / "patients" / "recorded" / "h200-llama_8b_float8.json"
+RECORDED = Path(__file__).parent / "patients" / "recorded" / "h200-llama_8b_float8.json.gz"
 
 
 def test_every_report_of_a_job_is_held() -> None:
-    assert {path.stem for path in REPORTS.glob("*.json")} == set(VERDICTS)
+    assert set(map(name_of, files(REPORTS))) == set(VERDICTS)
 
 
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_report_of_a_job_replays_as_the_plain_scripts_say(name: str) -> None:
-    report = load_report(REPORTS / f"{name}.json")
+    report = load_report(REPORTS / f"{name}.json.gz")
     assert report.verdict.status == VERDICTS[name]
     assert not [each for each in report.outcomes if each.outcome == "crashed"]
     hold_every_format(report)
 
 
 def test_a_neighbour_on_the_gpu_is_told_and_turns_no_sign() -> None:
-    report = load_report(REPORTS / "h200-disturbed_gpu.json")
+    report = load_report(REPORTS / "h200-disturbed_gpu.json.gz")
     assert "GPU004" in {finding.code for finding in report.findings}
     assert "other processes used up to 54 % of the GPU" in report.verdict.summary
-    quiet = load_report(RECORDED.with_name("h200-decoder_468m_compiled.json"))
+    quiet = load_report(RECORDED.with_name("h200-decoder_468m_compiled.json.gz"))
     assert report.verdict.status == quiet.verdict.status
 
 
 def test_a_slow_host_is_told_and_turns_no_sign() -> None:
     """30 rounds of FP8 took 68 to 115 ms and those of BF16 70 to 74: 0.96x, and 1.04x by plain scripts."""
-    report = load_report(REPORTS / "h100-disturbed_host.json")
+    report = load_report(REPORTS / "h100-disturbed_host.json.gz")
     assert "STP009" in {finding.code for finding in report.findings}
     assert "a disturbed host kept the GPU waiting" in report.verdict.summary
     assert "stay-in-bf16" not in {step.treatment.name for step in report.prescription}
@@ -97,7 +98,7 @@ def test_a_slow_host_is_told_and_turns_no_sign() -> None:
 
 def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_step() -> None:
     gpt, qwen = (
-        answer(load_report(REPORTS / f"{name}.json"))
+        answer(load_report(REPORTS / f"{name}.json.gz"))
         for name in ("h100-gpt_124m_whole", "h200-qwen3_1_7b_whole_rowwise")
     )
     assert gpt.why == ("Converting to FP8 costs 8.1 ms a step; the FP8 matmuls save 5.2.",)
@@ -106,19 +107,19 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
 
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:
-    report = load_report(REPORTS / "h100-bert_large_accelerate.json")
+    report = load_report(REPORTS / "h100-bert_large_accelerate.json.gz")
     told = "With the changes that were timed: 64.7 ms, which this timing cannot tell from BF16 (66.2 ms)."
     assert answer(report).then.sentence == f"The layers then learn. {told}"
 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:
-    told = answer(load_report(REPORTS / "h200-flux_like.json")).then
+    told = answer(load_report(REPORTS / "h200-flux_like.json.gz")).then
     assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from compiled BF16 (65.5 ms)."
 
 
 def test_a_recipe_that_cost_a_helper_its_gpu_is_named_with_the_reason() -> None:
     """A kernel that torch 2.11 makes of rowwise casts beside a concatenation reads where it may not."""
-    arms = load_report(REPORTS / "h200-flux_like.json").facts.trial.arms
+    arms = load_report(REPORTS / "h200-flux_like.json.gz").facts.trial.arms
     lost = {arm.name: arm.why for arm in arms if not arm.tried}
     assert lost == dict.fromkeys(("recipe-rowwise-with-gw-hp", "recipe-rowwise"), "took_process_down")
 
@@ -163,7 +164,7 @@ def test_a_job_builds_small_and_trains_in_plain_pytorch(name: str) -> None:
 
 
 def folder_of_a_job(out: Path, times: dict[str, float]) -> Path:
-    report = json.loads(RECORDED.read_text())
+    report = json.loads(text_of(RECORDED))
     folder = out / "job"
     folder.mkdir()
     plain: dict[str, Any] = {
@@ -281,7 +282,7 @@ def test_a_job_whose_trial_failed_is_missed_and_keeps_its_plain_times(tmp_path: 
 
 
 def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
-    report = json.loads(RECORDED.read_text())
+    report = json.loads(text_of(RECORDED))
     assert held_to_plain.changes_of("prescribed", report) == ["compile-blocks"]
     recipe = next(arm for arm in held_to_plain.arms_of(report).values() if arm["name"] == "prescribed")
     report["facts"]["trial"]["arms"].append(
@@ -296,7 +297,7 @@ def test_an_arm_is_made_by_hand_from_its_treatments(tmp_path: Path) -> None:
 
 
 def test_an_arm_whose_base_is_no_answer_itself_has_the_changes_of_that_base_too() -> None:
-    report = json.loads(RECORDED.read_text())
+    report = json.loads(text_of(RECORDED))
     arms = report["facts"]["trial"]["arms"]
     prescribed = next(arm for arm in arms if arm["name"] == "prescribed")
     arms.append(prescribed | {"name": "prescribed_first"})
@@ -309,7 +310,7 @@ def test_an_arm_whose_base_is_no_answer_itself_has_the_changes_of_that_base_too(
 
 
 def test_what_tells_the_sign_is_timed_first() -> None:
-    report = json.loads(RECORDED.read_text())
+    report = json.loads(text_of(RECORDED))
     report["facts"]["trial"]["arms"].reverse()
     first = list(held_to_plain.wanted(report, ["compile-blocks", *held_to_plain.BF16]))[:4]
     assert first == ["as_is", *held_to_plain.BF16]

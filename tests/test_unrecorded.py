@@ -20,6 +20,7 @@ from fp8doctor.facts.record import Record, from_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
 from fp8doctor.render.front import front
+from tests.recordings import text_of
 from tests.reliability.saved_reports import look_at
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
@@ -92,7 +93,7 @@ def outcomes(report: Document) -> dict[str, str]:
 @pytest.mark.parametrize("recording", KINDS.values(), ids=KINDS)
 @pytest.mark.slow
 def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:
-    facts = load_report(RECORDED / f"{recording}.json").facts
+    facts = load_report(RECORDED / f"{recording}.json.gz").facts
     before = outcomes(diagnose(facts))
     changed = set()
     taken = 0
@@ -125,7 +126,7 @@ def test_every_exception_names_a_check_and_a_fact() -> None:
 
 @pytest.mark.parametrize("key", ["linears", "blocks"])
 def test_a_saved_report_that_lacks_a_key_is_read_and_shown(key: str, tmp_path: Path) -> None:
-    saved = json.loads((RECORDED / "h200-mlp.json").read_text("utf-8"))
+    saved = json.loads(text_of(RECORDED / "h200-mlp.json.gz"))
     del saved["facts"]["network"][key]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(saved))
@@ -163,7 +164,7 @@ LACKING = [
 
 @pytest.fixture(scope="module")
 def whole() -> Document:
-    return load_report(RECORDED / f"{TIMED}.json")
+    return load_report(RECORDED / f"{TIMED}.json.gz")
 
 
 def without_first(value: Any, keys: list[str]) -> bool:
@@ -183,7 +184,7 @@ def test_every_page_shows_a_saved_report_that_lacks_a_key(
     lacking: str, whole: Document, tmp_path: Path
 ) -> None:
     recording = "h200-trained_outlier" if "numerics" in lacking else TIMED
-    saved = json.loads((RECORDED / f"{recording}.json").read_text("utf-8"))
+    saved = json.loads(text_of(RECORDED / f"{recording}.json.gz"))
     assert without_first(saved["facts"], lacking.split("."))
     path, why = tmp_path / "report.json", list[str]()
     path.write_text(json.dumps(saved))
@@ -192,7 +193,7 @@ def test_every_page_shows_a_saved_report_that_lacks_a_key(
 
 
 def test_a_recipe_that_this_version_does_not_know_is_unknown(whole: Document, tmp_path: Path) -> None:
-    saved = json.loads((RECORDED / f"{TIMED}.json").read_text("utf-8"))
+    saved = json.loads(text_of(RECORDED / f"{TIMED}.json.gz"))
     for each in (*saved["facts"]["trial"]["shapes"], *saved["facts"]["network"]["linears"]):
         each["recipe"] = "groupwise"
     path, why = tmp_path / "report.json", list[str]()
@@ -202,7 +203,7 @@ def test_a_recipe_that_this_version_does_not_know_is_unknown(whole: Document, tm
 
 
 def test_a_list_with_an_incomplete_element_says_so_and_is_saved_again(tmp_path: Path) -> None:
-    saved = json.loads((RECORDED / "h200-mlp.json").read_text("utf-8"))
+    saved = json.loads(text_of(RECORDED / "h200-mlp.json.gz"))
     del saved["facts"]["network"]["linears"][1]["name"]
     path = tmp_path / "report.json"
     path.write_text(json.dumps(saved))
@@ -214,8 +215,8 @@ def test_a_list_with_an_incomplete_element_says_so_and_is_saved_again(tmp_path: 
 
 def test_no_recording_has_an_incomplete_list() -> None:
     """What is essential of an element has been written since the first version."""
-    for file in Path(__file__).parent.rglob("recorded/*.json"):
-        data = json.loads(file.read_text("utf-8"))
+    for file in Path(__file__).parent.rglob("recorded/*.json.gz"):
+        data = json.loads(text_of(file))
         if isinstance(data, dict) and "facts" in data:
             gaps: dict[str, str] = {}
             without_incomplete_lists(from_builtins(Facts, data["facts"]), gaps)

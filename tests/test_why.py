@@ -15,7 +15,7 @@ RECORDED = Path(__file__).parent / "patients" / "recorded"
 
 
 def why(layer: str, patient: str, *options: str) -> Result:
-    saved = str(RECORDED / f"h200-{patient}.json")
+    saved = str(RECORDED / f"h200-{patient}.json.gz")
     return CliRunner().invoke(cli.main, ["why", layer, saved, *options])
 
 
@@ -42,7 +42,7 @@ def test_a_layer_that_was_timed() -> None:
 
 
 def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
-    saved = RECORDED / "h200-trained_outlier.json"
+    saved = RECORDED / "h200-trained_outlier.json.gz"
     plan = json.loads(CliRunner().invoke(cli.main, ["report", str(saved), "--format", "json"]).stdout)
     kept = [
         layer

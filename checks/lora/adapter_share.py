@@ -17,7 +17,7 @@ use fused LoRA kernels. A lower rank only if it measures faster.
     for block in base.model.layers: block.compile()             # after: fused with its neighbours
 
 Evidence: Llama 1B with rank 16 on all projections takes 223.3 ms uncompiled and 143.6 ms compiled,
-full fine-tuning 162.8 ms and 128.4 ms (`tests/benchmarks/measured/h200_steps.json`).
+full fine-tuning 162.8 ms and 128.4 ms (`tests/benchmarks/measured/h200_steps.json.gz`).
 https://github.com/huggingface/peft/blob/v0.21.0/src/peft/tuners/lora/layer.py
 https://arxiv.org/abs/2510.24061
 """

@@ -7,7 +7,7 @@ Why it costs time. PEFT makes the adapters fp32 whatever the base is (`autocast_
 since 0.12). Without autocast every adapted layer then copies its input to fp32 and multiplies it by
 A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
 fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 ms
-against 128.4 ms, compiled; `tests/benchmarks/measured/h200_steps.json`). Under BF16 autocast no
+against 128.4 ms, compiled; `tests/benchmarks/measured/h200_steps.json.gz`). Under BF16 autocast no
 fp32 matmul is left, only the copies: then this is information, and so it is on a model that a
 Trainer may still put under autocast, of adapters that were converted to FP8 themselves (LORA003),
 and on the meta device, where PEFT does not move adapters to the dtype of the base. Whether a

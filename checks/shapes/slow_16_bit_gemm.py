@@ -21,7 +21,7 @@ beyond the model of them padded.
 
 Evidence: decoder of 454M with 16,384 tokens: a vocabulary of 50,304 instead of 50,257 takes the
 step in compiled FP8 from 129.8 ms to 95.1 ms
-(`tests/benchmarks/measured/h200_padded_vocabulary.json`). The kernel of the odd one is
+(`tests/benchmarks/measured/h200_padded_vocabulary.json.gz`). The kernel of the odd one is
 `cutlass_75_tensorop_bf16_s1688gemm`. 8 elements, and 64 on an A100, are what NVIDIA asks:
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
 Inductor's `shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py

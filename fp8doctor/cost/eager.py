@@ -16,7 +16,7 @@ from fp8doctor.gpus import modelled_gpu
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
-it; one with adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json."""
+it; one with adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json.gz."""
 
 
 class Balance(Struct, frozen=True):

@@ -20,7 +20,7 @@ from fp8doctor.gpus import GpuSpec, memory_ms
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part of
 `BACK_TO_BACK`, to 1290 swept GEMMs: one H200, torch 2.11, November 2026,
-tests/benchmarks/measured/h200_sweep.json."""
+tests/benchmarks/measured/h200_sweep.json.gz."""
 
 
 GEMM_EFFICIENCY_FP8 = 0.86

@@ -12,6 +12,7 @@ from torch import nn
 from fp8doctor import inspect_model, load_report
 from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.facts import Facts
+from tests.recordings import name_of
 from tests.stand_ins import transformer_engine as te
 
 TESTS = Path(__file__).parents[1]
@@ -24,15 +25,15 @@ def recording(path: str) -> Facts:
 @pytest.mark.parametrize(
     ("path", "forward", "recomputed", "gradients", "counted"),
     [
-        ("patients/recorded/h200-checkpointed_needlessly.json", 168, 168, 336, 648),
-        ("patients/recorded/h200-few_tokens.json", 1792, 0, 3584, 5376),
-        ("patients/recorded/h200-llama_8b_float8.json", 84, 0, 168, 252),
-        ("patients/recorded/h200-llama_8b_lora_r32.json", 84, 0, 83, 165),
-        ("patients/recorded/h200-te_fused.json", 8, 0, 16, 24),
-        ("running/recorded/h200-te.json", 29, 0, 58, 87),
-        ("running/recorded/h200-te_checkpointed.json", 29, 28, 58, 31),
+        ("patients/recorded/h200-checkpointed_needlessly.json.gz", 168, 168, 336, 648),
+        ("patients/recorded/h200-few_tokens.json.gz", 1792, 0, 3584, 5376),
+        ("patients/recorded/h200-llama_8b_float8.json.gz", 84, 0, 168, 252),
+        ("patients/recorded/h200-llama_8b_lora_r32.json.gz", 84, 0, 83, 165),
+        ("patients/recorded/h200-te_fused.json.gz", 8, 0, 16, 24),
+        ("running/recorded/h200-te.json.gz", 29, 0, 58, 87),
+        ("running/recorded/h200-te_checkpointed.json.gz", 29, 28, 58, 31),
     ],
-    ids=lambda value: Path(value).stem.removeprefix("h200-") if isinstance(value, str) else "",
+    ids=lambda value: name_of(Path(value)).removeprefix("h200-") if isinstance(value, str) else "",
 )
 def test_the_sum_of_the_layers_is_what_a_gpu_ran(
     path: str, forward: int, recomputed: int, gradients: int, counted: int
@@ -45,12 +46,12 @@ def test_the_sum_of_the_layers_is_what_a_gpu_ran(
 
 
 def test_few_layers_among_many_are_not_seen_in_the_count() -> None:
-    facts = recording("patients/recorded/h200-te_transformer.json")
+    facts = recording("patients/recorded/h200-te_transformer.json.gz")
     assert ran_in_bf16_later(facts, all_fp8(facts)[:2]) is None
 
 
 def test_a_count_with_experts_or_emulated_layers_tells_nothing() -> None:
-    facts = recording("running/recorded/h200-te_checkpointed.json")
+    facts = recording("running/recorded/h200-te_checkpointed.json.gz")
     for change in ({"role": "experts"}, {"features": {"emulate": True}}, {"recipe": "custom"}):
         first, *others = facts.network.linears
         linears = (msgspec.structs.replace(first, use="training", **change), *others)

@@ -27,7 +27,7 @@ it."""
 
 
 def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
-    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
     return facts, run(discover(), facts)[0]
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_promised_of_compiling_what_is_not_torchaos(name: str) -> Non
 
 @pytest.mark.parametrize(("name", "clear"), [("vit_large", False), ("decoder_350m", True)])
 def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: bool) -> None:
-    recorded_facts = load_report(RECORDED / f"h200-{name}.json").facts
+    recorded_facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
     report = diagnose(msgspec.structs.replace(recorded_facts, trial=NOT_RECORDED))
     assert report.verdict.basis == "modelled"
     assert report.verdict.achievable_speedup is not None
@@ -89,14 +89,14 @@ UNKNOWN_RECOMPUTE = (
 
 def test_what_the_host_takes_to_recompute_is_said_to_be_unknown() -> None:
     """FP8 was 2.2 times as slow as BF16 here, and 1.2 times as fast was told."""
-    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json").facts
+    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json.gz").facts
     verdict = diagnose(msgspec.structs.replace(facts, trial=NOT_RECORDED)).verdict
     assert (verdict.basis, verdict.achievable_speedup) == (None, None)
     assert verdict.summary.endswith(UNKNOWN_RECOMPUTE)
 
 
 def test_a_forward_that_recomputes_layers_that_nobody_saw_is_not_modelled() -> None:
-    facts = load_report(RECORDED / "h200-te_own_checkpoint.json").facts
+    facts = load_report(RECORDED / "h200-te_own_checkpoint.json.gz").facts
     untimed = msgspec.structs.replace(facts, trial=NOT_RECORDED)
     kept = msgspec.structs.replace(untimed.training, checkpointing=())
     assert modelled_speedup(untimed) is None
@@ -108,7 +108,7 @@ def test_a_forward_that_recomputes_layers_that_nobody_saw_is_not_modelled() -> N
 
 def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown() -> None:
     """FP8 was 1.78 times as slow as BF16 here, and 1.42 times was told."""
-    facts = load_report(RECORDED / "h200-cast_heavy_layer.json").facts
+    facts = load_report(RECORDED / "h200-cast_heavy_layer.json.gz").facts
     untimed = recorded_steps.without_trial(facts)
     verdict = diagnose(untimed).verdict
     assert (verdict.basis, verdict.achievable_speedup) == (None, None)
@@ -124,7 +124,7 @@ def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown
 
 @pytest.mark.parametrize("name", ["cast_heavy_layer", "rotated"])
 def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
-    facts = recorded_steps.without_trial(load_report(RECORDED / f"h200-{name}.json").facts)
+    facts = recorded_steps.without_trial(load_report(RECORDED / f"h200-{name}.json.gz").facts)
     laptop = msgspec.structs.replace(facts.gpus[0], name="NVIDIA GeForce RTX 5050 Laptop GPU")
     unknown = msgspec.structs.replace(facts, gpus=(laptop,), assumed_gpu=None)
     assert "It cannot be modelled" in diagnose(facts).verdict.summary
@@ -132,7 +132,7 @@ def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
 
 
 def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:
-    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json").facts
+    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json.gz").facts
     unseen = msgspec.structs.replace(facts, workload=NOT_RECORDED, trial=NOT_RECORDED)
     assert "cannot be modelled" not in diagnose(unseen).verdict.summary
 

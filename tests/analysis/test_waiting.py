@@ -13,7 +13,7 @@ from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts.arm_names import ArmName
 from tests.running.test_recorded import RECORDED
 
-STARVED = load_report(RECORDED / "h200-te_loop_stopped.json").facts
+STARVED = load_report(RECORDED / "h200-te_loop_stopped.json.gz").facts
 """Its data workers took the host's cores."""
 
 
@@ -50,5 +50,5 @@ def test_nothing_to_compare_with() -> None:
 
 
 def test_an_even_script_is_told_nothing() -> None:
-    even = load_report(RECORDED / "h200-eager_loop_timed_at_end.json").facts
+    even = load_report(RECORDED / "h200-eager_loop_timed_at_end.json.gz").facts
     assert script_overhead(even) == ""

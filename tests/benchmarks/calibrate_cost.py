@@ -1,7 +1,7 @@
 """Derive the constants of `fp8doctor.cost` from a recorded sweep: ``python tests/benchmarks/calibrate_cost.py
 [SWEEP.json]``
 
-Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: measured/h200_sweep.json),
+Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: that in measured/),
 then how far the model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It
 changes no file: a constant is taken over by hand, with the sweep named as its source, and `cost_model.py`
 then says what that does to whole steps.
@@ -29,8 +29,9 @@ from fp8doctor import gpus
 from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, step, step_gemms_ms
 from fp8doctor.cost.step import FP8_HOST_MS
 from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
+from tests.recordings import text_of
 
-SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json"
+SWEEP = Path(__file__).resolve().parent / "measured" / "h200_sweep.json.gz"
 
 EFFICIENCIES = ("GEMM_EFFICIENCY_BF16", "GEMM_EFFICIENCY_FP8", "UNALIGNED")
 """What is fitted beside the tile's part of `gemm.BACK_TO_BACK`."""
@@ -44,7 +45,7 @@ def main() -> int:
     if not path.exists():
         print(f"no sweep at {path}: run tests/benchmarks/gemm_sweep.py on a GPU first", file=sys.stderr)
         return 1
-    sweep = json.loads(path.read_text("utf-8"))
+    sweep = json.loads(text_of(path))
     gpu = gpu_spec(sweep["gpu"].removeprefix("NVIDIA ")) if sweep["gpu"] != "none" else gpu_spec("H200")
     versions = f"torch {sweep['versions']['torch']} · torchao {sweep['versions']['torchao']}"
     print(

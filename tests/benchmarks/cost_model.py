@@ -1,7 +1,7 @@
 """The modelled step held to steps measured on an H200, beside torchao's own roofline: ``python
 tests/benchmarks/cost_model.py [FOLDER...]``
 
-Prints Markdown. Every row of measured/h200_steps.json: its time, and its ratio to compiled BF16 of the same
+Prints Markdown. Every row of measured/h200_steps: its time, and its ratio to compiled BF16 of the same
 job, as modelled by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and
 2.2 have bounds (`BOUND`, right sign, nearer than torchao); the others are shown. Then the reports of timed
 models in FOLDERs (tests/patients/recorded, and recorded/ beside this file): what a user without a GPU would

@@ -15,10 +15,11 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
 from fp8doctor.cost.step import modelled_step
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload
+from tests.recordings import text_of
 
 HERE = Path(__file__).resolve().parent
-MEASURED = HERE / "measured" / "h200_steps.json"
-SWEEP = HERE / "measured" / "h200_sweep.json"
+MEASURED = HERE / "measured" / "h200_steps.json.gz"
+SWEEP = HERE / "measured" / "h200_sweep.json.gz"
 
 
 @dataclass(frozen=True)
@@ -64,18 +65,18 @@ class Row:
 
 def steps() -> list[dict[str, Any]]:
     """The rows as they are recorded."""
-    found: list[dict[str, Any]] = json.loads(MEASURED.read_text("utf-8"))["steps"]
+    found: list[dict[str, Any]] = json.loads(text_of(MEASURED))["steps"]
     return found
 
 
 def facts_of(step: dict[str, Any]) -> Facts:
     """What examining the job of a row would find, as far as the cost model reads it."""
-    return job(json.loads(MEASURED.read_text("utf-8"))["models"][step["model"]], step)
+    return job(json.loads(text_of(MEASURED))["models"][step["model"]], step)
 
 
 def rows() -> list[Row]:
     """Every measured step, with what was modelled of it."""
-    measured = json.loads(MEASURED.read_text("utf-8"))
+    measured = json.loads(text_of(MEASURED))
     jobs: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for step in measured["steps"]:
         jobs.setdefault(
@@ -251,7 +252,7 @@ def torchao_layer_ms(tokens: int, inner: int, outer: int, recipe: str | None, fu
 
 def swept() -> dict[str, Any]:
     """The recorded sweep of `gemm_sweep.py`."""
-    sweep: dict[str, Any] = json.loads(SWEEP.read_text("utf-8"))
+    sweep: dict[str, Any] = json.loads(text_of(SWEEP))
     return sweep
 
 

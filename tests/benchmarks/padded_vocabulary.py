@@ -39,7 +39,7 @@ from tests.benchmarks.machine import machine
 
 PATIENTS = Path(__file__).resolve().parents[1] / "patients"
 PATIENT = PATIENTS / "decoder_454m.py"
-RECORDED = PATIENTS / "recorded" / "h200-decoder_454m_compiled.json"
+RECORDED = PATIENTS / "recorded" / "h200-decoder_454m_compiled.json.gz"
 """The patient with every block compiled; it was not timed, so SHP008 models its whole step."""
 
 MULTIPLE = 64

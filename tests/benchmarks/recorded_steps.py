@@ -18,6 +18,7 @@ from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
+from tests.recordings import files, name_of, text_of
 
 HERE = Path(__file__).resolve().parent
 PATIENTS, JOBS = HERE.parent / "patients" / "recorded", HERE / "recorded"
@@ -114,13 +115,13 @@ BETWEEN = ("cast", "pointwise", "norm", "copy", "loss")
 
 def reports(folders: Sequence[Path]) -> Iterator[tuple[str, Facts, dict[str, Arm]]]:
     """Every timed model of the folders: its name, its facts, and the arms that were timed."""
-    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
-        if "facts" not in json.loads(path.read_bytes()):
+    for path in (path for folder in folders for path in files(folder)):
+        if "facts" not in json.loads(text_of(path)):
             continue
         facts = read_saved(path)[0]
         if recorded(facts, "trial.arms") and facts.trial.gpu and "H200" in facts.trial.gpu:
             yield (
-                f"{'job ' if path.parent == JOBS else ''}{path.stem.removeprefix('h200-')}",
+                f"{'job ' if path.parent == JOBS else ''}{name_of(path).removeprefix('h200-')}",
                 facts,
                 {arm.name: arm for arm in facts.trial.arms if arm.tried and arm.step_ms},
             )

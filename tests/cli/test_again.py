@@ -21,7 +21,7 @@ from tests.cli.command import Worker, fp8doctor
 from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).resolve().parents[2]
-WATCHED = load_report(ROOT / "tests" / "running" / "recorded" / "h200-fsdp2.json").facts
+WATCHED = load_report(ROOT / "tests" / "running" / "recorded" / "h200-fsdp2.json.gz").facts
 SECRET = f"hf_{'a1' * 17}"
 
 

@@ -21,7 +21,7 @@ RECORDED_ANSWERS = {
 
 
 def facts_of(name: str) -> Facts:
-    return load_report(RECORDED / f"h200-{name}.json").facts
+    return load_report(RECORDED / f"h200-{name}.json.gz").facts
 
 
 @pytest.mark.parametrize("name", RECORDED_ANSWERS)

@@ -40,7 +40,7 @@ RATIO = re.compile(r"([\d,.]+) ms, ([\d.]+)x of the best BF16 \(([\d,.]+) ms\)")
 
 
 def replayed(name: str) -> Report:
-    return load_report(RECORDED / f"h200-{name}.json")
+    return load_report(RECORDED / f"h200-{name}.json.gz")
 
 
 @pytest.mark.parametrize("name", ENDS)

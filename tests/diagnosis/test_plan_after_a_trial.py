@@ -20,6 +20,7 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, render
 from tests.facts_of import DECODER_468M
+from tests.recordings import name_of
 from tests.test_recorded import RECORDED, RECORDINGS
 
 
@@ -152,7 +153,7 @@ def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     assert round(last.middle, 1) == 7.3
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
 def test_a_plan_that_gives_fp8_up_has_no_fix_that_this_undoes(path: Path) -> None:
     """Another way to compile the step, another recipe, other layers in FP8."""
     names = [step.treatment.name for step in load_report(path).prescription]
@@ -276,7 +277,7 @@ def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_i
     patient: str, broken: list[str]
 ) -> None:
     """But layers that do not learn are mended whatever their speed, and first."""
-    report = load_report(RECORDED / f"h200-{patient}.json")
+    report = load_report(RECORDED / f"h200-{patient}.json.gz")
     losing = next(each for each in report.findings if each.code == "SHP002")
     assert losing.treatment is not None
     first, others = report.prescription[: len(broken)], report.prescription[len(broken) :]
@@ -287,12 +288,12 @@ def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_i
 
 
 def test_what_a_plan_in_bf16_leaves_out_is_timed_all_the_same() -> None:
-    report = load_report(RECORDED / "h200-accelerate_eager.json")
+    report = load_report(RECORDED / "h200-accelerate_eager.json.gz")
     assert "compile-blocks" not in [step.treatment.name for step in report.prescription]
     assert "compile-blocks" in [step.treatment.name for step in hypotheses(report.facts)]
 
 
 def test_a_plan_that_leaves_fp8_off_converts_no_adapters_in_another_order() -> None:
-    report = load_report(RECORDED / "h200-te_lora_prepared.json")
+    report = load_report(RECORDED / "h200-te_lora_prepared.json.gz")
     assert {"LORA003", "MOD007"} <= {each.code for each in report.findings}
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]

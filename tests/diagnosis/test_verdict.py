@@ -284,7 +284,7 @@ def test_what_could_not_be_timed_is_not_measured(
 
 def alone(name: str) -> tuple[Facts, Facts]:
     """A recorded job, and the same with the times of its BF16 lost."""
-    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
     arms = tuple(
         each if each.name == "as_is" else Of({}).arm(each.name, Reason.NO_TIME_LEFT)
         for each in facts.trial.arms
@@ -314,7 +314,7 @@ def test_a_bf16_that_was_not_timed_is_modelled_beside_the_step_that_was(name: st
 def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name: str, basis: str) -> None:
     """Seen on an H200: a GPT compiled whole, 1.00x of eager BF16, and 0.91x of BF16 compiled like it. FP8
     that eager BF16 beats already is slower, whatever was left out."""
-    facts = load_report(RECORDED / f"h200-{name}.json").facts
+    facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
     arms = tuple(
         Of({}).arm(each.name, Reason.NO_TIME_LEFT) if each.name == "bf16_compiled" else each
         for each in facts.trial.arms

@@ -28,6 +28,7 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.secrets import LIMIT, REPLACEMENTS
 from fp8doctor.finding import Outcome
 from fp8doctor.wording import error_in_words, sentence
+from tests.recordings import files, text_of
 
 MIXED = "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9T0u1V2w3X4y5Z6"
 HEX = "0123456789abcdef0123456789abcdef01234567"
@@ -326,7 +327,7 @@ def texts(value: Any) -> Iterator[str]:
 
 def test_every_text_of_every_recording_stays_as_it_is() -> None:
     recordings = Path(__file__).parents[1] / "patients" / "recorded"
-    found = {text for file in recordings.glob("*.json") for text in texts(json.loads(file.read_text()))}
+    found = {text for file in files(recordings) for text in texts(json.loads(text_of(file)))}
     assert len(found) > 2000
     assert {text: scrub(text) for text in found if len(text) <= LIMIT and scrub(text) != text} == {}
 

@@ -13,10 +13,11 @@ from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Linear, Training
 from tests.fixes.scripts import EXPLORED, ON_A_GPU
 from tests.fixes.test_effects import printed_for
+from tests.recordings import text_of
 
 FOLDER = Path(__file__).parent / "on_h100"
-ROWS = json.loads((FOLDER / "h100.json").read_text("utf-8"))["rows"]
-FP8_WEIGHTS = json.loads((FOLDER / "h100-te_in_fp8.json").read_text("utf-8"))
+ROWS = json.loads(text_of(FOLDER / "h100.json.gz"))["rows"]
+FP8_WEIGHTS = json.loads(text_of(FOLDER / "h100-te_in_fp8.json.gz"))
 """Recorded in the same session with the same packages, once ``fp8-weights`` was among what is tried."""
 
 APPLIED = [

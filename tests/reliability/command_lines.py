@@ -20,6 +20,7 @@ from fp8doctor.running import launch
 from fp8doctor.stages import Doing
 from tests.facts_of import DECODER_468M
 from tests.profiling.composed import Composed
+from tests.recordings import text_of
 from tests.reliability.count import Count
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -117,8 +118,9 @@ def a_folder_of_files(folder: Path) -> Iterator[None]:
     (folder / "bad").mkdir()
     (folder / "bad" / "check.py").write_text("raise RuntimeError('mine')")
     (folder / "model.py").write_text(MODEL)
-    (folder / "saved.json").write_bytes((RECORDED / "h200-mlp.json").read_bytes())
-    (folder / "torn.json").write_bytes((RECORDED / "h200-mlp.json").read_bytes()[:500])
+    saved = text_of(RECORDED / "h200-mlp.json.gz")
+    (folder / "saved.json").write_text(saved, "utf-8")
+    (folder / "torn.json").write_text(saved[:500], "utf-8")
     profiled = Composed()
     profiled.kernel("nvjet_sm90_qqtst_1", 100, 200, launched=90)
     profiled.write(folder, "profiled.json")

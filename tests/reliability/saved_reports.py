@@ -19,6 +19,7 @@ from fp8doctor.diagnosis.layer import as_json, layer_reports, named
 from fp8doctor.diagnosis.regression import checked_baseline, regression
 from fp8doctor.errors import UserError
 from fp8doctor.render import comparison, github, html, junit, layer, markdown, sarif, text
+from tests.recordings import text_of
 from tests.reliability.count import Count
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
@@ -164,13 +165,13 @@ def look_at(path: Path, why: list[str], other: Document | None = None) -> None:
 
 
 def recorded() -> dict[str, Any]:
-    return {name: json.loads((RECORDED / f"{name}.json").read_text("utf-8")) for name in RECORDINGS}
+    return {name: json.loads(text_of(RECORDED / f"{name}.json.gz")) for name in RECORDINGS}
 
 
 def deletions(folder: Path, most: int = 10_000) -> Count:
     """Each key of each kind deleted once, from every recording."""
     count, path = Count("a saved report with a key deleted"), folder / "damaged.json"
-    whole = load_report(RECORDED / f"{RECORDINGS[-2]}.json")  # with a trial
+    whole = load_report(RECORDED / f"{RECORDINGS[-2]}.json.gz")  # with a trial
     for name, document in recorded().items():
         for place in list(kinds(document).values())[:most]:
             path.write_text(json.dumps(changed(document, place)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.markdown import table
+from tests.recordings import text_of
 from tests.reliability.on_gpu import HOSTILE, NAMES, rows
 
 HERE = Path(__file__).parent
@@ -17,7 +18,7 @@ COLUMNS = ("patient", "items compared", "changed", "arms that were timed")
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((HERE / "h200.json").read_text("utf-8"))
+    document: dict[str, Any] = json.loads(text_of(HERE / "h200.json.gz"))
     return document
 
 

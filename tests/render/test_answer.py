@@ -176,7 +176,7 @@ def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
 
 
 def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
-    said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json"))
+    said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json.gz"))
     assert said.fix == ("1. Keep the activations.", "And leave FP8 off (fix 3).")
     assert said.then.sentence.endswith("11.5 ms in BF16 without checkpointing.")
 
@@ -193,7 +193,7 @@ def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     ],
 )
 def test_times_that_are_not_reliable_are_not_sure(recording: str, doubt: str | None) -> None:
-    sure = certainty(load_report(RECORDED / f"h200-{recording}.json"))
+    sure = certainty(load_report(RECORDED / f"h200-{recording}.json.gz"))
     assert sure.startswith("Not quite" if doubt else "Yes: ")
     assert (f"{doubt}, so do not rely on these times" in sure) if doubt else "rely" not in sure
 
@@ -285,20 +285,20 @@ def test_an_upper_bound_is_not_called_measured() -> None:
 
 
 def test_a_plan_that_bf16_gains_from_too_has_no_upper_bound_beside_it() -> None:
-    report = load_report(RECORDED / "h200-lora.json")
+    report = load_report(RECORDED / "h200-lora.json.gz")
     assert that_help_bf16_too(step.treatment.name for step in report.prescription)
     assert answer(report).limit == ""
 
 
 def test_micro_batches_of_a_step_are_named() -> None:
-    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json.gz").facts
     twice = replace(facts, workload=replace(facts.workload, accumulate=2))
     assert "tokens in each of 2 micro-batches" in model(twice)
     assert "micro-batch" not in model(facts)
 
 
 def test_the_autocast_of_a_trainer_is_told() -> None:
-    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json.gz").facts
     inside = replace(facts, training=replace(facts.training, autocast="bfloat16"))
     assert "no autocast" in for_support(facts)
     assert "autocast to bfloat16" in for_support(inside)

@@ -14,12 +14,13 @@ from fp8doctor.finding import Outcome
 from fp8doctor.registry import why_missing
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report, load_report
+from tests.recordings import name_of
 from tests.render.reports import EAGER_DECODER
 from tests.test_recorded import RECORDED
 
 NAMES = ("decoder_468m", "lora", "te_fused", "cast_heavy_layer", "fsdp2_float8")
 WATCHED = Path(__file__).parents[1] / "running" / "recorded"
-PATHS = [*(RECORDED / f"h200-{name}.json" for name in NAMES), WATCHED / "h200x2-ddp_slow_rank.json"]
+PATHS = [*(RECORDED / f"h200-{name}.json.gz" for name in NAMES), WATCHED / "h200x2-ddp_slow_rank.json.gz"]
 
 TOP_LEVEL = [name for name in Facts.__struct_fields__ if name not in ("gaps", "unrecognized", "assumed_gpu")]
 
@@ -28,7 +29,7 @@ def unknown(report: Report) -> dict[str, str]:
     return {each.code: each.area for each in report.outcomes if each.outcome == "unknown"}
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_what_nobody_saw_leaves_no_tick(path: Path) -> None:
     facts = load_report(path).facts
     before, became = unknown(diagnose(facts)), 0
@@ -44,7 +45,7 @@ def test_what_nobody_saw_leaves_no_tick(path: Path) -> None:
 
 
 def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
-    areas = first_screen(load_report(RECORDED / "h200-decoder_468m.json")).areas
+    areas = first_screen(load_report(RECORDED / "h200-decoder_468m.json.gz")).areas
     assert {line.area: line.mark for line in areas} | {"lora": "not_applicable", "memory": "healthy"} == {
         line.area: line.mark for line in areas
     }

@@ -30,12 +30,13 @@ from tests.checks.arms import ran, timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.diagnosis.trials import Of, around, render
 from tests.facts_of import DECODER_468M
+from tests.recordings import files, name_of
 from tests.render.reports import SCREENS
 from tests.treatment_names import all_names
 from tests.waiting import LONGEST_S
 
 JOBS = Path(__file__).parents[1] / "benchmarks" / "recorded"
-RECORDED = sorted((Path(__file__).parents[1] / "patients" / "recorded").glob("*.json"))
+RECORDED = files(Path(__file__).parents[1] / "patients" / "recorded")
 WIDTHS = (60, 80, 100, 120)
 
 INTERNAL = re.compile(
@@ -49,11 +50,11 @@ A_TIME = re.compile(r"\d ms\b")
 
 
 def of(patient: str) -> Front:
-    return front(load_report(RECORDED[0].with_name(f"h200-{patient}.json")))
+    return front(load_report(RECORDED[0].with_name(f"h200-{patient}.json.gz")))
 
 
 def watched(job: str) -> Report:
-    return load_report(RECORDED[0].parents[2] / "running" / "recorded" / f"{job}.json")
+    return load_report(RECORDED[0].parents[2] / "running" / "recorded" / f"{job}.json.gz")
 
 
 def without_code(first: Front, screen: str) -> list[str]:
@@ -88,7 +89,7 @@ def test_what_is_modelled_is_not_small_beside_the_step_of_a_cpu() -> None:
         assert len(plan(replace(report, prescription=steps), report.findings)[1]) == folded
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECORDED, ids=name_of)
 def test_the_screen_of_every_recorded_job(path: Path) -> None:
     """The five answers stand in the box, nothing in a word of our own, and nothing is wider than asked."""
     report = load_report(path)
@@ -269,7 +270,7 @@ def test_the_end_names_the_form_of_bf16_that_it_is_held_to() -> None:
 
 
 def test_giving_fp8_up_on_a_disturbed_host_asks_for_a_quiet_one_too() -> None:
-    said = front(load_report(JOBS / "h100-whisper_medium.json")).answer
+    said = front(load_report(JOBS / "h100-whisper_medium.json.gz")).answer
     assert said.fix == ("Leave FP8 off (fix 2), and time again when the host is quiet (fix 1).",)
 
 
@@ -285,7 +286,7 @@ def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() 
 
 
 def test_a_change_that_gained_by_itself_and_is_in_no_plan_is_told_with_what_it_saves() -> None:
-    report = load_report(RECORDED[0].with_name("h200-te_tiny.json"))
+    report = load_report(RECORDED[0].with_name("h200-te_tiny.json.gz"))
     told = {each.code: each.text for each in front(report).notices}["SHP005"]
     assert told.endswith("with block scaling: on its own that saves 0.7 to 2.2 ms a step, measured)")
     assert "Would change it: run Transformer Engine with block scaling" in render(report)

@@ -27,7 +27,7 @@ from tests.render.test_arbitrary_text import NASTY, with_name
 from tests.render.test_screens import hold
 
 DEMO = Path(html.__file__).parents[1] / "demo.json"
-LLAMA = Path(__file__).parents[1] / "patients" / "recorded" / "h200-llama_8b_float8.json"
+LLAMA = Path(__file__).parents[1] / "patients" / "recorded" / "h200-llama_8b_float8.json.gz"
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def pages() -> dict[str, Callable[[], Sheet]]:
 
     def reports(first: str, second: str) -> Callable[[], Sheet]:
         def compare() -> Sheet:
-            both = replay(RECORDED / f"h200-{first}.json"), replay(RECORDED / f"h200-{second}.json")
+            both = replay(RECORDED / f"h200-{first}.json.gz"), replay(RECORDED / f"h200-{second}.json.gz")
             found = compared(*both, (f"{first}.json", f"{second}.json"))
             return comparison.page(replace(found, tool=Tool(version="0")), both)
 

@@ -28,7 +28,7 @@ from tests.diagnosis.trials import Of, around
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
 
-BERT = Path(__file__).parents[1] / "benchmarks" / "recorded" / "h200-bert_large_accelerate.json"
+BERT = Path(__file__).parents[1] / "benchmarks" / "recorded" / "h200-bert_large_accelerate.json.gz"
 
 
 def shown(arm: Arm, gib: float) -> Arm:

@@ -13,6 +13,7 @@ from fp8doctor import load_report
 from fp8doctor.facts import recorded
 from fp8doctor.profiling.kernel_families import classify
 from tests import recordings
+from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -69,7 +70,7 @@ replayed = functools.cache(load_report)
 
 
 def test_every_recording_is_held() -> None:
-    assert {path.stem for path in RECORDED.glob("*.json")} == set(TOLD)
+    assert set(map(name_of, files(RECORDED))) == set(TOLD)
 
 
 def test_the_table_of_the_recordings_is_what_they_say() -> None:
@@ -79,7 +80,7 @@ def test_the_table_of_the_recordings_is_what_they_say() -> None:
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
-    report = replayed(RECORDED / f"{name}.json")
+    report = replayed(RECORDED / f"{name}.json.gz")
     grave = sorted(finding.code for finding in report.findings if finding.severity != "info")
     assert tuple(grave) == TOLD[name]
     assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
@@ -88,7 +89,7 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_sound_in_every_format(name: str) -> None:
-    hold_every_format(replayed(RECORDED / f"{name}.json"))
+    hold_every_format(replayed(RECORDED / f"{name}.json.gz"))
 
 
 WITHOUT_FP8 = "h200-unsloth_lora"
@@ -96,7 +97,7 @@ WITHOUT_FP8 = "h200-unsloth_lora"
 PROFILED = [
     name
     for name in TOLD
-    if "breakdown" in (json.loads((RECORDED / f"{name}.json").read_bytes())["facts"].get("observed", ()))
+    if "breakdown" in (json.loads(text_of(RECORDED / f"{name}.json.gz"))["facts"].get("observed", ()))
     and "ENV001" not in TOLD[name]
     and name != WITHOUT_FP8
 ]
@@ -109,13 +110,13 @@ def test_most_are_profiled() -> None:
 
 @pytest.mark.parametrize(("name", "code"), INFOS.items())
 def test_what_costs_little_is_told_without_a_warning(name: str, code: str) -> None:
-    report = replayed(RECORDED / f"{name}.json")
+    report = replayed(RECORDED / f"{name}.json.gz")
     assert code in [finding.code for finding in report.findings if finding.severity == "info"]
 
 
 @pytest.mark.parametrize("name", PROFILED)
 def test_the_profiled_step_is_the_gpus(name: str) -> None:
-    seen = replayed(RECORDED / f"{name}.json").facts.observed
+    seen = replayed(RECORDED / f"{name}.json.gz").facts.observed
     families = seen.breakdown.families_ms
     assert seen.clock == "cuda"
     assert seen.fp8_gemms > 0
@@ -125,7 +126,7 @@ def test_the_profiled_step_is_the_gpus(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*PROFILED, WITHOUT_FP8])
 def test_a_kernel_that_no_rule_knew_is_known_now(name: str) -> None:
-    breakdown = replayed(RECORDED / f"{name}.json").facts.observed.breakdown
+    breakdown = replayed(RECORDED / f"{name}.json.gz").facts.observed.breakdown
     unknown = [group for group in breakdown.groups if group.family == "unknown"]
     assert sum(group.time_ms for group in unknown) == pytest.approx(breakdown.families_ms.get("unknown", 0.0))
     assert "unknown" not in [classify(group.name, group.operator) for group in unknown]
@@ -133,6 +134,6 @@ def test_a_kernel_that_no_rule_knew_is_known_now(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TOLD if "x2" in name])
 def test_both_ranks_are_told_of(name: str) -> None:
-    facts = replayed(RECORDED / f"{name}.json").facts
+    facts = replayed(RECORDED / f"{name}.json.gz").facts
     assert recorded(facts, "ranks")
     assert [rank.rank for rank in facts.ranks.processes] == [0, 1]

@@ -22,7 +22,7 @@ RECORDED = Path(__file__).parent.parent / "patients" / "recorded"
 
 
 def context(patient: str) -> TrialContext:
-    facts = read_saved(RECORDED / f"h200-{patient}.json")[0]
+    facts = read_saved(RECORDED / f"h200-{patient}.json.gz")[0]
     return TrialContext(facts, Job(model=None, target=Target(), workload=Workload()), ())
 
 

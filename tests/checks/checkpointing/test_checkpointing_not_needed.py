@@ -63,7 +63,7 @@ def test_a_step_that_fits_without_it(look: Look) -> None:
 
 
 def test_a_step_that_is_known_not_to_fit_without_it_needs_it() -> None:
-    recorded_on_gpu = load_report(RECORDED / "h200-checkpointed_of_need.json").facts
+    recorded_on_gpu = load_report(RECORDED / "h200-checkpointed_of_need.json.gz").facts
     assert checkpointing_not_needed(recorded_on_gpu) is None
 
 

@@ -82,7 +82,7 @@ def test_where_the_question_does_not_arise(look: Look) -> None:
 
 
 def test_no_policy_sees_the_gemms_of_transformer_engine() -> None:
-    report = load_report(HERE / "recorded" / "h200-te_checkpointed_inside.json")
+    report = load_report(HERE / "recorded" / "h200-te_checkpointed_inside.json.gz")
     (finding,) = (each for each in report.findings if each.code == "CKP003")
     assert finding.treatment is None
 

@@ -41,7 +41,7 @@ def with_torchao(version: str | None) -> Facts:
 
 
 def test_torchao_that_raises() -> None:
-    report = load_report(RECORDED / "cpu-ddp-torchao-0.12.0.json")
+    report = load_report(RECORDED / "cpu-ddp-torchao-0.12.0.json.gz")
     (finding,) = (each for each in report.findings if each.code == "CMP008")
     assert finding.title == "DDP splits the graphs of 8 FP8 Linears, and torchao 0.12.0 raises"
     assert finding.severity == "error"
@@ -51,7 +51,7 @@ def test_torchao_that_raises() -> None:
 
 
 def test_torchao_that_mends_it() -> None:
-    report = load_report(RECORDED / "cpu-ddp-torchao-0.13.0.json")
+    report = load_report(RECORDED / "cpu-ddp-torchao-0.13.0.json.gz")
     (outcome,) = (each for each in report.outcomes if each.code == "CMP008")
     assert outcome.outcome == "healthy"
 

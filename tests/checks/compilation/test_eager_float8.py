@@ -268,7 +268,7 @@ def test_a_head_that_no_gpu_runs_is_left_out_and_not_compiled(look: Look) -> Non
 
 
 def test_under_unsloth_which_compiles_the_blocks_itself_nobody_knows() -> None:
-    report = load_report(RECORDED / "h200-unsloth_float8_training.json")
+    report = load_report(RECORDED / "h200-unsloth_float8_training.json.gz")
     (outcome,) = (each for each in report.outcomes if each.code == "CMP001")
     assert (outcome.outcome, outcome.reason) == (
         "unknown",

@@ -136,7 +136,7 @@ def test_without_fp8_there_is_no_comparison(look: Look) -> None:
 
 
 def test_recorded_on_an_h200() -> None:
-    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json.gz").facts
     finding = unfair_baseline(facts)
     assert isinstance(finding, Finding)
     assert finding.evidence["speedup_over_eager_bf16"] > finding.evidence["speedup_over_best_bf16"] + 0.05

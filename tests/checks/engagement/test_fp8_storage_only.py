@@ -150,7 +150,7 @@ def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> Non
 
 
 def test_under_unsloth_the_backward_does_not_raise() -> None:
-    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json").facts
+    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
     finding = fp8_storage_only(facts)
     assert isinstance(finding, Finding)
     assert "under Unsloth its backward converts the weight back" in finding.explanation

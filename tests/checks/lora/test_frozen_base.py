@@ -140,7 +140,7 @@ def test_transformer_engine_can_store_fp8_weights(look: Look, monkeypatch: pytes
 
 
 def test_the_lora_that_was_recorded() -> None:
-    report = load_report(HERE / "recorded" / "h200-lora.json")
+    report = load_report(HERE / "recorded" / "h200-lora.json.gz")
     finding = next(each for each in report.findings if each.code == "LORA004")
     assert finding.evidence["frozen_linears"] == 112
     assert not any("LORA004" in step.mends for step in report.prescription), "its cure is that of its cause"

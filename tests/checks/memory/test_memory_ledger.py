@@ -78,7 +78,7 @@ def test_one_whose_state_is_not_known_and_a_small_or_plain_model(look: Look) -> 
 
 @pytest.mark.parametrize("patient", ["te_fused", "te_transformer"])
 def test_the_ledger_is_what_an_h200_measured(patient: str) -> None:
-    facts, *_ = read_saved(RECORDED / f"h200-{patient}.json")
+    facts, *_ = read_saved(RECORDED / f"h200-{patient}.json.gz")
     assert outcome_of("MEM005", facts).outcome == "not_applicable"
     now, bf16 = (next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "bf16"))
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]

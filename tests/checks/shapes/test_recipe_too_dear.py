@@ -45,7 +45,7 @@ def compiled(facts: Facts, own: str, steps: dict[str, float], **fields: str) -> 
 
 def test_without_a_trial_a_recipe_that_is_modelled_as_much_faster_is_told() -> None:
     """35.1 and 27.2 ms are modelled, 39.3 and 29.2 were measured."""
-    timed_before = load_report(RECORDED / "h200-rowwise_narrow.json").facts
+    timed_before = load_report(RECORDED / "h200-rowwise_narrow.json.gz").facts
     report = diagnose(msgspec.structs.replace(timed_before, trial=NOT_RECORDED))
     finding = next(each for each in report.findings if each.code == "SHP005")
     assert (finding.severity, finding.treatment) == ("info", None)
@@ -56,14 +56,14 @@ def test_without_a_trial_a_recipe_that_is_modelled_as_much_faster_is_told() -> N
 
 
 def test_without_a_trial_nothing_is_modelled_beside_steps_that_were_watched() -> None:
-    timed_before = load_report(RECORDED / "h200-rowwise_narrow.json").facts
+    timed_before = load_report(RECORDED / "h200-rowwise_narrow.json.gz").facts
     watched = Observation(steps_ms=(64.4,))
     with pytest.raises(Unrecorded, match="trial"):
         recipe_too_dear(msgspec.structs.replace(timed_before, trial=NOT_RECORDED, observed=watched))
 
 
 def test_without_a_trial_the_trial_is_missed_where_nothing_can_be_modelled() -> None:
-    facts = load_report(RECORDED / "h200-rowwise_narrow.json").facts
+    facts = load_report(RECORDED / "h200-rowwise_narrow.json.gz").facts
     linears = tuple(msgspec.structs.replace(each, compiled=NOT_RECORDED) for each in facts.network.linears)
     network = msgspec.structs.replace(facts.network, linears=linears)
     with pytest.raises(Unrecorded, match="trial"):

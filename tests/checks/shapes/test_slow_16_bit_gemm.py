@@ -75,7 +75,7 @@ def test_few_padded_columns_of_a_small_step_are_not_worth_it(look: Look) -> None
 
 
 def test_the_profile_decides_where_there_is_one() -> None:
-    facts, *_ = read_saved(RECORDED / "h200-decoder_454m.json")
+    facts, *_ = read_saved(RECORDED / "h200-decoder_454m.json.gz")
     finding = finding_of("SHP008", facts)
     assert finding is not None
     assert finding.evidence["profiled_16bit_gemms_ms"] == pytest.approx(40.7, abs=0.1)

@@ -170,7 +170,7 @@ KNOWN_WITHOUT = {
 @pytest.mark.parametrize("code", ["STP001", "STP002", "STP003", "STP004", "STP006", "STP007"])
 @pytest.mark.parametrize("patient", ["decoder_468m", "accelerate_te", "llama_8b"])
 def test_recordings_from_before_there_were_breakdowns_are_unknown(patient: str, code: str) -> None:
-    facts = load_report(HERE / "recorded" / f"h200-{patient}.json").facts
+    facts = load_report(HERE / "recorded" / f"h200-{patient}.json.gz").facts
     arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
     before = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms, gaps={}))
     outcome = next(each for each in diagnose(before).outcomes if each.code == code)

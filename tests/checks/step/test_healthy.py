@@ -26,7 +26,7 @@ def outcome_of(report: Report) -> Outcome:
 
 
 def test_compiled_fp8_on_an_h200_pays() -> None:
-    report = load_report(RECORDED / "h200-decoder_468m_compiled.json")
+    report = load_report(RECORDED / "h200-decoder_468m_compiled.json.gz")
     finding = next(each for each in report.findings if each.code == "STP005")
     assert finding.evidence["speedup"] == report.verdict.speedup
     assert report.verdict.status == "fp8_faster"
@@ -36,7 +36,7 @@ def test_compiled_fp8_on_an_h200_pays() -> None:
 
 @pytest.mark.parametrize("recording", ["decoder_468m", "te_without_autocast"])
 def test_a_recorded_slowdown_is_not_called_healthy(recording: str) -> None:
-    report = load_report(RECORDED / f"h200-{recording}.json")
+    report = load_report(RECORDED / f"h200-{recording}.json.gz")
     assert (outcome_of(report).outcome, outcome_of(report).reason) == (
         "not_applicable",
         "FP8 is not faster than BF16 here",
@@ -77,7 +77,7 @@ def test_what_is_left_against_the_ceiling() -> None:
 
 
 def test_without_a_breakdown_nothing_is_said_of_a_ceiling() -> None:
-    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json").facts
+    facts = load_report(RECORDED / "h200-decoder_468m_compiled.json.gz").facts
     arms = tuple(msgspec.structs.replace(each, breakdown=NOT_RECORDED) for each in facts.trial.arms)
     before = msgspec.structs.replace(facts.trial, arms=arms, shapes=NOT_RECORDED)
     finding = next(
