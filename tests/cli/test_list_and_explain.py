@@ -47,7 +47,7 @@ def test_explain_what_is_not_there() -> None:
 def test_explain_an_error_by_its_text() -> None:
     page = fp8doctor("explain", TRACEBACK).stdout
     assert page.startswith("Expected trailing dimension of mat1 to be divisible by 16")
-    assert "Cause. A side of an FP8 GEMM" in page
+    assert "Cause. A size of an FP8 matmul" in page
     assert "Found by: SHP001 unaligned-dimensions. fp8doctor explain SHP001" in page
     assert "Source: torch aten/src/ATen/native/cuda/ScaledBlas.cpp" in page
     assert "hf_" not in page

@@ -108,16 +108,16 @@ def test_nothing_asked_nothing_to_say() -> None:
         ),
         (
             "ImportError: libcudnn_adv.so.9: cannot open shared object file: No such file or directory",
-            "finds no cuDNN",
+            "does not find this cuDNN",
             "LD_LIBRARY_PATH",
         ),
         (
             "RuntimeError: Transformer Engine requires cuDNN 9.12.0 or later, but the cuDNN runtime is "
             "9.10.2.",
-            "refuses a cuDNN before 9.12",
+            "need cuDNN 9.12",
             "nvidia-cudnn-cu12",
         ),
-        ("RuntimeError: cudnn shared object not found.", "finds no cuDNN", "LD_LIBRARY_PATH"),
+        ("RuntimeError: cudnn shared object not found.", "does not find this cuDNN", "LD_LIBRARY_PATH"),
         (
             "ImportError: …/transformer_engine_torch.cpython-311-x86_64-linux-gnu.so: "
             "undefined symbol: "
