@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all_without_cache
-from fp8doctor.analysis.outcome import is_noise
+from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial

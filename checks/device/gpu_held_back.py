@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fp8doctor.analysis.gpu_disturbance import SHARED_PCT, disturbance
-from fp8doctor.analysis.gpu_disturbance import slowdowns as slowed_while_timed
+from fp8doctor.analysis.noise import TAKEN_PCT, gpu_contention
+from fp8doctor.analysis.noise import slowdowns as slowed_while_timed
 from fp8doctor.facts import Facts, Gpu, Health, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -59,7 +59,7 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
         and round(limit) < round(gpu.power_limit_default_w)
     )
     others, use = other_processes(health)
-    shared = others > 0 and (use is None or use >= SHARED_PCT)
+    shared = others > 0 and (use is None or use >= TAKEN_PCT)
     if not (slowed or capped or shared or gpu.mig):
         return None
     said = [
@@ -71,7 +71,7 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if slowed or capped or (shared and use is not None) else "info",
         title=f"{gpu.name}: {', '.join(said)}",
-        explanation=consequence(disturbance(health) is not None, bool(slowed), capped, shared),
+        explanation=consequence(gpu_contention(health) is not None, bool(slowed), capped, shared),
         evidence={
             "gpu": gpu.name,
             **{f"{reason.replace(' ', '_')}_pct": share for reason, share in slowed.items()},

@@ -30,8 +30,8 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 
 from __future__ import annotations
 
-from fp8doctor.analysis.hangs_on_host import moved_by_it
-from fp8doctor.analysis.host_disturbance import disturbance, waiting_for_it
+from fp8doctor.analysis.noise import host_bound_step, host_contention, step_moved_by_host
+from fp8doctor.analysis.outcome import compared_pairs
 from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.treatment_table import QUIET_HOST
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
@@ -44,12 +44,12 @@ from fp8doctor.wording import percent
 
 @check("STP009", "host-disturbed", area="step", severity="warning")
 def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
-    waiting = waiting_for_it(facts.trial)
-    moved = None if waiting else moved_by_it(facts)
+    waiting = host_bound_step(facts.trial)
+    moved = None if waiting else step_moved_by_host(facts.trial, compared_pairs(facts))
     if waiting is None and moved is None:
         return NotApplicable(reason="no step that was timed on a GPU waits for the host")
     load = facts.trial.host
-    what = disturbance(load)
+    what = host_contention(load)
     if what is None:
         return None
     return Finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
     best_fp8,
+    best_fp8_and_its_bf16,
     fair_bf16,
     fp8_totals,
     left_out_bf16,
@@ -20,8 +21,8 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.host_disturbance import turned_by_host
-from fp8doctor.analysis.significance import EVEN, Interval, swallows_effect
+from fp8doctor.analysis.noise import Pair, contention_that_decides, is_noise
+from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
@@ -34,9 +35,6 @@ from fp8doctor.facts.arm_names import (
     is_of_first_window,
 )
 from fp8doctor.facts.no_number import why_of
-
-SELF_CHECK_TOLERANCE = 0.02
-"""BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
 
 Speed = Literal["fp8_slower", "fp8_even", "fp8_faster", "too_noisy"]
 
@@ -72,19 +70,28 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     return MeasuredSpeed(status, speedup, as_is, bf16)
 
 
-def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
-    """Whether the timing does not tell which of two steps is faster, or that they are even.
+def compared_pairs(facts: Facts) -> Iterator[Pair]:
+    """Name the pairs that the answer compares: FP8 as it is, then its fastest form, each with its BF16.
 
-    The interval of their ratio swallows the effect, or the step and its own copy, which are even, came out as
-    far apart as the two, or a disturbed host put them where they are.
+    Without FP8 in the model the fastest form is the fastest conversion.
     """
-    speedup = ratio(bf16, fp8)
-    if swallows_effect(speedup) or turned_by_host(bf16, fp8, trial):
-        return True
-    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-    if not alike or abs(alike - 1) <= SELF_CHECK_TOLERANCE:
-        return False
-    return abs(log(alike)) >= abs(log(speedup.median))
+    if not recorded(facts, "network"):
+        return
+    measured = measured_speed(facts)
+    if measured is not None:
+        yield Pair(measured.as_is, measured.bf16)
+    elif uses_fp8(facts):
+        return
+    best = best_fp8_and_its_bf16(facts)
+    if best is not None and best[0].name != ArmName.AS_IS:
+        yield Pair(*best)
+
+
+def host_contention_that_decides(facts: Facts) -> str | None:
+    """Describe the host contention that the answer depends on; None if there is none."""
+    if not recorded(facts, "trial.host"):
+        return None
+    return contention_that_decides(facts.trial, compared_pairs(facts))
 
 
 def fp8_never_ran(trial: Trial) -> bool:

@@ -8,7 +8,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, saved_ms, t
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.module_names import names_in_python
-from fp8doctor.analysis.outcome import is_noise
+from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.diagnosis.document import Step

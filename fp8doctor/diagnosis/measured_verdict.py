@@ -17,16 +17,15 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.hangs_on_host import hangs_on
-from fp8doctor.analysis.host_disturbance import turned_by_host
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
+from fp8doctor.analysis.noise import is_noise, turned_by_host
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
     Speed,
     ceiling,
     fp8_never_ran,
-    is_noise,
+    host_contention_that_decides,
     measured_speed,
     stays_in_bf16,
 )
@@ -114,7 +113,7 @@ def _too_noisy(measured: MeasuredSpeed, trial: Trial, rate: str) -> str:
 
 def _disturbed(facts: Facts) -> str:
     """Name the host that disturbed a timing whose answer hangs on it."""
-    what = if_recorded(hangs_on, facts)
+    what = if_recorded(host_contention_that_decides, facts)
     return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
 
 

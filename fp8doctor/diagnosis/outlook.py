@@ -18,12 +18,12 @@ from fp8doctor.analysis.arms import (
 )
 from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
+from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import (
     all_fp8_loses,
     bf16_as_prescribed,
     bf16_saves,
     cannot_win,
-    is_noise,
     stays_in_bf16,
 )
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu, uses_fp8
-from fp8doctor.analysis.hangs_on_host import hangs_on
 from fp8doctor.analysis.modelled_speedup import ERROR
-from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.noise import copies_differ, self_check_ratio
+from fp8doctor.analysis.outcome import host_contention_that_decides
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
@@ -26,7 +26,7 @@ def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
     verdict, facts = report.verdict, report.facts
     timed = if_recorded(_timed, report) or ""
-    what = if_recorded(hangs_on, facts)
+    what = if_recorded(host_contention_that_decides, facts)
     disturbed = f" The host was disturbed: {what}." if what else ""
     if verdict.status == "too_noisy":
         return f"No. {timed or 'The times spread too far.'}{disturbed}"
@@ -60,7 +60,9 @@ def _how_sure(facts: Facts) -> str:
     """Say whether the times can be relied on, and are those of a GPU."""
     if timed_on_cpu(facts):
         return "Not of a GPU"
-    doubtful = _copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(hangs_on, facts)
+    doubtful = (
+        copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(host_contention_that_decides, facts)
+    )
     return "Not quite" if doubtful else "Yes"
 
 
@@ -103,21 +105,16 @@ def _timed(report: Document) -> str:
 
 def _copies(trial: Trial) -> str:
     """Tell how well a copy agreed, and whether the times can be relied on."""
-    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+    alike = self_check_ratio(trial)
     agreed = (
         f"two copies of one step came out {100 * abs(alike - 1):.1f} % apart"
         if alike
         else "no two copies of one step were compared"
     )
-    if _copies_differ(trial):
+    if copies_differ(trial):
         return agreed + UNRELIABLE
     doubt = _doubt(trial)
     return f"{agreed}; {doubt}{UNRELIABLE}" if doubt else agreed
-
-
-def _copies_differ(trial: Trial) -> bool:
-    alike = trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-    return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
 
 
 def _doubt(trial: Trial) -> str | None:

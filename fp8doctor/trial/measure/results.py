@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis import host_disturbance
-from fp8doctor.analysis.gpu_disturbance import disturbance
-from fp8doctor.analysis.outcome import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
@@ -30,11 +28,6 @@ def report(
     """Turn the attempts and their samples into facts."""
     plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
     ratio = _self_check(attempts, samples)
-    apart = (
-        f"the step timed against its own copy gives {ratio:.3f} instead of 1.00"
-        if ratio and abs(ratio - 1) > SELF_CHECK_TOLERANCE
-        else None
-    )
     trial = Trial(
         device=device.type,
         gpu=gpu_name(device),
@@ -59,12 +52,7 @@ def report(
         budget_s=tracer.run.budget.seconds,
         elapsed_s=tracer.run.budget.elapsed_s,
     )
-    doubts = (
-        apart,
-        disturbance(health),
-        host_disturbance.doubt(trial),
-        _too_few(samples, final.samples if final else {}),
-    )
+    doubts = why_unreliable(trial), _too_few(samples, final.samples if final else {})
     reason = "; ".join(filter(None, doubts)) or None
     return msgspec.structs.replace(trial, reliable=reason is None, reason=reason)
 

@@ -9,7 +9,7 @@ import msgspec
 import pynvml
 import pytest
 
-from fp8doctor.analysis.gpu_disturbance import SLOWDOWNS, disturbance
+from fp8doctor.analysis.noise import SLOWDOWNS, gpu_contention
 from fp8doctor.checks.device.gpu_held_back import AT_REST
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.device import THROTTLE_REASONS
@@ -177,4 +177,4 @@ def test_limits_that_nvml_does_not_tell_are_unknown(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_a_disturbed_trial_is_unreliable(health: Health | None, words: str | None) -> None:
-    assert disturbance(health) == words
+    assert gpu_contention(health) == words

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fp8doctor.analysis.host_disturbance import disturbance, doubt
+from fp8doctor.analysis.noise import host_contention, host_doubt
 from fp8doctor.checks.step.host_disturbed import SICK, host_disturbed
 from fp8doctor.facts import Arm, Facts, HostLoad, Trial, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -41,18 +41,18 @@ def trial(*arms: Arm, **fields: Any) -> Trial:
     ],
 )
 def test_what_disturbs_a_host(fields: dict[str, Any], words: str | None) -> None:
-    assert disturbance(load(**fields)) == words
+    assert host_contention(load(**fields)) == words
 
 
 def test_it_matters_where_a_step_waits_for_the_host() -> None:
-    assert doubt(trial(WAITING, BF16)) == (
+    assert host_doubt(trial(WAITING, BF16)) == (
         "the step waits for the host, and others used 94 % of the host's 16 cores"
     )
-    assert doubt(trial(BUSY, BF16_WAITING)) is not None
-    assert doubt(trial(BUSY, BF16)) is None
-    assert doubt(trial(WAITING, device="cpu")) is None
-    assert doubt(trial(WAITING, host=load())) is None
-    assert doubt(msgspec.structs.replace(trial(WAITING), host=NOT_RECORDED)) is None
+    assert host_doubt(trial(BUSY, BF16_WAITING)) is not None
+    assert host_doubt(trial(BUSY, BF16)) is None
+    assert host_doubt(trial(WAITING, device="cpu")) is None
+    assert host_doubt(trial(WAITING, host=load())) is None
+    assert host_doubt(msgspec.structs.replace(trial(WAITING), host=NOT_RECORDED)) is None
 
 
 def test_the_finding_names_the_step_and_the_numbers() -> None:

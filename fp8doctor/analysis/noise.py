@@ -1,0 +1,242 @@
+"""Noise: can these times be trusted, and if not, why?
+
+Three things make the times of a trial unreliable: a step differs from its own copy, the GPU was slowed down
+or shared, or the host was busy while a step waited for it. A busy host can also decide the answer of a trial
+whose times are reliable, if a compared step waits for the host in some rounds only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fp8doctor.analysis.arms import ratio, share_rounds
+from fp8doctor.analysis.significance import EVEN, interval, side, swallows_effect
+from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
+from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import BASELINES
+
+SELF_CHECK_TOLERANCE = 0.02
+"""BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
+
+CORES_PCT = 50.0
+"""Use of the cores by others, in per cent, that counts: a core has two hardware threads, and beyond half of
+them every further one shares its core with another."""
+
+TAKEN_PCT = 100 * EVEN
+"""Share of the time, in per cent, that counts if it is taken from this process itself, or from the GPU: the
+same as what this tool calls even."""
+
+PYTHON_SLOWED = 1.5
+"""Median / fastest time of a fixed piece of Python that counts. A hardware thread that shares its core has
+0.6 to 0.7 of it; clocks alone move by less. A convention of this tool."""
+
+TURNED_ROUNDS = 0.25
+"""Share of the rounds that give the answer of a quiet host, from which the timing does not tell. For a
+Flux-like model, 1.04x by plain scripts, 13 of 30 did, and the median was 0.96 (H100). A convention of this
+tool."""
+
+SLOWDOWNS = (
+    "hardware slowdown",
+    "software thermal slowdown",
+    "hardware thermal slowdown",
+    "hardware power brake",
+)
+"""Reasons that mean heat or a failing supply of power. Source: NVML API reference, nvmlClocksEventReasons.
+Reaching the default power limit, a voltage limit or clocks that the owner set are the ordinary state of a GPU
+at work."""
+
+SLOWDOWN_PCT = 10.0
+"""Share of the samples, in per cent, from which a slowdown counts. A convention of this tool: NVML reports
+one while clocks change, and a median over rounds tolerates a few."""
+
+
+class Pair(NamedTuple):
+    """A step in FP8 and the BF16 that it is compared with."""
+
+    fp8: Arm
+    bf16: Arm
+
+
+def why_unreliable(trial: Trial) -> str | None:
+    """Explain why the times of a trial cannot be trusted; None if they can."""
+    alike = self_check_ratio(trial)
+    found = (
+        f"the step timed against its own copy gives {alike:.3f} instead of 1.00"
+        if alike and copies_differ(trial)
+        else None,
+        gpu_contention(trial.health),
+        host_doubt(trial),
+    )
+    return "; ".join(filter(None, found)) or None
+
+
+def self_check_ratio(trial: Trial) -> float | None:
+    """Return the time of a step divided by that of its own copy, if both were timed."""
+    return trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
+
+
+def copies_differ(trial: Trial) -> bool:
+    """Whether a step and its own copy came out further apart than the tolerance."""
+    alike = self_check_ratio(trial)
+    return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
+
+
+def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
+    """Whether the timing does not tell which of two steps is faster, or that they are even.
+
+    The interval of their ratio swallows the effect, or the step and its own copy, which are even, came out as
+    far apart as the two, or a busy host turned the answer.
+    """
+    speedup = ratio(bf16, fp8)
+    if swallows_effect(speedup) or turned_by_host(bf16, fp8, trial):
+        return True
+    alike = self_check_ratio(trial)
+    if not alike or not copies_differ(trial):
+        return False
+    return abs(math.log(alike)) >= abs(math.log(speedup.median))
+
+
+def gpu_contention(health: Health | None) -> str | None:
+    """Describe what slowed some rounds on the GPU more than others; None if NVML saw nothing."""
+    if health is None:
+        return None
+    said = [f"{reason} in {share:.0f} % of the samples" for reason, share in slowdowns(health).items()]
+    others_pct = health.other_use_pct if recorded(health, "other_use_pct") else None
+    if others_pct is not None and others_pct >= TAKEN_PCT:
+        said.append(f"other processes used up to {others_pct:.0f} % of the GPU")
+    return ", ".join(said) or None
+
+
+def slowdowns(health: Health) -> dict[str, float]:
+    """List the slowdowns that count, with their share of the samples in per cent."""
+    throttled = health.throttled_pct if recorded(health, "throttled_pct") else {}
+    return {
+        reason: share for reason, share in throttled.items() if reason in SLOWDOWNS and share >= SLOWDOWN_PCT
+    }
+
+
+def host_contention(load: HostLoad) -> str | None:
+    """Describe what disturbed the host while variants were timed; None if nothing did."""
+    said = []
+    if load.others_pct >= CORES_PCT:
+        said.append(f"others used {load.others_pct:.0f} % of the host's {load.cores} cores")
+    if load.steal_pct >= TAKEN_PCT:
+        said.append(f"the hypervisor took {load.steal_pct:.0f} % of them")
+    if load.throttled_pct is not None and load.throttled_pct >= TAKEN_PCT:
+        said.append(f"the quota of the container was used up in {load.throttled_pct:.0f} % of its periods")
+    if load.waited_pct is not None and load.waited_pct >= TAKEN_PCT:
+        said.append(f"a thread of the step waited for a core {load.waited_pct:.0f} % of the time")
+    if _python_slowed(load) >= PYTHON_SLOWED:
+        said.append(f"Python ran {_python_slowed(load):.1f} times as long as at its best")
+    return ", ".join(said) or None
+
+
+def host_bound_step(trial: Trial) -> Arm | None:
+    """Find the step, as it is or in BF16, that waits for the host on a GPU."""
+    both = (each for each in trial.arms if each.name in BASELINES and each.tried)
+    return None if trial.device == "cpu" else next(filter(waits_for_the_host, both), None)
+
+
+def host_doubt(trial: Trial) -> str | None:
+    """Explain how a busy host makes the times doubtful; None if it was quiet or the GPU sets their pace."""
+    waiting = host_bound_step(trial) if recorded(trial, "host") else None
+    what = host_contention(trial.host) if waiting else None
+    return f"the step waits for the host, and {what}" if what else None
+
+
+def contention_that_decides(trial: Trial, pairs: Iterable[Pair]) -> str | None:
+    """Describe the host contention that the answer depends on; None if it does not, or all times are doubtful
+    for it anyway."""
+    if not recorded(trial, "host") or host_doubt(trial):
+        return None
+    return host_contention(trial.host) if step_moved_by_host(trial, pairs) else None
+
+
+def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:
+    """Find the step that a busy host can have moved to the other side of BF16, or so far that nothing is
+    sure."""
+    if trial.device == "cpu":
+        return None
+    moved = (_noisier_or_late(pair, trial) for pair in pairs)
+    return next((each for each in moved if each and _waits_at_times(each)), None)
+
+
+def _noisier_or_late(pair: Pair, trial: Trial) -> Arm | None:
+    fp8, bf16 = pair
+    late = _late_step(bf16, fp8, trial)
+    if is_noise(bf16, fp8, trial) and (late is None or swallows_effect(ratio(bf16, fp8))):
+        return max(fp8, bf16, key=_spread)
+    return late
+
+
+def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
+    """Whether the rounds waver between the answer of a busy host and that of a quiet one.
+
+    The answers are: FP8 is faster, even or slower. A host that keeps every round waiting alike is that of the
+    job too. False if the host was not recorded.
+    """
+    late = if_recorded(_late_step, bf16, fp8, trial)
+    if late is None or not share_rounds(bf16, fp8):
+        return False
+    timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
+    assert quiet is not None
+    further = 1 if quiet > timed else -1
+    quieter = [
+        further * side(a / b) >= further * side(quiet)
+        for a, b in zip(bf16.rounds_ms, fp8.rounds_ms, strict=True)
+    ]
+    return sum(quieter) >= TURNED_ROUNDS * len(quieter)
+
+
+def _late_step(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:
+    """Find the step whose wait for a busy host puts the pair on another side than a quiet host would; None if
+    the two answers differ by no more than what is called even."""
+    if trial.device == "cpu" or not recorded(trial, "host") or host_contention(trial.host) is None:
+        return None
+    timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
+    if quiet is None or side(timed) == side(quiet) or abs(timed - quiet) < EVEN:
+        return None
+    late = fp8 if quiet > timed else bf16
+    return late if _waits_at_times(late) else None
+
+
+def _quiet_ratio(bf16: Arm, fp8: Arm, load: HostLoad) -> float | None:
+    in_bf16, in_fp8 = _quiet_ms(bf16, load), _quiet_ms(fp8, load)
+    return in_bf16 / in_fp8 if in_bf16 and in_fp8 else None
+
+
+def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
+    """Estimate the least that the step takes on a quiet host, in ms; None if it was not profiled.
+
+    That is the time of its kernels, and if it is known how much slower Python ran, no less than the step at
+    the best pace.
+    """
+    found = breakdown_of(step) if recorded(step, "breakdown") else None
+    if found is None or not step.step_ms:
+        return None
+    slowed = _python_slowed(load)
+    least_ms = max(found.busy_ms, step.step_ms / (slowed if slowed >= PYTHON_SLOWED else math.inf))
+    return min(step.step_ms, least_ms)  # profiled kernels may take longer than the step
+
+
+def _python_slowed(load: HostLoad) -> float:
+    """Divide the median of the fixed piece of Python by its best."""
+    return load.pace_median_ms / load.pace_low_ms
+
+
+def _waits_at_times(step: Arm) -> bool:
+    """Whether the GPU is idle for longer than what is called even, in gaps that end with a late launch.
+
+    The host need not set the pace of the whole step, as in `host_bound_step`.
+    """
+    found = breakdown_of(step) if recorded(step, "breakdown") else None
+    if found is None or not step.step_ms or found.host_wait_pct is None:
+        return False
+    return found.idle_ms > EVEN * step.step_ms and found.host_wait_pct >= HOST_WAIT_PCT
+
+
+def _spread(timed: Arm) -> float:
+    known = interval(timed.rounds_ms)
+    return (known.high - known.low) / known.median
