@@ -94,18 +94,19 @@ def inspect_model(
         accumulate=accumulate,
     )
     from fp8doctor.examine import examine
+    from fp8doctor.trial import with_calls, with_rows
 
     try:
         if layers is not None:
             job = _cut(job, examine(job).network, layers)
-        facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
+        facts = msgspec.structs.replace(with_calls(job, examine(job)), assumed_gpu=gpu)
         if optimizer is not None and job.optimizer is None:
             facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
             with _telling(progress) as tell:
                 facts = _timed(job, facts, device, (budget_s, began), selected, ignored, tell)
         if not recorded(facts, "trial"):
-            facts = _with_rows(job, facts)
+            facts = with_rows(job, facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
     except UserError as error:
         raise ValueError(str(error)) from None
@@ -198,13 +199,6 @@ def _timed(
     except DeviceLost as lost:
         trial = lost_with(lost, run)
     return msgspec.structs.replace(facts, trial=trial)
-
-
-def _with_rows(job: Job, facts: Facts) -> Facts:
-    """The facts with the rows of every layer, where no trial counts them."""
-    from fp8doctor.trial import with_rows
-
-    return with_rows(job, facts)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

@@ -192,9 +192,10 @@ def logged() -> Iterator[Records]:
 
 @pytest.fixture
 def look() -> Callable[..., Facts]:
-    """Facts of a live model, made by examine: ``look(model, tokens=16384, **fields of the job)``."""
+    """Facts of a live model before a trial: ``look(model, tokens=16384, **fields of the job)``."""
     from fp8doctor.examine import examine
     from fp8doctor.loading.job import Job
+    from fp8doctor.trial import with_calls
 
     def examined(model: Any, *, tokens: int | None = None, **fields: Any) -> Facts:
         workload = Workload(
@@ -207,13 +208,8 @@ def look() -> Callable[..., Facts]:
             autocast_source="none",
             accumulate=1,
         )
-        return examine(
-            Job(
-                model=model,
-                target=Target(kind="live", name=type(model).__name__, attribute=None),
-                workload=workload,
-                **fields,
-            )
-        )
+        target = Target(kind="live", name=type(model).__name__, attribute=None)
+        job = Job(model=model, target=target, workload=workload, **fields)
+        return with_calls(job, examine(job))
 
     return examined

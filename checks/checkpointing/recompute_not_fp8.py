@@ -145,12 +145,13 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
-    undecided = (
+    calling = (
         each
         for each in torchs
         if each.form == "called_in_forward" and linear.name.startswith(f"{each.name}." if each.name else "")
     )
-    if not recorded(linear, "checkpointed") and (found := next(undecided, None)):
+    kept = recorded(linear, "checkpointed") and linear.checkpointed is None
+    if not kept and (found := next(calling, None)):
         return found
     return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
 

@@ -31,7 +31,7 @@ https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import accelerate_of_model
+from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -99,7 +99,7 @@ def trains(facts: Facts) -> bool:
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
         return False
-    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
+    if opens_own_autocast(facts):
         return False
     timed = recorded(facts, "trial.arms") and any(
         arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.trial.arms

@@ -26,7 +26,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import accelerate_of_model
+from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
 from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Facts, Linear, Network, Training, recorded
@@ -51,7 +51,7 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     share = 100.0 * sum(linear.parameters for linear in fp32) / total if total else 0.0
     if share <= SMALL_PCT or facts.training.autocast is not None:
         return None
-    if recorded(facts, "training.autocast_within") and facts.training.autocast_within:
+    if opens_own_autocast(facts):
         return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(

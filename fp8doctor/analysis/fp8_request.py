@@ -107,3 +107,10 @@ def of_converter(facts: Facts) -> Converter | None:
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:
     """Whether ``accelerate launch --mixed_precision fp8`` started this process, by its variables."""
     return all(name in variables for name in LAUNCHER_FINGERPRINT)
+
+
+def opens_own_autocast(facts: Facts) -> bool:
+    """Whether the step opens an autocast of its own. Raises `Unrecorded` if its code names one and no forward
+    was seen."""
+    names_one = recorded(facts, "gaps") and "training.autocast_within" in facts.gaps
+    return (names_one or recorded(facts, "training.autocast_within")) and facts.training.autocast_within

@@ -22,10 +22,9 @@ def examine_surroundings(target: Target) -> Facts:
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Examine a whole job; ``surroundings`` is what `examine_surroundings` gave, if it was asked before."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
-    from fp8doctor.examine.autocast_within import opens_autocast
+    from fp8doctor.examine.autocasts import autocast_within, fp8_autocast
     from fp8doctor.examine.configured_name import configured_name
     from fp8doctor.examine.distributed import examine_distributed
-    from fp8doctor.examine.fp8_autocast import names_fp8_autocast
     from fp8doctor.examine.network import examine_network
     from fp8doctor.examine.recipe_tries import try_recipes
     from fp8doctor.examine.saving import examine_saving, has_save_pretrained
@@ -46,8 +45,8 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     )
     training = msgspec.structs.replace(
         examine_training(tree, job, gaps),
-        autocast_within=opens_autocast(tree, job.training_step),
-        fp8_autocast=names_fp8_autocast(tree, job, gaps),
+        autocast_within=autocast_within(tree, job, gaps),
+        fp8_autocast=fp8_autocast(tree, job, gaps),
         distributed=examine_distributed(tree),
         sdp_backends=sdp_backends(),
     )

@@ -8,14 +8,22 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from fp8doctor.examine.checkpoint_calls import LIBRARIES, called_checkpoint, is_checkpoint, names_checkpoint
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing
-from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.code_names import names_in
+from fp8doctor.stacks.code_names import LIBRARIES, named, names_in
 from fp8doctor.stacks.lineage import home
-from fp8doctor.stacks.looking import forward_of, modules_of, read, read_class, state_of
+from fp8doctor.stacks.looking import forward_of, is_a, modules_of, read, read_class, state_of
+
+CHECKPOINT_MODULES = (
+    "torch.utils.checkpoint",
+    "transformer_engine.pytorch.distributed",
+    "deepspeed.runtime.activation_checkpointing.checkpointing",
+    "unsloth_zoo.gradient_checkpointing",
+)
+
+ENDINGS = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpointer")
+"""How their functions end; the others beside them set something, or move tensors."""
 
 WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
@@ -57,17 +65,32 @@ def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None
         return Checkpointing(
             name=name, form="composable", active=True, reentrant=False, **in_fp8(module, hooks[0])
         )
-    if "forward" not in state and not kind.once(_names_checkpoint):
+    if whole_forward(module):
+        function = forward_of(module)
+        return Checkpointing(
+            name=name,
+            form="whole_forward",
+            active=True,
+            reentrant=_reentrant(function),
+            **in_fp8(module, function),
+        )
+    named_there = names_checkpoint(forward_of(module), kind.of) if "forward" in state else None
+    if not (kind.once(_names_checkpoint) if named_there is None else named_there):
         return None
-    if (called := called_checkpoint(module)) is None:
-        return None
-    return Checkpointing(
-        name=name,
-        form="whole_forward" if whole_forward(module) else "called_in_forward",
-        active=True if called.certain else None,
-        flag=called.flag or NOT_RECORDED,
-        reentrant=_reentrant(forward_of(module)),
-        **in_fp8(module, called.function, whole=whole_forward(module)),
+    return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None)
+
+
+def names_checkpoint(forward: Any, kind: type) -> bool:
+    """Whether a forward of this class names a checkpoint function, which it may call."""
+    return any("checkpoint" in name or is_checkpoint(value) for name, value in named(forward, kind.__mro__))
+
+
+def is_checkpoint(value: Any) -> bool:
+    """Whether this is a function, or an autograd function, that recomputes what it is given."""
+    return (
+        (is_a(value, FunctionType) or is_a(value, type))
+        and value.__module__ in CHECKPOINT_MODULES
+        and value.__name__.lower().endswith(ENDINGS)
     )
 
 
@@ -87,14 +110,12 @@ def _reentrant(function: Any) -> bool | None:
     return given if isinstance(given, bool) else None
 
 
-def in_fp8(region: Any, function: Any, whole: bool = True) -> dict[str, Any]:
-    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded; ``whole``
-    is a region whose own forward is recomputed too."""
+def in_fp8(region: Any, function: Any) -> dict[str, Any]:
+    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
-    opens = opens_fp8_autocast(region, whole)
-    around = not whole and not opens and _open(forwards(region))
-    return {"library": package(function), "opens_fp8_autocast": opens, "fp8_autocast_around": around}
+    opens = opens_fp8_autocast(region)
+    return {"library": package(function), "opens_fp8_autocast": opens, "fp8_autocast_around": False}
 
 
 def huggingface_flag(module: Any) -> bool | None:
@@ -135,42 +156,22 @@ def package(value: Any) -> str | None:
     return name.partition(".")[0] if name else None
 
 
-def opens_fp8_autocast(region: Any, whole: bool = True) -> bool:
-    """Whether what this region recomputes names Transformer Engine's autocast.
-
-    A forward that calls checkpoint itself is not recomputed: of it the functions inside it count, and the
-    methods that it names.
-    """
-    below = [each for name, each in modules_of(region) if whole or name]
-    recomputed = [each for each in below if not home(type(each)).startswith(LIBRARIES)]
-    return any(_open(forwards(each)) for each in recomputed) or (not whole and _called_open(region))
-
-
-def _called_open(region: Any) -> bool:
-    """Whether a function inside a module's forward, or a method of its class that the forward names, does."""
-    for code, scope in forwards(region):
-        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-        known = set(names_in(code))
-        if any(_opens(set(names_in(each)), known, scope) for each in inner):
-            return True
-        methods = (read_class(type(region), name) for name in code.co_names)
-        if _open((each.__code__, each.__globals__) for each in methods if isinstance(each, FunctionType)):
-            return True
-    return False
+def opens_fp8_autocast(region: Any) -> bool:
+    """Whether a forward inside this region names Transformer Engine's autocast."""
+    own = [each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES)]
+    return any(_open(forwards(each)) for each in own)
 
 
 def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
-    """Whether one of these functions names Transformer Engine's autocast."""
-    return any(_opens(names, names, scope) for code, scope in codes if (names := set(names_in(code))))
-
-
-def _opens(used: set[str], known: set[str], bound: dict[str, Any]) -> bool:
-    """Whether an autocast is among the names used, and something of Transformer Engine's among those known
-    there."""
-    return not used.isdisjoint(AUTOCASTS) and any(
-        name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE
-        for name in known
-    )
+    """Whether one of these functions names Transformer Engine's autocast, and something of its package."""
+    for code, bound in codes:
+        names = set(names_in(code))
+        if not names.isdisjoint(AUTOCASTS) and any(
+            name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE
+            for name in names
+        ):
+            return True
+    return False
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:

@@ -184,11 +184,11 @@ class Training(Record, frozen=True, kw_only=True):
     """Dtype of the autocast the step runs under; None without autocast. Not recorded of a script no call of
     whose model was seen."""
     autocast_within: bool = NOT_RECORDED
-    """Whether the training step or a forward of the user's own opens an autocast, which only a run could look
-    into."""
+    """Whether the training step or a forward of the user's own opens an autocast. Not recorded if its code
+    names one and no forward was seen."""
     fp8_autocast: bool | None = NOT_RECORDED
-    """Whether the step names an FP8 autocast: False when all that it runs was read and nothing does; None
-    without layers of Transformer Engine. Not recorded without a training step of the user's."""
+    """Whether the step opens an FP8 autocast; None without layers of Transformer Engine. Not recorded if no
+    forward was seen, nor without a training step of the user's unless its forward opens one."""
     gradients_seen: bool = NOT_RECORDED
     """Whether a parameter holds a gradient, which proves that a training step ran."""
     optimizer_stepped: bool | None = NOT_RECORDED

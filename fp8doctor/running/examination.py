@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.accelerate import examine_accelerate
+from fp8doctor.examine.autocasts import undecided
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.dynamo import compiled_nothing
 from fp8doctor.examine.fp8_arguments import fp8_arguments
@@ -130,6 +131,10 @@ class Examination:
         )
         with without_modes(), variables_put_back():
             facts = examine(job)
+            if batch.value is not None and undecided(facts):
+                from fp8doctor.trial import with_calls
+
+                facts = with_calls(job, facts)
         asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
         return job, msgspec.structs.replace(facts, environment=asked)
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dis
+import functools
 from collections.abc import Iterator
 from itertools import pairwise
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from fp8doctor.stacks.looking import is_a, read
+
+LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
+"""Packages whose forwards decide by a flag or a wrapper of their own; their code is not searched."""
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -16,10 +23,43 @@ def names_in(code: CodeType) -> Iterator[str]:
             yield from names_in(constant)
 
 
-def owners(name: str, code: CodeType) -> Iterator[str]:
-    """Yield what a function, and those inside it, read this name from: ``te`` of ``te.autocast``, and the
-    name itself where it stands alone."""
-    return (owner or name for owner, each in loads(code) if each == name)
+def named(
+    function: Any, classes: tuple[type, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Yield every name that a function of the user's uses, with the value bound to it.
+
+    Functions, partials and methods of ``classes`` behind a name are followed. A name says that a call is
+    possible; only a run can tell whether it happens.
+    """
+    function = read(function, "__func__", function)
+    seen = set() if seen is None else seen
+    if function is None or id(function) in seen:
+        return
+    seen.add(id(function))
+    held: list[tuple[str, Any]] = [("", read(function, "func")), ("", wrapped(function))]
+    if is_own(function) or read(function, "__wrapped__") is not None:
+        cells = read(function, "__closure__") or ()
+        held += (("", cell.cell_contents) for cell in cells if cell != type(cell)())
+    if is_own(function):
+        for name in names_in(function.__code__):
+            held.append((name, function.__globals__.get(name)))
+            held += ((name, vars(kind)[name]) for kind in classes if name in vars(kind))
+    for name, value in held:
+        yield name, value
+        if any(is_a(value, kind) for kind in (FunctionType, MethodType, functools.partial)):
+            yield from named(value, classes, seen)
+
+
+def is_own(function: Any) -> bool:
+    """Whether no library wrote this function."""
+    home = function.__globals__.get("__name__", "") if type(function) is FunctionType else ""
+    return type(function) is FunctionType and not f"{home}.".startswith(LIBRARIES)
+
+
+def wrapped(function: Any) -> Any:
+    """Return what ``torch.compile`` or a library's wrapper is around; None for the user's own function."""
+    inner = read(function, "_torchdynamo_orig_callable")
+    return read(function, "__wrapped__") if inner is None and not is_own(function) else inner
 
 
 def loads(code: CodeType) -> Iterator[tuple[str | None, str]]:

@@ -25,7 +25,7 @@ from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.layers import rows, shapes
-from fp8doctor.trial.layers.fake_rows import with_rows
+from fp8doctor.trial.layers.fake_rows import with_calls, with_rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
@@ -41,6 +41,7 @@ __all__ = [
     "choose_device",
     "lost_with",
     "run_trial",
+    "with_calls",
     "with_rows",
 ]
 

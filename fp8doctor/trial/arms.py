@@ -40,7 +40,7 @@ from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorat
 from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
 from fp8doctor.trial.treatments.adapters import without_adapters
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form
-from fp8doctor.trial.treatments.checkpointing import keep_activations
+from fp8doctor.trial.treatments.checkpointing import flags, keep_activations
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
@@ -223,7 +223,7 @@ class ArmBuilder:
             plans.append(
                 ArmPlan(
                     ArmName.BF16_WITHOUT_CHECKPOINTING,
-                    chain(in_form(form, self.facts), on_model(keep_activations)),
+                    chain(in_form(form, self.facts), on_model(keep_activations, asking=flags(self.facts))),
                     fp8=False,
                     base=form,
                     explored=True,

@@ -132,8 +132,9 @@ def _examine_job(
     # Loading may have changed variables and imports: the surroundings are read again.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
-    from fp8doctor.trial import with_rows
+    from fp8doctor.trial import with_calls, with_rows
 
+    facts = with_calls(job, facts)
     tried = None
     if asked["trial"] is not None:
         tried = _trial(channel, job, facts, asked, helpers, loaded_s)

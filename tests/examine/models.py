@@ -20,11 +20,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from fp8doctor.examine import examine
 from fp8doctor.examine.network import examine_network
 from fp8doctor.examine.training import examine_training
 from fp8doctor.examine.walk import walk
-from fp8doctor.facts import Linear, Network, Target, Training, Workload
+from fp8doctor.facts import Facts, Linear, Network, Target, Training, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import with_calls
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -118,3 +120,9 @@ def by_name(model: nn.Module, **arguments: Any) -> dict[str, Linear]:
 def training(model: nn.Module, **fields: Any) -> Training:
     job = Job(model=model, target=Target(), workload=Workload(), **fields)
     return examine_training(walk(model, job.training_step), job, {})
+
+
+def called(model: nn.Module, batch: Any, **fields: Any) -> Facts:
+    """Facts of a live model, with what a forward of it calls."""
+    job = Job(model=model, target=Target(), workload=Workload(), batch=batch, **fields)
+    return with_calls(job, examine(job))

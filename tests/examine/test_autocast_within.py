@@ -1,4 +1,4 @@
-"""An autocast in the user's own code is noticed, one of a library or none is not."""
+"""An autocast that the user's own code opens is seen in a forward; one of a library is not counted."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from torch import autocast as mixed
 from torch import nn
 
-from fp8doctor.examine.autocast_within import opens_autocast
-from fp8doctor.examine.walk import walk
-from tests.examine.models import llama
+from fp8doctor.facts import recorded
+from tests.examine.models import called, llama
 from tests.stand_ins import transformer_engine
 
 BOUND = torch.autocast("cpu", dtype=torch.bfloat16)
+FACT = "training.autocast_within"
 
 
 class Named(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.amp.autocast("cpu", dtype=torch.bfloat16):
+        with torch.amp.autocast("cuda", dtype=torch.bfloat16):
             return super().forward(x)
 
 
@@ -29,12 +30,34 @@ class ByName(nn.Linear):
             return super().forward(x)
 
 
+class Alias(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with mixed("cpu"):
+            return super().forward(x)
+
+
+class Decorated(nn.Linear):
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class Unless(nn.Linear):
+    """Names one for another batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() == 5:
+            with torch.autocast("cpu"):
+                return super().forward(x)
+        return super().forward(x)
+
+
 class Plain(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
 
 
-def named(model: Any, batch: Any) -> Any:
+def step(model: Any, batch: Any) -> Any:
     def inner() -> Any:
         with torch.autocast("cpu"):
             return model(batch)
@@ -56,14 +79,6 @@ def in_fp8_and_in_bf16(model: Any, batch: Any) -> Any:
         return model(batch)
 
 
-@pytest.mark.parametrize(("step", "found"), [(in_fp8, False), (in_fp8_and_in_bf16, True)])
-def test_transformer_engines_autocast_is_not_torchs(
-    step: Callable[..., Any], found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(step.__globals__, "te", transformer_engine.install(monkeypatch))
-    assert opens_autocast(walk(nn.Linear(4, 4)), step) is found
-
-
 def in_a_closure() -> Callable[..., Any]:
     context = torch.autocast("cpu", dtype=torch.bfloat16)
 
@@ -78,46 +93,64 @@ def plain(model: Any, batch: Any) -> Any:
     return model(batch)
 
 
-@pytest.mark.parametrize(
-    ("kind", "found"), [(Named, True), (ByName, True), (Plain, False), (nn.Linear, False)]
-)
-def test_forwards(kind: type[nn.Module], found: bool) -> None:
-    assert opens_autocast(walk(nn.Sequential(nn.ReLU(), kind(4, 4))), None) is found
-
-
-def test_a_compiled_forward_is_looked_into() -> None:
+def compiled() -> nn.Module:
     model = Named(4, 4)
     model.forward = torch.compile(model.forward)
-    assert opens_autocast(walk(model), None)
+    return model
+
+
+def within(model: nn.Module, step: Callable[..., Any] | None = None) -> bool:
+    return called(model, torch.ones(2, 4), training_step=step).training.autocast_within
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        (Named, True),
+        (ByName, True),
+        (Alias, True),
+        (Decorated, True),
+        (Unless, False),
+        (Plain, False),
+        (nn.Linear, False),
+    ],
+)
+def test_forwards(kind: type[nn.Module], found: bool) -> None:
+    assert within(nn.Sequential(nn.ReLU(), kind(4, 4))) is found
+
+
+def test_a_compiled_forward_runs_uncompiled() -> None:
+    assert within(compiled())
 
 
 @pytest.mark.parametrize(
     ("step", "found"),
-    [
-        (named, True),
-        (in_a_closure(), True),
-        (torch.compile(named), True),
-        (plain, False),
-        (print, False),
-        (None, False),
-    ],
+    [(step, True), (in_a_closure(), True), (torch.compile(step), True), (plain, False), (None, False)],
 )
 def test_training_steps(step: Callable[..., Any] | None, found: bool) -> None:
-    assert opens_autocast(walk(nn.Linear(4, 4)), step) is found
+    assert within(nn.Linear(4, 4), step) is found
+
+
+@pytest.mark.parametrize(("step", "found"), [(in_fp8, False), (in_fp8_and_in_bf16, True)])
+def test_transformer_engines_autocast_is_not_torchs(
+    step: Callable[..., Any], found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(step.__globals__, "te", transformer_engine.install(monkeypatch))
+    assert within(nn.Linear(4, 4), step) is found
 
 
 def test_what_libraries_do_inside_is_their_own() -> None:
     """transformers switches autocast off around the rotary embedding."""
-    assert opens_autocast(walk(llama()), None) is False
+    batch = {"input_ids": torch.arange(16).reshape(1, 16)}
+    assert (
+        called(llama(), batch, training_step=lambda model, batch: model(**batch)).training.autocast_within
+        is False
+    )
 
 
-def test_an_empty_closure_cell_is_no_error() -> None:
-    def build() -> Callable[..., Any]:
-        def step(model: Any, batch: Any) -> Any:
-            return later
-
-        if False:
-            later = None
-        return step
-
-    assert opens_autocast(walk(nn.Linear(4, 4)), build()) is False
+@pytest.mark.parametrize("batch", [None, torch.ones(2, 3)], ids=["no batch", "a batch that does not fit"])
+def test_without_a_forward_it_is_unknown(batch: torch.Tensor | None) -> None:
+    facts = called(Named(4, 4), batch)
+    assert not recorded(facts, FACT)
+    assert facts.gaps[FACT]
+    assert called(Plain(4, 4), batch).training.autocast_within is False

@@ -1,5 +1,5 @@
-"""Checkpointing that a forward calls, in the forms in which libraries and users write it. A step says whether
-it is so."""
+"""Checkpointing that a forward calls, in the forms in which libraries and users write it, against what a
+backward recomputes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from torch.distributed._composable import checkpoint as composable
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from tests.examine.models import llama, network, training
+from fp8doctor.facts import recorded
+from tests.examine.models import called, llama, network, training
+
+BATCH = torch.ones(2, 16)
 
 
 class Layer(nn.Module):
@@ -158,8 +161,8 @@ def around(layer: nn.Module) -> nn.Module:
     """A wrapper function, without ``functools.wraps``."""
 
     def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*arguments: Any) -> Any:
-            return checkpoint(function, *arguments, use_reentrant=False)
+        def forward(*arguments: Any, **settings: Any) -> Any:
+            return checkpoint(function, *arguments, use_reentrant=False, **settings)
 
         return forward
 
@@ -236,24 +239,43 @@ def recomputes(model: nn.Module) -> bool:
 @pytest.mark.parametrize("build", ON.values(), ids=ON.keys())
 def test_checkpointing_that_is_on(build: Callable[[], nn.Module]) -> None:
     model = build()
-    assert [each.active for each in training(model).checkpointing][:1] == [True]
+    assert [each.active for each in called(model, BATCH).training.checkpointing][:1] == [True]
     assert recomputes(model)
 
 
 @pytest.mark.parametrize("build", OFF.values(), ids=OFF.keys())
 def test_checkpointing_that_is_off(build: Callable[[], nn.Module]) -> None:
     model = build()
-    assert training(model).checkpointing == ()
+    assert called(model, BATCH).training.checkpointing == ()
     assert not recomputes(model)
 
 
 def test_a_flag_is_named() -> None:
-    (found,) = training(flagged(LikeTimm())).checkpointing
+    (found,) = called(flagged(LikeTimm()), BATCH).training.checkpointing
     assert (found.name, found.form, found.flag) == ("", "called_in_forward", "grad_checkpointing")
 
 
-def test_what_only_a_run_tells_is_unknown() -> None:
-    assert [each.active for each in training(Stack(Sometimes)).checkpointing] == [None, None]
+@pytest.mark.parametrize(("rows", "active"), [(1, []), (2, [True, True])])
+def test_a_call_that_depends_on_the_batch(rows: int, active: list[bool]) -> None:
+    found = called(Stack(Sometimes), torch.ones(rows, 16)).training.checkpointing
+    assert [each.active for each in found] == active
+
+
+@pytest.mark.parametrize("batch", [None, torch.ones(2, 3)], ids=["no batch", "a batch that does not fit"])
+def test_without_a_forward_it_is_unknown(batch: torch.Tensor | None) -> None:
+    facts = called(flagged(LikeTimm()), batch)
+    assert [each.active for each in facts.training.checkpointing] == [None]
+    assert not recorded(facts.linears()[1], "checkpointed")
+    assert facts.gaps["network.linears.checkpointed"]
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = flagged(LikeTimm())
+    before = {**vars(model)}, [id(each) for each in model.parameters()], torch.random.get_rng_state()
+    called(model, BATCH)
+    after = {**vars(model)}, [id(each) for each in model.parameters()], torch.random.get_rng_state()
+    assert after[:2] == before[:2]
+    assert torch.equal(after[2], before[2])
 
 
 @pytest.mark.parametrize(("change", "form"), [(partial, "whole_forward"), (composable, "composable")])
@@ -275,12 +297,5 @@ def test_a_forward_of_a_library_with_a_users_checkpoint_around_it(
 ) -> None:
     model = llama()
     change(model.model.layers[1])
-    assert [(each.name, each.active) for each in training(model).checkpointing] == [("model.layers.1", True)]
-
-
-def test_a_forward_that_cannot_be_read_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(code: object) -> None:
-        raise KeyError("an instruction of another Python")
-
-    monkeypatch.setattr("fp8doctor.examine.checkpoint_calls.dis.get_instructions", unreadable)
-    assert [each.active for each in training(LikeTimm()).checkpointing] == [None]
+    found = called(model, {"input_ids": torch.arange(16).reshape(1, 16)}).training.checkpointing
+    assert [(each.name, each.active) for each in found] == [("model.layers.1", True)]

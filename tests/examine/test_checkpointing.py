@@ -16,7 +16,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import checkpoint as recompute
 
 from fp8doctor.facts import Checkpointing
-from tests.examine.models import Block, Stacked, llama, training
+from tests.examine.models import Block, Stacked, called, llama, training
+
+TOKENS = torch.arange(32).reshape(2, 16)
 
 
 def test_checkpoint_and_offload_wrappers() -> None:
@@ -77,9 +79,9 @@ class LoadsACheckpoint(Block):
 
 @pytest.mark.parametrize("block", [Recomputes, RecomputesInside, ImportsInside])
 def test_call_in_forward(block: type[nn.Module]) -> None:
-    found = training(Stacked(block)).checkpointing
+    found = called(Stacked(block), TOKENS).training.checkpointing
     assert found == tuple(
-        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=True, reentrant=None)
+        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=True, reentrant=False)
         for i in range(3)
     )
 
@@ -97,7 +99,7 @@ def test_call_in_a_wrapper_around_forward() -> None:
 
 
 def test_a_word_is_no_call() -> None:
-    assert training(Stacked(LoadsACheckpoint)).checkpointing == ()
+    assert called(Stacked(LoadsACheckpoint), TOKENS).training.checkpointing == ()
 
 
 class RecomputesIfAsked(Block):
@@ -110,7 +112,7 @@ class RecomputesIfAsked(Block):
 
 
 def test_a_call_behind_a_flag_that_is_off() -> None:
-    assert training(Stacked(RecomputesIfAsked)).checkpointing == ()
+    assert called(Stacked(RecomputesIfAsked), TOKENS).training.checkpointing == ()
 
 
 def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:

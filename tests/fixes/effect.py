@@ -24,7 +24,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.report import Report
-from fp8doctor.trial import with_rows
+from fp8doctor.trial import with_calls, with_rows
 from tests.fixes.scripts import SCRIPTS, Script, wrapped
 
 STEPS = 100
@@ -114,7 +114,7 @@ def started(script: Script, fix: Treatment | None = None) -> Job:
 
 
 def report_on(job: Job) -> Report:
-    return Report.of(diagnose(with_rows(job, examine(job))))
+    return Report.of(diagnose(with_rows(job, with_calls(job, examine(job)))))
 
 
 def frozen(job: Job) -> list[str]:
@@ -145,7 +145,7 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
     ``explored`` names treatments that the trial proposes by itself, whose lines are printed too.
     """
     job = started(script)
-    facts = with_rows(job, examine(job))
+    facts = with_rows(job, with_calls(job, examine(job)))
     report = Report.of(diagnose(facts))
     found = [(each.treatment, each.code) for each in report.findings if each.treatment]
     found += [(fix, None) for name in explored if (fix := proposed(name, facts))]

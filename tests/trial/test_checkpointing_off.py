@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.trial.treatments import NotTried
-from tests.examine.models import Stacked, llama, network, training
-from tests.examine.test_checkpoint_calls import ON, recomputes
+from tests.examine.models import Stacked, called, llama, network, training
+from tests.examine.test_checkpoint_calls import BATCH, ON, recomputes
 from tests.trial.treated import TOKENS, applied, facts, float8, in_fp8
 
 pytestmark = pytest.mark.slow
@@ -82,14 +82,14 @@ class CallsIt(nn.Module):
 @pytest.mark.parametrize("form", ["timm", "open_clip", "monai", "partial", "composable"])
 def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
     model = ON[form]()
-    off = applied("checkpointing-off", model).model
-    assert (recomputes(off), training(off).checkpointing) == (False, ())
+    off = applied("checkpointing-off", model, known=called(model, BATCH)).model
+    assert (recomputes(off), called(off, BATCH).training.checkpointing) == (False, ())
     assert recomputes(model)
 
 
 def test_a_printed_flag_is_switched_off() -> None:
     model = ON["timm"]()
-    treatment = describe("checkpointing-off", facts(model))
+    treatment = describe("checkpointing-off", called(model, BATCH))
     assert treatment is not None
     exec(treatment.code, {"model": model})
     assert not recomputes(model)

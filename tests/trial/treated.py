@@ -22,10 +22,18 @@ def facts(model: nn.Module) -> Facts:
     return Facts(network=network(model), training=training(model))
 
 
-def applied(name: str, model: nn.Module, *layers: str, batch: Any = None, job: Job | None = None) -> Variant:
+def applied(
+    name: str,
+    model: nn.Module,
+    *layers: str,
+    batch: Any = None,
+    job: Job | None = None,
+    known: Facts | None = None,
+) -> Variant:
     """A treatment carried out on a replica that shares the model's Parameters."""
     replica = replicate(model, share=True)[0]
-    return function_of(name)(Variant(replica, batch), TreatmentContext(facts(model), name, layers, job))
+    context = TreatmentContext(known or facts(model), name, layers, job)
+    return function_of(name)(Variant(replica, batch), context)
 
 
 def float8(model: nn.Module, **settings: Any) -> nn.Module:

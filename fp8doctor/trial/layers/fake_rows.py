@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,17 +20,18 @@ import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.read_rows import ReadRows
-from fp8doctor.trial.layers.recomputed import Regions, regions, undecided, with_regions
+from fp8doctor.trial.layers.seen_calls import Seen, seen_calls, with_seen, without_seen
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
 
 LONGEST_S = 10.0
@@ -40,7 +42,6 @@ than one."""
 def with_rows(job: Job, facts: Facts) -> Facts:
     """Add the rows of every layer to the facts of a job that is not timed, or the reason why they are not
     known."""
-    facts = _with_recomputed(job, facts)
     if not any(linear.use == "training" for linear in facts.linears()):
         return facts
     gaps = facts.gaps if recorded(facts, "gaps") else {}
@@ -53,20 +54,21 @@ def with_rows(job: Job, facts: Facts) -> Facts:
     return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
 
 
-def _with_recomputed(job: Job, facts: Facts) -> Facts:
-    """Add which layers a forward hands to a checkpoint function, where it calls one, or why that is not
-    known."""
+def with_calls(job: Job, facts: Facts) -> Facts:
+    """Add which checkpoint functions and autocasts the step calls, or why that is not known, to the facts of
+    a job whose code names one."""
     if not recorded(facts, "network.linears") or not undecided(facts):
         return facts
     wanted = [linear.name for linear in facts.network.linears]
     try:
-        found = _of_a_fork(job, lambda: recomputed(job, wanted), Regions | None)
+        found = _of_a_fork(job, lambda: calls(job, wanted), Seen | None)
         if found is None:
-            raise _NotCounted("two forwards on fake tensors recompute different layers")
+            raise _NotCounted("two forwards on fake tensors call different functions")
+        if wanted and not found.regions:
+            raise _NotCounted("a forward on fake tensors runs none of the layers")
     except _NotCounted as error:
-        gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-        return msgspec.structs.replace(facts, gaps={**gaps, "network.linears.checkpointed": str(error)})
-    return with_regions(facts, found)
+        return without_seen(facts, str(error))
+    return with_seen(facts, found)
 
 
 class _NotCounted(Exception):
@@ -112,19 +114,26 @@ def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
         return rows.with_every_block(forward, layers, lists)
 
 
-def recomputed(job: Job, wanted: list[str]) -> Regions | None:
-    """Tell which of the ``wanted`` layers a training forward hands to a checkpoint function, in this process.
-    Raises whatever the forward does."""
+def calls(job: Job, wanted: list[str]) -> Seen | None:
+    """Tell what a training forward calls around the ``wanted`` layers, in this process. Raises whatever the
+    forward does."""
+    job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
+    original = unwrapped(job.model)
     plan = depth.Plan((), (depth.Cut({}),))
     mode, model, batch = _faked(job, plan)
-    layers, _ = rows.found(unwrapped(job.model), plan, model, wanted)
+    layers, _ = rows.found(original, plan, model, wanted)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
 
     def forward() -> object:
         return job.training_step(model, batch) if job.training_step else call(model, batch)
 
     with mode, torch.enable_grad(), autocast:
-        return regions(forward, layers, model)
+        seen = seen_calls(forward, layers, model)
+    return seen and msgspec.structs.replace(seen, without_hooks=_hooks(original) != _hooks(model))
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules())
 
 
 def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:

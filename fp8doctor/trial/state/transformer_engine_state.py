@@ -75,6 +75,9 @@ ENTERS = ("autocast_enter", "fp8_autocast_enter")
 """What an autocast calls of the manager when it is opened: from 2.9 on, and before. Recipe and the switch are
 its third and first arguments in 1.0 to 2.20."""
 
+EXITS = ("autocast_exit", "fp8_autocast_exit")
+"""What it calls when it is closed, in the same versions."""
+
 
 def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which every FP8 autocast that is opened gets this recipe in the place of its own.

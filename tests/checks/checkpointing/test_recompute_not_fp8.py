@@ -21,10 +21,13 @@ from fp8doctor.facts import Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
+from tests.checks.environment.live import outcome_of
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
+
+BATCH = torch.ones(4, 32)
 
 
 def te_checkpoint(function: Any, *arguments: Any, **settings: Any) -> Any:
@@ -66,15 +69,6 @@ class Calls(Block):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(self.up, x, use_reentrant=False)
-
-
-class MayCall(Block):
-    """Whether a given step does, only a run can tell."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.requires_grad:
-            return checkpoint(self.up, x, use_reentrant=False)
-        return self.up(x)
 
 
 def model(
@@ -163,11 +157,12 @@ def test_an_autocast_of_the_users_own_is_not_known(look: Look) -> None:
     assert finding.severity == "info"
 
 
-@pytest.mark.parametrize(("block", "severity"), [(Calls, "error"), (MayCall, "info")])
-def test_a_call_in_a_forward_may_not_happen(block: type[nn.Module], severity: str, look: Look) -> None:
-    finding = recompute_not_fp8(look(model(block=block, wrap=lambda block: block)))
+def test_a_call_in_a_forward(look: Look) -> None:
+    made = model(block=Calls, wrap=lambda block: block)
+    finding = recompute_not_fp8(look(made, batch=BATCH))
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.evidence["form"]) == (severity, "called_in_forward")
+    assert (finding.severity, finding.evidence["form"]) == ("error", "called_in_forward")
+    assert outcome_of("CKP002", look(made)).outcome == "unknown"
 
 
 def test_a_backward_that_ran_in_fp8_proves_the_recompute(look: Look) -> None:
@@ -284,7 +279,7 @@ class InsideAMethod(Around):
 def test_an_autocast_around_the_call_is_closed_before_the_recompute(
     made: type[nn.Module], sick: bool, look: Look
 ) -> None:
-    finding = recompute_not_fp8(look(made()))
+    finding = recompute_not_fp8(look(made(), batch=BATCH))
     assert isinstance(finding, Finding) is sick
     assert not sick or finding.severity == "error"
 
@@ -292,7 +287,7 @@ def test_an_autocast_around_the_call_is_closed_before_the_recompute(
 @pytest.mark.parametrize(("counted", "sick"), [(4, True), (15, False), (16, False)])
 def test_the_count_tells_where_the_autocast_is_around_the_call(counted: int, sick: bool, look: Look) -> None:
     as_is = ran("as_is", fp8_gemms=counted, cuts=())
-    finding = recompute_not_fp8(timed(look(Around()), as_is))
+    finding = recompute_not_fp8(timed(look(Around(), batch=BATCH), as_is))
     if not sick:
         assert finding is None
         return

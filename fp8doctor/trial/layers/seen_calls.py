@@ -1,0 +1,282 @@
+"""Checkpoint functions and autocasts that a forward calls, seen while the forward runs.
+
+While a checkpoint function runs what it was given, its frame is on the stack, reentrant or not. Of the module
+calls below that frame the outermost is the region; the innermost above it is the module that calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import nn
+
+from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST
+from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE
+from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
+from fp8doctor.stacks.code_names import LIBRARIES, named
+from fp8doctor.stacks.looking import forward_of, read
+from fp8doctor.stacks.transformer_engine import state_manager
+from fp8doctor.trial.state.transformer_engine_state import ENTERS, EXITS
+
+FORWARDS = 2
+"""Forwards that have to agree: which layers are recomputed may be drawn at random."""
+
+AUTOCAST_HOMES = ("torch.amp.", "torch.cuda.amp.", "contextlib.", f"{__name__}.")
+"""Modules whose frames lie between an autocast and the code that opens it."""
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call of a checkpoint function in a module's forward."""
+
+    library: str
+    reentrant: bool | None
+    opens_fp8: bool = False
+    """Whether what it runs opens Transformer Engine's autocast."""
+    inside_fp8: bool = False
+    """Whether the forward that calls it opens one."""
+    flag: str | None = None
+    """Attribute of the module without which the forward does not call it."""
+
+
+class Seen(msgspec.Struct):
+    """What a forward did."""
+
+    regions: dict[str, str | None] = {}
+    """Layer -> name of the checkpointed region that it ran in, None if it ran in none."""
+    calls: dict[str, Call] = {}
+    """By the module whose forward calls a checkpoint function."""
+    autocast: bool = False
+    """Whether code of the user's opened torch's autocast."""
+    fp8_autocast: bool = False
+    """Whether anybody opened Transformer Engine's."""
+    without_hooks: bool = False
+    """Whether the user's hooks were left out, which may open one."""
+
+
+class _Where(NamedTuple):
+    """A place in a forward, as its stack of frames tells."""
+
+    region: str | None
+    """Outermost module called below a checkpoint function; empty for a function, None outside of any."""
+    module: str
+    """Module that calls the checkpoint function; outside of any, the innermost module."""
+    call: Call | None
+
+
+def seen_calls(
+    forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module
+) -> Seen | None:
+    """Tell what a training forward calls; None if two forwards do not agree."""
+    first, second = (_once(forward, layers, model) for _ in range(FORWARDS))
+    if first != second:
+        return None
+    modules = dict(model.named_modules())
+    calls = {
+        name: msgspec.structs.replace(
+            call, flag=_flag(name, modules[name], lambda: _once(forward, layers, model))
+        )
+        for name, call in first.calls.items()
+    }
+    return msgspec.structs.replace(first, calls=calls)
+
+
+def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
+    """Name the attribute of a module that asks for its call: with it off, a forward makes none."""
+    used = dict.fromkeys(each for each, _ in named(forward_of(module), type(module).__mro__))
+    for flag in used:
+        if flag == "training" or not flag or read(module, flag) is not True:
+            continue
+        own = dict(module.__dict__)
+        module.__dict__[flag] = False
+        try:
+            if name not in again().calls:
+                return flag
+        except Exception:
+            continue
+        finally:
+            module.__dict__.clear()
+            module.__dict__.update(own)
+    return None
+
+
+def _once(forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module) -> Seen:
+    names = {id(module): name for name, module in model.named_modules()}
+    seen, opening = Seen(), set()
+
+    def layer_runs(layer_name: str) -> None:
+        where = _where(sys._getframe(2), names)
+        if seen.regions.get(layer_name) is None:
+            seen.regions[layer_name] = layer_name if where.region == "" else where.region
+        if where.call is not None:
+            before = seen.calls.get(where.module, where.call)
+            inside = before.inside_fp8 or where.module in opening
+            seen.calls[where.module] = msgspec.structs.replace(before, inside_fp8=inside)
+
+    def fp8_opens() -> None:
+        seen.fp8_autocast = True
+        where = _where(sys._getframe(2), names)
+        if where.call is None:
+            opening.add(where.module)
+        else:
+            seen.calls[where.module] = msgspec.structs.replace(where.call, opens_fp8=True)
+
+    def autocast_opens() -> None:
+        seen.autocast = seen.autocast or not _opener(sys._getframe(2)).startswith(LIBRARIES)
+
+    with ExitStack() as hooks, _autocasts(autocast_opens, fp8_opens):
+        for name, layer in layers.items():
+            handle = layer.register_forward_pre_hook(lambda layer, arguments, name=name: layer_runs(name))
+            hooks.callback(handle.remove)
+        forward()
+    return seen
+
+
+def _where(frame: FrameType | None, names: Mapping[int, str]) -> _Where:
+    outermost, innermost, call = "", None, None
+    while frame is not None:
+        home = frame.f_globals.get("__name__", "")
+        if home in CHECKPOINT_MODULES:
+            reentrant = frame.f_locals.get("use_reentrant", call and call.reentrant)
+            call = Call(home.partition(".")[0], reentrant if isinstance(reentrant, bool) else None)
+        elif frame.f_code is nn.Module._call_impl.__code__:
+            name = names.get(id(frame.f_locals.get("self")))
+            if name is not None and call is not None:
+                return _Where(outermost, name, call)
+            if name is not None:
+                outermost, innermost = name, name if innermost is None else innermost
+        frame = frame.f_back
+    return _Where(None if call is None else outermost, innermost or "" if call is None else "", call)
+
+
+def _opener(frame: FrameType | None) -> str:
+    """Name the module of the code that opens an autocast; of a decorated function its own."""
+    while frame is not None:
+        home = f"{frame.f_globals.get('__name__', '')}."
+        if frame.f_code.co_name == "decorate_autocast":
+            return f"{frame.f_locals['func'].__module__}."
+        if not home.startswith(AUTOCAST_HOMES):
+            return home
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[None]:
+    """Call a function for each autocast that is opened, torch's on the CPU and Transformer Engine's to no
+    effect: a forked process can ask no GPU."""
+    enter: Any = torch.autocast.__enter__
+    make: Any = torch.autocast.__init__
+
+    def made(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
+        make(self, "cpu", dtype if dtype is torch.float16 else torch.bfloat16, enabled, cache)
+
+    def entered(self: Any) -> Any:
+        torchs()
+        return enter(self)
+
+    def opened(cls: Any, /, enabled: bool = False, *settings: Any, **more: Any) -> None:
+        if enabled:
+            fp8()
+
+    manager = state_manager()
+    library = sys.modules.get(getattr(manager, "__module__", ""))
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.autocast, "__init__", made),
+        (torch.autocast, "__enter__", entered),
+        *((manager, name, classmethod(opened)) for name in ENTERS if name in vars(manager or type)),
+        *((manager, name, classmethod(_nothing)) for name in EXITS if name in vars(manager or type)),
+        *((library, name, _nothing) for name in ("check_recipe_support",) if hasattr(library, name)),
+    ]
+    before = [(of, name, vars(of)[name]) for of, name, _ in replaced]
+    for of, name, instead in replaced:
+        setattr(of, name, instead)
+    try:
+        yield
+    finally:
+        for of, name, own in before:
+            setattr(of, name, own)
+
+
+def _nothing(*arguments: Any, **settings: Any) -> None:
+    """Stand in the place of what asks a GPU."""
+
+
+def with_seen(facts: Facts, seen: Seen) -> Facts:
+    """Add to the facts what a forward of the job calls."""
+    linears = tuple(_decided(each, seen.regions) for each in facts.network.linears)
+    blocks = tuple(
+        each
+        if recorded(each, "checkpointed")
+        else msgspec.structs.replace(each, checkpointed=_recomputed(each.name, linears))
+        for each in facts.network.blocks
+    )
+    marks = tuple(
+        each if each.form != "called_in_forward" else _called(each, seen.calls[each.name])
+        for each in facts.training.checkpointing
+        if each.form != "called_in_forward" or each.name in seen.calls
+    )
+    training = msgspec.structs.replace(facts.training, checkpointing=marks)
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    gaps.pop(AUTOCAST_WITHIN, None)
+    if not recorded(training, "autocast_within"):
+        training = msgspec.structs.replace(training, autocast_within=seen.autocast)
+    if not recorded(training, "fp8_autocast"):
+        if seen.fp8_autocast:
+            gaps.pop(FP8_AUTOCAST, None)
+            training = msgspec.structs.replace(training, fp8_autocast=True)
+        elif seen.without_hooks:
+            gaps.setdefault(FP8_AUTOCAST, "hooks of the model, which may open te.autocast, were not run")
+        elif FP8_AUTOCAST not in gaps:
+            training = msgspec.structs.replace(training, fp8_autocast=False)
+    network = msgspec.structs.replace(facts.network, linears=linears, blocks=blocks)
+    return msgspec.structs.replace(facts, network=network, training=training, gaps=gaps)
+
+
+def without_seen(facts: Facts, why: str) -> Facts:
+    """Say in the facts why nobody knows what a forward of the job calls."""
+    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    if any(each.form == "called_in_forward" for each in facts.training.checkpointing):
+        gaps["network.linears.checkpointed"] = why
+    if not recorded(facts, AUTOCAST_WITHIN):
+        gaps[AUTOCAST_WITHIN] = why
+    if not recorded(facts, FP8_AUTOCAST):
+        gaps.setdefault(FP8_AUTOCAST, why)
+    return msgspec.structs.replace(facts, gaps=gaps)
+
+
+def _called(mark: Checkpointing, call: Call) -> Checkpointing:
+    known: dict[str, Any] = {"flag": call.flag} if call.flag else {}
+    if TRANSFORMER_ENGINE in sys.modules:
+        around = call.inside_fp8 and not call.opens_fp8
+        known |= {
+            "library": call.library,
+            "opens_fp8_autocast": call.opens_fp8,
+            "fp8_autocast_around": around,
+        }
+    return msgspec.structs.replace(mark, active=True, reentrant=call.reentrant, **known)
+
+
+def _decided(linear: Linear, found: Mapping[str, str | None]) -> Linear:
+    if recorded(linear, "checkpointed") or linear.name not in found:
+        return linear
+    return msgspec.structs.replace(linear, checkpointed=found[linear.name])
+
+
+def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:
+    """Count the blocks of a list in which a layer is recomputed."""
+    below = f"{blocks}." if blocks else ""
+    return len(
+        {
+            each.name.removeprefix(below).partition(".")[0]
+            for each in linears
+            if each.name.startswith(below)
+            and recorded(each, "checkpointed")
+            and each.checkpointed is not None
+        }
+    )
