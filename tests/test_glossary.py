@@ -119,14 +119,14 @@ def test_a_phrase_is_told_by_the_longest_word_in_it_unless_a_page_has_it() -> No
 def test_words_that_nothing_has_are_not_called_an_error() -> None:
     result = CliRunner().invoke(main, ["explain", "purple", "elephants"])
     assert result.exit_code == 2
-    assert "neither a page nor the glossary has these words" in result.stderr
+    assert "no page and no glossary entry has these words" in result.stderr
 
 
 def test_a_misspelled_word_is_guessed() -> None:
     for typed, meant in (("tensorwize", "tensorwise"), ("load_fp8", "load_in_fp8"), ("qlra", "QLoRA")):
         result = CliRunner().invoke(main, ["explain", typed])
         assert result.exit_code == 2
-        assert f"(there is {meant}" in result.stderr
+        assert f"(did you mean {meant}" in result.stderr
 
 
 def test_a_long_text_is_looked_up_in_no_time() -> None:

@@ -112,7 +112,7 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
 def cpu_times(*steps: TimedStep) -> str:
     """Say which of these steps a CPU took, and that FP8 is not judged by them; empty if none."""
     names = " and ".join(step.name for step in steps if step.on_cpu and step.step_ms)
-    return f"the times of {names} were taken on a CPU; they say nothing about FP8 on a GPU" if names else ""
+    return f"the times of {names} come from a CPU and do not apply to FP8 on a GPU" if names else ""
 
 
 def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
@@ -132,7 +132,7 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
     if step.step_ms and recorded(facts, "trial.reliable") and facts.trial.reliable is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
     if step.on_cpu:
-        yield f"{step.name} was timed on a CPU, which says nothing about a GPU"
+        yield f"{step.name} was timed on a CPU, which does not predict a GPU"
 
 
 def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:

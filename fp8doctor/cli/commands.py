@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.again import ORDERED, TYPED
-from fp8doctor.cli.comparison import compare
+from fp8doctor.cli.arguments import ORDERED, TYPED, first_word, options_with_value
 from fp8doctor.cli.console import (
     WIDEST,
     complain,
@@ -44,11 +43,10 @@ from fp8doctor.cli.options import (
     version,
     with_options,
 )
+from fp8doctor.cli.pages import compare, why
+from fp8doctor.cli.pages import trace as trace_
 from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
 from fp8doctor.cli.run import run
-from fp8doctor.cli.traces import trace as trace_
-from fp8doctor.cli.why import why
-from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
 

@@ -1,4 +1,4 @@
-"""What is printed: nothing else writes to stdout or stderr, or knows what the terminal can show."""
+"""Print to stdout and stderr, for all other modules, and find what the terminal supports."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from fp8doctor.worker.printed import Printed
 
 WIDEST = 100
-"""Columns of what is printed to a pipe or written to a file."""
+"""Columns of output to a pipe or a file."""
 
 WIDEST_SCREEN = 120
-"""Columns of what is printed on a wide terminal."""
+"""Columns of output on a wide terminal."""
 
 NARROWEST = 40
-"""Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
+"""Fewest columns of a layout; a narrower terminal wraps the lines itself."""
 
 
 def stand_in_for_closed_streams() -> None:
-    """Open the null device for each standard stream that is closed: the next file would get its number.
+    """Open the null device for each closed standard stream; the next file would get its number.
 
-    It cannot be written to in place of stdout, so that what is printed there is known to be lost.
+    In place of stdout it is not writable, so lost output is noticed.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -43,7 +43,7 @@ def stand_in_for_closed_streams() -> None:
 
 
 def columns() -> int:
-    """Tell how wide a page is on stdout: as COLUMNS says, else as the terminal is."""
+    """Find the width of a page on stdout: from COLUMNS, otherwise from the terminal."""
     import shutil
 
     told = os.environ.get("COLUMNS", "")
@@ -53,15 +53,14 @@ def columns() -> int:
 
 
 def wants_colour() -> bool:
-    """Whether stdout takes colours: NO_COLOR and FORCE_COLOR first, then the terminal."""
+    """Tell whether to use colors on stdout: NO_COLOR and FORCE_COLOR first, then the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def wants_ascii() -> bool:
-    """Whether the locale cannot show the glyphs. Python opens stdout in UTF-8 even in the C locale, so that
-    is asked for by name."""
+    """Tell whether the locale lacks the glyphs. Python opens stdout in UTF-8 even in the C locale."""
     if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
         return True
     try:
@@ -72,7 +71,7 @@ def wants_ascii() -> bool:
 
 
 def show(text: str | bytes) -> None:
-    """Print on stdout. A reader who left early (``head``) is no mistake; a full disk raises `UserError`."""
+    """Print on stdout. Ignore a reader that left early (``head``). A full disk raises `UserError`."""
     try:
         if isinstance(text, str):
             text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
@@ -84,18 +83,18 @@ def show(text: str | bytes) -> None:
 
 
 def stdout_failed(error: OSError) -> UserError:
-    """Give up stdout, and say why."""
+    """Give up stdout and return the reason."""
     _discard(1)
     return UserError(f"cannot write to stdout: {error.strerror}")
 
 
 def _discard(stream: int) -> None:
-    """Send a standard stream nowhere, and with it what its buffer still holds."""
+    """Redirect a standard stream, with its buffered text, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def show_page(text: str) -> None:
-    """Print lines of our own."""
+    """Print fp8doctor's own lines."""
     from fp8doctor.render.terminal import to_ascii
 
     show((to_ascii(text) if wants_ascii() else text) + "\n")
@@ -109,8 +108,7 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
-    """Give a function that says on stderr what is done: in one line of a terminal, else one for each
-    stage."""
+    """Yield a function that shows progress on stderr: in one line on a terminal, else a line per stage."""
     if quiet:
         yield lambda doing: None
     elif not sys.stderr.isatty():
@@ -125,19 +123,19 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
 
 
 def complain_of_printed(printed: Printed, *, whole: bool) -> None:
-    """Show what workers printed on stderr, if anything: whole beside a failure, else each line once."""
+    """Show what workers printed on stderr: all of it after a failure, otherwise each line once."""
     counted = printed.counted()
     kept = " (its last MiB)" if printed.cut else ""
     if counted and whole:
         told = "\n".join(printed.lines())
-        complain(f"meanwhile libraries and the examined file printed on stderr{kept}:", told)
+        complain(f"libraries and your file printed on stderr{kept}:", told)
     elif counted:
         told = "\n".join(counted)
-        complain(f"libraries and the examined file printed on stderr, each line once{kept}:", told)
+        complain(f"libraries and your file printed on stderr, each line once{kept}:", told)
 
 
 def complain(sentence: str, detail: str = "") -> None:
-    """Say something on stderr, and below it the user's own frames where there are some."""
+    """Print a message on stderr, and below it the user's own frames if there are some."""
     from fp8doctor.render.terminal import printable_line, printable_lines
 
     _say(f"fp8doctor: {printable_line(sentence)}")
@@ -146,7 +144,7 @@ def complain(sentence: str, detail: str = "") -> None:
 
 
 def complain_of_known(text: str) -> None:
-    """Say what is known of the error in a text, if anything is."""
+    """Explain a known error in a text, if there is one."""
     from fp8doctor.known_errors import in_a_sentence
 
     if known := in_a_sentence(text):
@@ -160,8 +158,8 @@ def complain_of_usage(error: click.ClickException) -> None:
 
 def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
     complain(
-        f"internal error, {type(error).__name__}: {error}. This is a mistake of fp8doctor, not yours: "
-        "please report it with what the same command says with -v."
+        f"internal error, {type(error).__name__}: {error}. This is a bug in fp8doctor, not in your job. "
+        "Please report it with the output of the same command with -v."
     )
     if verbose:
         import traceback
@@ -176,7 +174,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _or_nowhere() -> Iterator[None]:
-    """Print on stderr, or nowhere from now on where it takes nothing: a report does not depend on it."""
+    """Print on stderr. If that fails, print nowhere from now on: a report does not depend on it."""
     try:
         yield
     except OSError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from fp8doctor.cli.again import typed_again
+from fp8doctor.cli.arguments import typed_again
 from fp8doctor.cli.console import (
     columns,
     complain,

@@ -1,5 +1,4 @@
-"""The command that explains: a check by its code or name, an error by its text, a word, a page by what is in
-it."""
+"""The command ``explain``: a check by code or name, a term, or an error by its text."""
 
 from __future__ import annotations
 
@@ -25,16 +24,36 @@ if TYPE_CHECKING:
     from fp8doctor.known_errors import KnownError
 
 MOST_WORDS = 3
-"""More words than these are an error's text, not what somebody looks for."""
+"""Words of a search; a longer text is an error message."""
 
 SHORTEST_WORD = 3
-"""Characters of a word that is looked for."""
-
-PREFIX = r"[A-Z]{3,5}\d{0,3}"
-"""How a code begins; in small letters it is a word that is looked for."""
+"""Characters of a word in a search."""
 
 LONGEST_CODE = 40
-"""Characters; what is longer is neither looked for nor repeated in an answer."""
+"""Characters of a search word; a longer one is neither searched for nor repeated in an answer."""
+
+LONGEST_MESSAGE, LONGEST_LINE = 300, 2000
+"""Characters of a text without, and with, a line that names an exception, in which names are looked up."""
+
+SHORTEST_NAME = 4
+"""Characters of a name in a message; GiB and TE are in too many messages."""
+
+MOST_PAGES = 5
+"""Pages to show for a name."""
+
+PREFIX = r"[A-Z]{3,5}\d{0,3}"
+"""The beginning of a code. In small letters it is a search word."""
+
+EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Warning)\b.*", re.MULTILINE)
+"""The line that names an exception."""
+
+NAME = re.compile(r"[^\W_]_[^\W_]|[a-z][A-Z]")
+"""Part of a name in code that ordinary words do not have."""
+
+TERM = re.compile(rf"{NAME.pattern}| |[A-Z]{{2}}|\d")
+"""Part of a glossary term that ordinary words do not have."""
+
+NOT_KNOWN = "fp8doctor does not know this exact message."
 
 
 @click.command(cls=ProjectCommand)
@@ -51,48 +70,30 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
 
     With -, read a traceback from stdin.
     """
+    from fp8doctor import glossary, known_errors
     from fp8doctor.headings import headings
 
     text = _from_stdin() if asked == ("-",) else " ".join(asked)
     catalogue = headings(checks)
-    named = named_by(asked, catalogue)
-    if named:
+    if named := named_by(asked, catalogue):
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         page = f"\n\n{'-' * columns()}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
-    elif word := _word(text):
+    elif word := glossary.look_up(text):
         _show_word(format, *word, catalogue)
-    elif errors := _errors(text):
+    elif errors := known_errors.recognise(text):
         _show_errors(format, errors, catalogue)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
     elif word := _word_within(text):
         _show_word(format, *word, catalogue)
-    elif not _show_related(format, text, catalogue):
+    elif not _show_related(format, _message(text), catalogue):
         raise UserError(_not_known(text, catalogue))
     return OK
 
 
-def _show_related(format: str, text: str, catalogue: Sequence[Heading]) -> bool:
-    """Show what the words of a text lead to that holds no known message; whether they do."""
-    from fp8doctor.cli import related
-
-    said = related.message(text)
-    not_known = "fp8doctor does not know exactly this message."
-    if errors := related.errors_near(said):
-        _show_errors(format, errors, catalogue, f"{not_known} It knows these, which share a name with it:")
-    elif word := related.word_in(said):
-        _show_word(format, *word, catalogue, f"{not_known} It explains a word in it:")
-    elif found := related.pages_near(said, catalogue):
-        head = (*_wrapped(f"{not_known} These pages share a name with it:"), "", *_headings(found))
-        _show(format, {"checks": list(map(summary, found)), "related": True}, "\n".join(head))
-    else:
-        return False
-    return True
-
-
 def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks of codes, names, and how codes in capitals begin; none unless every word is one."""
+    """Find the checks by code, name or the beginning of a code; none unless every word is one."""
     found: dict[str, Heading] = {}
     for word in ",".join(asked).replace(" ", ",").split(","):
         checks = [
@@ -107,34 +108,102 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
     return list(found.values())
 
 
-def _word(text: str) -> tuple[str, Word] | None:
-    from fp8doctor import glossary
+def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
+    """Find the checks with one of a few words in the title or name, or all of them in the page.
 
-    return glossary.look_up(text)
+    Pages count only if they hold the whole phrase, or if no word is in the glossary.
+    """
+    words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
+    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or _is_of_an_error(text):
+        return []
+    patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
+    phrase = " ".join(text.lower().split())
+
+    def rank(check: Heading) -> tuple[bool, int, int]:
+        heading = f"{check.area} {check.name} {check.title}".lower()
+        page = check.page.lower()
+        return (
+            len(words) > 1 and phrase in " ".join(page.split()),
+            sum(pattern.search(heading) is not None for pattern in patterns),
+            min(len(pattern.findall(page)) for pattern in patterns),
+        )
+
+    ranks = {check.code: rank(check) for check in catalogue}
+    if not any(any(each[:2]) for each in ranks.values()) and _word_within(text) is not None:
+        return []
+    found = (check for check in catalogue if any(ranks[check.code]))
+    return sorted(found, key=lambda each: ranks[each.code], reverse=True)
+
+
+def summary(check: Heading) -> dict[str, Any]:
+    """Describe a check as ``list`` and ``explain`` write it in JSON."""
+    return {
+        "code": check.code,
+        "name": check.name,
+        "area": check.area,
+        "severity": check.severity,
+        "title": check.title,
+    }
 
 
 def _word_within(text: str) -> tuple[str, Word] | None:
-    """Find a word in a phrase; an error's text is none."""
+    """Find a glossary word in a phrase that is not an error message."""
     from fp8doctor import glossary
 
     return None if _is_of_an_error(text) else glossary.within(text)
 
 
-def _errors(text: str) -> tuple[KnownError, ...]:
-    from fp8doctor.known_errors import recognise
-
-    return recognise(text)
+def _is_of_an_error(text: str) -> bool:
+    return re.search(r":|Error|Exception", text) is not None
 
 
-def _page(check: Heading) -> str:
-    from fp8doctor.render.terminal import reflow
+def _message(text: str) -> str:
+    """Take the last exception in a text; the text itself if it is short, otherwise nothing."""
+    if raised := EXCEPTION.findall(text):
+        return str(raised[-1])[:LONGEST_LINE]
+    return text if len(text) <= LONGEST_MESSAGE else ""
 
-    head = f"{check.code} {check.name} · {check.area} · {check.severity}"
-    return "\n".join(reflow(f"{head}\n\n{check.page}", columns())).rstrip()
+
+def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
+    """Show errors, a word or pages that share a name with a message; False if there are none."""
+    from fp8doctor import glossary
+    from fp8doctor.known_errors import KNOWN_ERRORS
+
+    wanted = _names(message)
+    words = [
+        (name, word)
+        for word in glossary.words()
+        for name in word.names
+        if word.codes and len(name) >= SHORTEST_NAME and TERM.search(name) and _count(name, message)
+    ]
+    counts = {check.code: sum(_count(name, check.page) for name in wanted) for check in catalogue}
+    pages = sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
+    if errors := [error for error in KNOWN_ERRORS if any(_count(name, error.says) for name in wanted)]:
+        _show_errors(format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:")
+    elif words:
+        longest = max(words, key=lambda each: len(each[0]))
+        _show_word(format, *longest, catalogue, f"{NOT_KNOWN} This term is in it:")
+    elif pages := pages[:MOST_PAGES]:
+        head = (*_wrapped(f"{NOT_KNOWN} These pages share a name with it:"), "", *_headings(pages))
+        _show(format, {"checks": list(map(summary, pages)), "related": True}, "\n".join(head))
+    else:
+        return False
+    return True
+
+
+def _names(message: str) -> list[str]:
+    """Find the functions, classes and statuses that a message names, but not its own exception."""
+    words = (part for word in re.findall(r"[A-Za-z_][\w.]*", message) for part in word.split("."))
+    kept = (each for each in words if len(each) >= SHORTEST_NAME and NAME.search(each))
+    return list(dict.fromkeys(each for each in kept if not re.search(r"(?:Error|Exception|Warning)$", each)))
+
+
+def _count(name: str, text: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", text))
 
 
 def _from_stdin() -> str:
-    """Read to the end, of which alone something is looked for."""
+    """Read stdin and keep its end, where an error message is."""
     from fp8doctor.known_errors import LONGEST
 
     return sys.stdin.buffer.read()[-LONGEST:].decode("utf-8", "replace")
@@ -147,51 +216,30 @@ def _show(format: str, data: dict[str, Any], page: str) -> None:
         show_page(page)
 
 
+def _page(check: Heading) -> str:
+    from fp8doctor.render.terminal import reflow
+
+    head = f"{check.code} {check.name} · {check.area} · {check.severity}"
+    return "\n".join(reflow(f"{head}\n\n{check.page}", columns())).rstrip()
+
+
 def _show_errors(
     format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str = ""
 ) -> None:
-    """Show what is known of errors; with a head they are only related to what was asked."""
-    told = {"errors": [error._asdict() for error in errors], **({"related": True} if head else {})}
-    pages = (_error_page(error, catalogue, whole=not head) for error in errors)
-    _show(format, told, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
+    """Show known errors; with a head they are only related to the text, and come without advice."""
+    data = {"errors": [error._asdict() for error in errors], **({"related": True} if head else {})}
+    pages = (_error_page(error, catalogue, advice=not head) for error in errors)
+    _show(format, data, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
 
 
-def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading], head: str = "") -> None:
-    """Show what a word means, and the checks whose pages lead on; with a head it is only related to what was
-    asked."""
-    by_code = {check.code: check for check in catalogue}
-    found = [by_code[code] for code in word.codes if code in by_code]
-    also = f" ({word.names[0]})" if name != word.names[0] else ""
-    told: dict[str, Any] = {"word": name, "says": word.says, "checks": list(map(summary, found))}
-    if head:
-        told["related"] = True
-    page = (
-        *([*_wrapped(head), ""] if head else []),
-        *_wrapped(f"{name}{also}: {word.says}"),
-        *([""] if found else []),
-        *_headings(found),
-    )
-    _show(format, told, "\n".join(page))
-
-
-def _headings(found: Sequence[Heading]) -> Iterator[str]:
-    """Write a line for each check, and how to read the first page."""
-    for each in found:
-        yield from _wrapped(f"{each.code} {each.name}: {each.title}", hanging=2)
-    if found:
-        yield ""
-        yield f"More: fp8doctor explain {found[0].code}"
-
-
-def _error_page(error: KnownError, catalogue: Sequence[Heading], *, whole: bool = True) -> str:
-    """Write what is known of an error, in the words of the table: nothing of the user's text is repeated.
-    Without ``whole`` no advice is given."""
-    finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
-    found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
-    if not whole:
-        return "\n".join((*_wrapped(error.says), *_wrapped(f"Cause. {error.cause}"), *_wrapped(found)))
+def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool) -> str:
+    """Describe an error in the table's words: nothing from the user's text is repeated."""
     from fp8doctor.render.terminal import in_width
 
+    finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
+    found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
+    if not advice:
+        return "\n".join((*_wrapped(error.says), *_wrapped(f"Cause. {error.cause}"), *_wrapped(found)))
     lines = in_width([f"    {line}" for line in error.lines.split("\n")], columns())
     return "\n".join(
         (
@@ -210,88 +258,60 @@ def _error_page(error: KnownError, catalogue: Sequence[Heading], *, whole: bool 
     )
 
 
+def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading], head: str = "") -> None:
+    """Show a word and the checks that explain more; with a head it is only related to the text."""
+    by_code = {check.code: check for check in catalogue}
+    found = [by_code[code] for code in word.codes if code in by_code]
+    also = f" ({word.names[0]})" if name != word.names[0] else ""
+    data: dict[str, Any] = {"word": name, "says": word.says, "checks": list(map(summary, found))}
+    if head:
+        data["related"] = True
+    page = (
+        *([*_wrapped(head), ""] if head else []),
+        *_wrapped(f"{name}{also}: {word.says}"),
+        *([""] if found else []),
+        *_headings(found),
+    )
+    _show(format, data, "\n".join(page))
+
+
+def _headings(found: Sequence[Heading]) -> Iterator[str]:
+    """List checks, and the command that shows the first page."""
+    for each in found:
+        yield from _wrapped(f"{each.code} {each.name}: {each.title}", hanging=2)
+    if found:
+        yield ""
+        yield f"More: fp8doctor explain {found[0].code}"
+
+
 def _wrapped(text: str, hanging: int = 0) -> Iterator[str]:
     from fp8doctor.render.terminal import filled
 
     yield from filled(" ".join(text.split()), columns(), hanging)
 
 
-def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks of a few words: one is in the title or the name, or all stand together in the page,
-    or are in it where no word of the glossary is among them. The page that has them together comes first."""
-    words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
-    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE:
-        return []
-    if _is_of_an_error(text):
-        return []
-    patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
-
-    phrase = " ".join(text.lower().split())
-
-    def rank(check: Heading) -> tuple[bool, int, int]:
-        heading = f"{check.area} {check.name} {check.title}".lower()
-        page = check.page.lower()
-        return (
-            len(words) > 1 and phrase in " ".join(page.split()),
-            sum(pattern.search(heading) is not None for pattern in patterns),
-            min(len(pattern.findall(page)) for pattern in patterns),
-        )
-
-    ranks = {check.code: rank(check) for check in catalogue}
-    named = any(any(each[:2]) for each in ranks.values()) or _word_within(text) is None
-    return sorted(
-        (check for check in catalogue if named and any(ranks[check.code])),
-        key=lambda each: ranks[each.code],
-        reverse=True,
-    )
-
-
-def _is_of_an_error(text: str) -> bool:
-    return re.search(r":|Error|Exception", text) is not None
-
-
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
-    """Say that nothing is known, without repeating what may be a secret."""
+    """Say that nothing was found, without repeating text that may hold a secret."""
     from fp8doctor.facts.scrub import scrub
     from fp8doctor.known_errors import KNOWN_ERRORS
 
     word = text.strip()
     if not word:
-        return "nothing to explain was given; 'fp8doctor list' shows what is checked"
+        return "nothing to explain. 'fp8doctor list' shows the checks"
     if len(word) <= LONGEST_CODE and len(word.split()) == 1:
         word = scrub(word)
-        return (
-            f"no check has the code {word!r}{alike(word, catalogue)}, and no page speaks of it; "
-            "'fp8doctor list' shows all checks"
-        )
+        return f"no check or page has {word!r}{_alike(word, catalogue)}. 'fp8doctor list' shows the checks"
+    looked = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
     if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
-        return (
-            "neither a page nor the glossary has these words; 'fp8doctor list' shows what is checked, and "
-            "'fp8doctor model.py' or 'fp8doctor run train.py' looks at the job itself"
-        )
-    return (
-        f"this text holds none of the {len(KNOWN_ERRORS)} messages that are known, so nothing can be said of "
-        "it; 'fp8doctor list' shows what is checked, and 'fp8doctor model.py' or 'fp8doctor run train.py' "
-        "looks at the job itself"
-    )
+        return f"no page and no glossary entry has these words. {looked}"
+    return f"this text has none of the {len(KNOWN_ERRORS)} messages that fp8doctor knows. {looked}"
 
 
-def summary(check: Heading) -> dict[str, Any]:
-    """A check as ``list`` and ``explain`` write it in JSON."""
-    return {
-        "code": check.code,
-        "name": check.name,
-        "area": check.area,
-        "severity": check.severity,
-        "title": check.title,
-    }
-
-
-def alike(code: str, catalogue: Sequence[Heading]) -> str:
-    """Name the codes and words that are spelled nearly so."""
+def _alike(code: str, catalogue: Sequence[Heading]) -> str:
+    """Suggest codes and words with a similar spelling."""
     from difflib import get_close_matches
 
     from fp8doctor import glossary
 
     near = [*get_close_matches(code.upper(), [check.code for check in catalogue]), *glossary.alike(code)]
-    return f" (there is {', '.join(near)})" if near else ""
+    return f" (did you mean {', '.join(near)}?)" if near else ""

@@ -1,4 +1,4 @@
-"""The gate: what a report has to reach, and why it does not."""
+"""The gate: requirements for a report, and why it misses them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from fp8doctor.facts import Facts
 
 MAX_REGRESSION_PCT = 5.0
-"""Per cent that a step may take longer than the baseline's where nothing else is said. A choice."""
+"""Default of ``--max-regression``, in percent of the baseline's step time. A choice."""
 
 MOST_NAMED = 6
-"""Codes that one sentence names."""
+"""Codes in one sentence."""
 
 IN_WORDS = {
     "step_raises": "The training step raises.",
@@ -27,11 +27,11 @@ IN_WORDS = {
     "fp8_not_engaged": "FP8 does not run.",
     "fp8_slower": "FP8 is slower than BF16.",
 }
-"""Status of a verdict that counts as an error -> what it says."""
+"""Verdict status that counts as an error -> its sentence."""
 
 
 class Baseline(Struct, frozen=True):
-    """A saved report that a step is held against."""
+    """A saved report to compare the step time with."""
 
     name: str
     facts: Facts
@@ -39,7 +39,7 @@ class Baseline(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """What a report has to reach."""
+    """Requirements for a report."""
 
     fail_on: Severity | None = None
     """None: findings do not count."""
@@ -51,7 +51,7 @@ class Gate(Struct, frozen=True):
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Gate:
-        """Read the options of the gate. Raises `UserError` for a baseline that is none."""
+        """Read the gate's options. Raises `UserError` for an unusable baseline."""
         return cls(
             fail_on=next((each for each in SEVERITIES if each == options["fail_on"]), None),
             require_fp8=bool(options.get("require_fp8")),
@@ -63,11 +63,11 @@ class Gate(Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """Whether anything can be missed."""
+        """Whether there is any requirement."""
         return self != Gate()
 
     def missed(self, report: Document) -> tuple[str, ...]:
-        """Say what the report does not reach, in a sentence or two each; nothing where it passes."""
+        """Explain each requirement that the report misses; empty if it passes."""
         told = (
             self._without_fp8(report),
             self._too_grave(report),
@@ -102,9 +102,7 @@ class Gate(Struct, frozen=True):
             return None
         option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
         if verdict.step_ms is not None and report.on_cpu:
-            return (
-                f"The times were taken on a CPU; they say nothing about FP8 on a GPU. {option} needs a GPU."
-            )
+            return f"The times come from a CPU and do not apply to FP8 on a GPU. {option} needs a GPU."
         if verdict.status == "too_noisy":
             return f"The timing is too noisy to tell whether FP8 is faster. {option} needs a clear answer."
         if verdict.step_ms is None:
@@ -116,7 +114,7 @@ class Gate(Struct, frozen=True):
         return _below(report.gpu_speedup, wanted, "measured", "--min-speedup")
 
     def _too_slow_by_estimate(self, report: Document) -> str | None:
-        """Hold what a GPU measured to the wanted speedup, else what the cost model estimates."""
+        """Compare the measured speedup, or else the estimated one, with the required one."""
         wanted, estimate = self.min_estimated_speedup, report.verdict.estimated_speedup
         if wanted is None:
             return None
@@ -142,7 +140,7 @@ class Gate(Struct, frozen=True):
 
 
 def longer_than(found: str, most_pct: float) -> str:
-    """Write a regression as a sentence of the gate."""
+    """Write a regression as a sentence."""
     return f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
 
 
@@ -154,7 +152,7 @@ def _below(speedup: float, wanted: float, how: str, option: str) -> str | None:
 
 
 def times_below(speedup: float, wanted: float) -> str:
-    """Write a speedup that is below the wanted one with as many digits as show it."""
+    """Write a speedup with enough digits to show that it is below the required one."""
     digits = next((n for n in (2, 3, 4) if round(speedup, n) < wanted), 5)
     return f"{speedup:.{digits}f}x"
 
@@ -168,7 +166,7 @@ def _baseline(file: Path | None, most_pct: float | None) -> Baseline | None:
     if file is None:
         context = click.get_current_context(silent=True)
         if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--max-regression needs --baseline, the report to be held against.")
+            raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")
         return None
     from fp8doctor.diagnosis.document import read_saved
     from fp8doctor.diagnosis.regression import checked_baseline

@@ -1,4 +1,4 @@
-"""The options of the commands, and what their values have to be."""
+"""Define the commands' options and check their values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Command = Callable[..., Any]
 
 
 def codes(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Code prefixes out of repeated, comma-separated values."""
+    """Split repeated, comma-separated values into code prefixes."""
     prefixes = tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
     if values and not prefixes:
         raise click.BadParameter("names no code", ctx, parameter)
@@ -40,19 +40,19 @@ def positive(ctx: click.Context, parameter: click.Parameter, value: float | None
 
 
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The name of the GPU as the table of datasheets spells it."""
+    """Find the GPU's name in the table of datasheets."""
     return gpu_spec(value).name if value is not None else None
 
 
 def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The file of an interpreter, which may be named as on a command line."""
+    """Find the file of an interpreter, which may be named as on a command line."""
     if value is None:
         return None
     import shutil
 
     found = shutil.which(value) or shutil.which(str(Path(value) / "bin" / "python"))
     if found is None:
-        raise click.BadParameter(f"{value} is no interpreter", ctx, parameter)
+        raise click.BadParameter(f"{value} is not a Python interpreter", ctx, parameter)
     return str(Path(found).absolute())
 
 
@@ -63,7 +63,7 @@ def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """A decorator that adds options in the order in which the help shows them."""
+    """Return a decorator that adds options in the order of the help."""
 
     def add(function: Command) -> Command:
         for option in reversed(options):
@@ -103,7 +103,7 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
-    """The options of a command that reports, on this stream, and fails on findings this grave."""
+    """Return the options of a command that reports on a stream, with its default of ``--fail-on``."""
     return with_options(
         click.option(
             "--format",

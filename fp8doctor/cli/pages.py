@@ -1,19 +1,25 @@
-"""Options and delivery of the commands that print a page and no report."""
+"""Commands that print a page instead of a report: ``compare``, ``trace`` and ``why``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import format_of, keep_apart, writable
-from fp8doctor.cli.options import FILE, with_options
+from fp8doctor.cli.delivery import OK, format_of, keep_apart, told, writable
+from fp8doctor.cli.options import FILE, STRICT, positive, with_options
+from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.errors import UserError
 from fp8doctor.files import write_text
 
 if TYPE_CHECKING:
+    from fp8doctor.diagnosis.comparison import Comparison
+    from fp8doctor.diagnosis.document import Document
+    from fp8doctor.facts.traced import TracedStep
     from fp8doctor.render.sheet import Sheet
 
 PAGE_FORMATS = ("text", "json", "markdown", "html")
@@ -74,3 +80,158 @@ def _rendered(
     if wanted.format == "html":
         return as_html(page())
     return as_text(page(), width=width, colour=colour, ascii=ascii)
+
+
+class Compare(ProjectCommand):
+    """The gates of a project are about one report, so that they are not held here."""
+
+    of_the_gate = False
+
+
+@click.command(cls=Compare)
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@page_options
+@with_options(
+    click.option(
+        "--min-speedup",
+        type=float,
+        metavar="X",
+        callback=positive,
+        help="Exit with 1 unless SECOND is measured at X times the speed of FIRST, both on a GPU.",
+    ),
+    STRICT,
+    click.option(
+        "--max-regression",
+        type=float,
+        metavar="PCT",
+        callback=positive,
+        help="Exit with 1 if SECOND's step is slower than FIRST's by more than this, in percent.",
+    ),
+    click.option(
+        "--fail-on",
+        type=click.Choice(("never", *SEVERITIES)),
+        default="never",
+        show_default=True,
+        help="Exit with 1 on a finding of this severity or higher that only SECOND has.",
+    ),
+)
+def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
+    """Compare two saved reports: time, tokens/s, memory, and why they differ.
+
+    FIRST and SECOND are files from --save or --format json, for example of a BF16 and an FP8 run.
+    """
+    wanted = PageOptions.checked(format, output, [first, second])
+
+    from fp8doctor.diagnosis.comparison import compared
+    from fp8doctor.diagnosis.diagnose import replay
+    from fp8doctor.render.comparison import page
+
+    documents = replay(first), replay(second)
+    found = compared(*documents, (first.name, second.name))
+    deliver_page(wanted, found.to_json, lambda: page(found, documents))
+    return told(tuple(missed(found, documents, **gates)))
+
+
+def missed(
+    found: Comparison,
+    documents: tuple[Document, Document],
+    *,
+    min_speedup: float | None,
+    strict: bool,
+    max_regression: float | None,
+    fail_on: str,
+) -> Iterator[str]:
+    """Say which gates the second report misses, in a sentence or two each."""
+    from fp8doctor.cli.gate import longer_than, times_below
+    from fp8doctor.diagnosis.regression import regression
+
+    first, second = documents
+    speedup, on_cpu = found.speedup, found.on_cpu
+    if strict or min_speedup is not None:
+        option = "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
+        if on_cpu:
+            yield f"{on_cpu[:1].upper()}{on_cpu[1:]}. {option} needs a GPU."
+        elif speedup is None:
+            yield f"There are not two measured steps. {option} needs them."
+        elif found.is_noise:
+            yield f"The timing is too noisy to tell which is faster. {option} needs a clear answer."
+        elif min_speedup is not None and speedup.median < min_speedup:
+            below = times_below(speedup.median, min_speedup)
+            yield f"The second runs at {below} of the first's speed. --min-speedup asks for {min_speedup:g}x."
+    if max_regression is not None:
+        longer = regression(first.facts, second.facts, found.files[0], max_regression)
+        if longer:
+            yield longer_than(longer, max_regression)
+    if fail_on in SEVERITIES:
+        known = {each.code for each in first.findings}
+        grave = SEVERITIES[SEVERITIES.index(fail_on) :]
+        codes = [each.code for each in second.findings if each.severity in grave and each.code not in known]
+        if codes:
+            yield f"Only the second has {', '.join(codes)}. --fail-on {fail_on} fails on this."
+
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE, required=False)
+@page_options
+@click.option("-v", "--verbose", is_flag=True, help="Show every kernel.")
+def trace(first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool) -> int:
+    """Read a torch.profiler trace: where the time goes, and whether FP8 matmuls ran.
+
+    With a second trace, explain the difference. FIRST and SECOND are files that export_chrome_trace or
+    tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no torch are needed.
+    """
+    files = [first] if second is None else [first, second]
+    wanted = PageOptions.checked(format, output, files)
+
+    from fp8doctor.diagnosis.traces import told
+    from fp8doctor.render.traces import page
+
+    document = told([read(file) for file in files])
+    deliver_page(wanted, document.to_json, lambda: page(document, verbose=verbose))
+    return OK
+
+
+def read(file: Path) -> TracedStep:
+    """Read one trace. Raises `UserError` with what was and was not seen."""
+    from fp8doctor.facts.record import UnreadableDocument
+    from fp8doctor.profiling.users_trace import traced_step
+
+    try:
+        return traced_step(file)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from None
+    except UnreadableDocument as error:
+        raise UserError(f"cannot read {file} as a trace of a GPU: {error}") from None
+
+
+@click.command()
+@click.argument("layer")
+@click.argument("saved", type=click.Path(path_type=Path))
+@page_options
+def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> int:
+    """Show everything that a saved report knows about one layer.
+
+    LAYER is its name in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"). Several
+    layers give a table, or a list with --format json.
+    """
+    wanted = PageOptions.checked(format, output, [saved])
+
+    from fp8doctor.diagnosis.diagnose import replay
+    from fp8doctor.diagnosis.layer import as_json, layer_reports, named
+    from fp8doctor.render.layer import overview, page
+
+    if not layer.strip("."):
+        raise UserError("no layer was named")
+    document = replay(saved)
+    found = layer_reports(named(layer, document.facts), document)
+    deliver_page(
+        wanted,
+        lambda: as_json(found),
+        lambda: page(found[0]) if len(found) == 1 else overview(found, layer),
+    )
+    return OK

@@ -1,4 +1,4 @@
-"""``[tool.fp8doctor]`` of pyproject.toml: the options of a project where the command line names none."""
+"""Read a project's default options from ``[tool.fp8doctor]`` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from fp8doctor.cli.arguments import first_word, options_with_value
 from fp8doctor.cli.console import complain
 from fp8doctor.cli.trust import distrusted, distrusted_checks, distrusted_interpreter
-from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 from fp8doctor.wording import error_in_words
 
@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "device": (str,),
     "python": (str,),
 }
-"""Key -> the types that its value may have in TOML. Each but ``ignore`` is the option of that name."""
+"""Key -> allowed TOML types. Every key except ``ignore`` is the option with that name."""
 
 GATE = (
     "fail_on",
@@ -52,13 +52,13 @@ GATE = (
 """Parameters that decide the exit code."""
 
 PATHS = ("checks", "baseline", "python")
-"""Keys whose values are paths, read from the folder of the file."""
+"""Keys whose values are paths, relative to the file's folder."""
 
 CODE = {"checks": "--checks DIR", "python": "--python PATH"}
-"""Keys whose values are run -> what to type where they are not taken."""
+"""Keys whose values are code to run -> the option to type instead."""
 
 LARGEST = 2**20
-"""Bytes of a pyproject.toml that is read."""
+"""Bytes of the largest pyproject.toml to read."""
 
 NAMES = {
     str: "a text",
@@ -70,21 +70,23 @@ NAMES = {
 
 
 class Project(NamedTuple):
-    """What a project asks for."""
+    """A project's options."""
 
     file: Path | None = None
     options: Mapping[str, Any] = MappingProxyType({})
-    """Name of a parameter of click -> its value, without what is ignored."""
+    """Name of a click parameter -> its value, without the ignored codes."""
     ignored: Mapping[str, str] = MappingProxyType({})
-    """Code, or how it begins -> why."""
+    """Code or prefix -> reason."""
 
 
 class ProjectCommand(click.Command):
-    """A command whose options a project may set. What the command line says goes first; what the project
-    ignores is ignored besides what the command line does."""
+    """A command whose default options a project may set.
+
+    The command line comes first. Codes ignored by either are ignored.
+    """
 
     of_the_gate = True
-    """Whether ``fail-on`` and the gates of the project hold."""
+    """Whether the project's ``fail-on`` and gates apply."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         project = project_near(self.near(ctx, args), say=_silent if ctx.resilient_parsing else complain)
@@ -107,36 +109,35 @@ class ProjectCommand(click.Command):
         return rest
 
     def near(self, ctx: click.Context, args: list[str]) -> Path:
-        """The folder from which a project is looked for: the target's, where it is a file."""
+        """Find the folder from which to search for a project: the target's, if it is a file."""
         return _here()
 
     def runs_code_of(self, project: Project) -> bool:
-        """Whether the project's checks and interpreter are run. Without a target the command line names no
-        project but the one in the current folder."""
+        """Tell whether project code may run; without a target only that of the current folder."""
         return project.file is not None and project.file.parent == _here()
 
     def is_left(self, ctx: click.Context, project: Project, name: str, args: list[str]) -> bool:
-        """Whether an option of the project is not taken because it is code; says so where it would count."""
+        """Tell whether to skip an option because it is code, and warn if it would matter."""
         if name not in CODE or self.runs_code_of(project):
             return False
         parameter = next((each for each in self.params if each.name == name), None)
         if parameter is not None and not _is_named(parameter, args) and not ctx.resilient_parsing:
             complain(
-                f"{project.file}: {name} is not taken, because this command runs no code of a project that "
-                f"it does not name. To use it, type {CODE[name]}"
+                f"{project.file}: fp8doctor ignores {name}, because this command does not name the project. "
+                f"To use it, type {CODE[name]}"
             )
         return True
 
 
 class ReplayCommand(ProjectCommand):
-    """A command that reads a saved report, and runs no code of a project."""
+    """A command that reads a saved report and runs no project code."""
 
     def runs_code_of(self, project: Project) -> bool:
         return False
 
 
 class TargetCommand(ProjectCommand):
-    """A command with a target, whose project it is."""
+    """A command with a target, which decides the project."""
 
     def runs_code_of(self, project: Project) -> bool:
         return True
@@ -157,8 +158,10 @@ def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
 
 
 def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
-    """Read the nearest pyproject.toml that has the table, from this folder upwards, then from the current
-    one. Raises `UserError` for a table that cannot be read; says which are another user's, and ignored."""
+    """Read the nearest pyproject.toml with the table, from this folder upwards, then from the current one.
+
+    Raises `UserError` for an unreadable table. Names and ignores files of other users.
+    """
     for each in dict.fromkeys((*_upwards(folder), *_upwards(_here()))):
         if (project := _read(each / "pyproject.toml", say)) is not None:
             return project
@@ -166,11 +169,11 @@ def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project
 
 
 def _silent(sentence: str) -> None:
-    """Say nothing: a shell completes a line."""
+    """Say nothing, while a shell completes a line."""
 
 
 def _here() -> Path:
-    """The current folder, or none above it where it was deleted."""
+    """Find the current folder; an empty path if it was deleted."""
     try:
         return Path.cwd()
     except OSError:
@@ -183,8 +186,7 @@ def _upwards(folder: Path) -> Iterator[Path]:
 
 
 def _read(file: Path, say: Callable[[str], None]) -> Project | None:
-    """Read one file; None where it has no such table, or is not to be trusted. Others are not parsed: they
-    cost time, and their mistakes are not ours."""
+    """Read one file; None if it has no such table or is not trusted."""
     try:
         if not file.is_file() or file.stat().st_size > LARGEST:
             return None
@@ -208,7 +210,7 @@ def _read(file: Path, say: Callable[[str], None]) -> Project | None:
     if table is None:
         return None
     if why is not None:
-        say(f"{file} is ignored: {why}")
+        say(f"fp8doctor ignores {file}: {why}")
         return None
     if not isinstance(table, dict):
         raise UserError(f"{file}: [{TABLE}] is not a table")
@@ -219,7 +221,7 @@ def _read(file: Path, say: Callable[[str], None]) -> Project | None:
 def _trusted(
     file: Path, options: Iterable[tuple[str, Any]], say: Callable[[str], None]
 ) -> Iterator[tuple[str, Any]]:
-    """The options without the code of another user, which is named."""
+    """Drop code that another user owns or can write, and name it."""
     for name, value in options:
         if name == "checks":
             why = next(filter(None, (distrusted_checks(Path(each)) for each in value)), None)
@@ -228,11 +230,11 @@ def _trusted(
         if why is None:
             yield name, value
         else:
-            say(f"{file}: {name} is not taken: {why}")
+            say(f"{file}: fp8doctor ignores {name}: {why}")
 
 
 def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The options of a table as click takes them. Raises `UserError` for a key or a type that is none."""
+    """Yield a table's options for click. Raises `UserError` for an unknown key or a wrong type."""
     for key, value in table.items():
         if key not in KINDS:
             keys = ", ".join(KINDS)
@@ -256,20 +258,20 @@ def _several(file: Path, key: str, value: Any) -> list[Any]:
 
 
 def _one(file: Path, key: str, value: Any) -> Any:
-    """A value; a path is read from the folder of the file, but for the bare name of a command."""
+    """Convert a value; a path is relative to the file's folder, a bare command name is not."""
     is_path = key in PATHS and (key != "python" or _is_path(value))
     return str(file.parent / value) if is_path else value
 
 
 def _is_path(python: str) -> bool:
-    """Whether an interpreter is named by its path, not as a command."""
+    """Tell whether an interpreter is given by its path, not as a command."""
     import shutil
 
     return "/" in python or shutil.which(python) is None
 
 
 def _ignored(file: Path, table: Any) -> dict[str, str]:
-    """What is ignored, with the reasons. Raises `UserError` for a code without one."""
+    """Read the ignored codes with their reasons. Raises `UserError` for a code without one."""
     from fp8doctor.facts.scrub import scrub
 
     for code, reason in table.items():
@@ -282,4 +284,4 @@ def _alike(key: str) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(key.replace("_", "-"), KINDS, 1)
-    return f" (there is {near[0]})" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.again import SCRIPT
+from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import complain, complain_of_known
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
 from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
-from fp8doctor.cli.words import first_word, options_with_value
 from fp8doctor.errors import UserError
 from fp8doctor.running.settings import STEPS, WARMUP
 from fp8doctor.wording import plural

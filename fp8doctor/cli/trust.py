@@ -1,8 +1,8 @@
-"""Whose files a project's settings come from: those of another user are never taken, as git takes none.
+"""Refuse a project's settings if another user owns or can write the files, as git does.
 
-A project's settings name checks and an interpreter, which run as the user. So their files have to belong to
-the user, to root, or under sudo to the user who typed it, and nobody else may be able to write or swap them.
-Access by group is not looked at: many systems give every user a group of their own.
+A project's settings name checks and an interpreter, which run as the user. Their files must belong to the
+user, to root, or under sudo to the user who typed it, and nobody else may be able to write or replace them.
+Group access is ignored: many systems give every user their own group.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_LINKS = 40
-"""Symbolic links that are followed one after the other, as Linux does."""
+"""Symbolic links to follow in a row. Source: Linux's own limit."""
 
 RUN = ("*.py", "[!._]*/*.py", "__pycache__", "__pycache__/*", "[!._]*/__pycache__", "[!._]*/__pycache__/*")
-"""What is run of a folder of checks, and what Python has compiled of it."""
+"""Files in a folder of checks that are run, and Python's compiled versions of them."""
 
 
 def distrusted(path: Path) -> str | None:
-    """Say why a file or folder is not trusted and what to type; None if it is trusted, or does not exist."""
+    """Explain why a file or folder is not trusted and what to type; None if it is, or does not exist."""
     if not hasattr(os, "geteuid"):
         return None
     try:
@@ -35,7 +35,7 @@ def distrusted(path: Path) -> str | None:
 
 
 def distrusted_checks(folder: Path) -> str | None:
-    """Say why the checks in a folder are not trusted: the files that would be run, and their folders."""
+    """Explain why the checks in a folder, or their folders, are not trusted."""
     why = distrusted(folder)
     with suppress(OSError):
         for pattern in RUN:
@@ -44,12 +44,12 @@ def distrusted_checks(folder: Path) -> str | None:
 
 
 def distrusted_interpreter(path: Path) -> str | None:
-    """Say why an interpreter, or the one of an environment's folder, is not trusted."""
+    """Explain why an interpreter, or an environment's interpreter, is not trusted."""
     return distrusted(path) or distrusted(path / "bin" / "python")
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The path, and what it links to, one after the other."""
+    """Yield the path, and each target of its links."""
     path = Path(os.path.abspath(path))
     for _ in range(MOST_LINKS):
         if not os.path.lexists(path):
@@ -62,14 +62,14 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _not_ours(path: Path) -> str | None:
-    """Why a file and the folder that it is in are not the user's alone."""
+    """Explain why a file or its folder is not under the user's control alone."""
     for each in (path, path.parent):
         status = each.lstat() if each == path else each.stat()
         if status.st_uid not in _trusted():
             name = shlex.quote(str(each))
             return (
-                f"{each} belongs to {_name(status.st_uid)}, who could run code as you. If you trust it, take "
-                f"it over: chown {_name(os.geteuid())} {name}"
+                f"{each} belongs to {_name(status.st_uid)}, who could run code as you. If you trust it, make "
+                f"it yours: chown {_name(os.geteuid())} {name}"
             )
         if status.st_mode & stat.S_IWOTH and not stat.S_ISLNK(status.st_mode):
             return f"every user may write to {each}. {_closed(each, status.st_mode)}"
@@ -77,8 +77,10 @@ def _not_ours(path: Path) -> str | None:
 
 
 def _swappable(path: Path) -> str | None:
-    """Why another user could put something else in this place: a folder above it is open to all. In one with
-    the sticky bit, such as /tmp, only owners move what they own."""
+    """Explain why another user could replace the path: a folder above it is writable by all.
+
+    In a folder with the sticky bit, such as /tmp, only owners can move their files.
+    """
     for each in path.parents:
         mode = each.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -87,14 +89,14 @@ def _swappable(path: Path) -> str | None:
 
 
 def _closed(path: Path, mode: int) -> str:
-    """What to do about a file or folder that every user may write to."""
+    """Say how to close a file or folder that every user may write to."""
     if stat.S_ISDIR(mode) and mode & stat.S_ISVTX:
-        return "Move the project into a folder of your own"
-    return f"To take it, type: chmod o-w {shlex.quote(str(path))}"
+        return "Move the project into your own folder"
+    return f"To use it, type: chmod o-w {shlex.quote(str(path))}"
 
 
 def _trusted() -> set[int]:
-    """Who may decide what this process runs. Root could change the Python that runs it."""
+    """Collect the users who may decide what this process runs. Root could change its Python."""
     user = os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     return {0, user, *([int(asked)] if asked.isdecimal() else [])}

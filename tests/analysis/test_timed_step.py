@@ -120,7 +120,7 @@ def test_a_cpu_and_an_unreliable_trial_are_told() -> None:
     facts = replace(facts, trial=trial)
     assert list(cautions(facts, timed_step(facts, "a"))) == [
         "the timing of a is unreliable: its copy took 1.3 as long",
-        "a was timed on a CPU, which says nothing about a GPU",
+        "a was timed on a CPU, which does not predict a GPU",
     ]
     found = of(timed(), facts)
     assert found.difference is None
@@ -188,7 +188,7 @@ def test_steps_of_a_watched_script_count_where_no_trial_timed_a_copy(clock: Any,
     step = timed_step(facts, "a")
     assert (step.step_ms, step.low_ms, step.high_ms) == (100.0, 90.0, 110.0)
     assert (step.tokens_per_s, step.measured_on, step.missing) == (163840.0, where, "")
-    on_cpu = ["a was timed on a CPU, which says nothing about a GPU"] if clock == "host" else []
+    on_cpu = ["a was timed on a CPU, which does not predict a GPU"] if clock == "host" else []
     assert list(cautions(facts, step)) == [
         "the timing of a contained compilation: 2 frames in its steps",
         *on_cpu,

@@ -116,7 +116,7 @@ def test_what_is_known_of_an_error_follows_it(worker: Worker) -> None:
     worker.problem = f"model.py: its own step raises {KNOWN}"
     told = fp8doctor("model.py", "-q").stderr.splitlines()
     assert told[0] == f"fp8doctor: {worker.problem}"
-    assert told[1].startswith("A layer that was made for inference in FP8 is trained")
+    assert told[1].startswith("You are training a layer made for FP8 inference")
     assert told[1].endswith("More: fp8doctor explain MOD003")
     worker.error = UserError("model.py failed", f'  File "model.py", line 3\n{KNOWN}')
     assert fp8doctor("model.py", "-q").stderr.splitlines()[-1] == told[1]

@@ -72,7 +72,9 @@ def test_a_project_of_another_user_is_ignored_whole(project: Path, given: str) -
     options, said = read(project)
     assert options == {}
     (sentence,) = said
-    assert sentence.startswith(f"{project}/pyproject.toml is ignored: {(project / given).absolute()} belongs")
+    assert sentence.startswith(
+        f"fp8doctor ignores {project}/pyproject.toml: {(project / given).absolute()} belongs"
+    )
     assert f"chown root {(project / given).absolute()}" in sentence
 
 
@@ -108,7 +110,7 @@ def test_checks_of_another_user_are_not_taken(project: Path, given: str) -> None
     options, said = read(project)
     assert sorted(options) == ["fail_on", "python"]
     (sentence,) = said
-    assert f"pyproject.toml: checks is not taken: {project / given} belongs to" in sentence
+    assert f"pyproject.toml: fp8doctor ignores checks: {project / given} belongs to" in sentence
 
 
 def test_a_cache_of_checks_that_every_user_may_write_to_is_not_used(project: Path) -> None:
@@ -139,7 +141,7 @@ def test_an_interpreter_of_another_user_is_not_taken(project: Path, python: str)
     (project / "pyproject.toml").write_text(f"[tool.fp8doctor]\npython = '{python}'\n")
     options, said = read(project)
     assert options == {}
-    assert f"python is not taken: {file} belongs to" in said[0]
+    assert f"fp8doctor ignores python: {file} belongs to" in said[0]
 
 
 def test_a_system_interpreter_is_roots(project: Path) -> None:
@@ -181,7 +183,7 @@ def test_a_project_that_is_not_named_lends_no_code(
     assert "To use it, type --checks DIR" in below.stderr
     assert [asked["python"] for asked in worker.asked] == [None] * len(worker.asked)
     monkeypatch.chdir(project)
-    assert "is not taken" not in fp8doctor(*command).stderr
+    assert "ignores" not in fp8doctor(*command).stderr
     assert ran(project)
     assert [asked["python"] for asked in worker.asked[1:]] == [f"{project}/python"] * len(worker.asked[1:])
 
@@ -193,10 +195,10 @@ def test_a_replay_runs_no_code_of_a_project(
     done = fp8doctor("report", saved)
     assert not ran(project)
     assert done.exit_code == 0  # fail-on holds
-    assert done.stderr.count("is not taken") == 1
+    assert done.stderr.count("ignores") == 1
     named = fp8doctor("report", saved, "--checks", "tools")
     assert ran(project)
-    assert "is not taken" not in named.stderr
+    assert "ignores" not in named.stderr
 
 
 def test_a_target_names_its_project(project: Path, worker: Worker) -> None:

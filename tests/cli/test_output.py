@@ -49,7 +49,7 @@ def test_warnings_of_libraries_are_held_back_where_all_goes_well(worker: Worker)
     result = fp8doctor("model.py", "-v", "--format", "json")
     assert json.loads(result.stdout)["verdict"]
     assert result.stderr.splitlines()[1:] == [
-        "fp8doctor: libraries and the examined file printed on stderr, each line once:",
+        "fp8doctor: libraries and your file printed on stderr, each line once:",
         "/x/torch/y.py:1: UserWarning: slow (2 times)",
         "  y() (2 times)",
         "100%|## (2 times)",
@@ -64,7 +64,7 @@ def test_they_are_whole_beside_a_failure(worker: Worker, problem: str | None) ->
     worker.error = None if problem else UserError("model.py raised ValueError: no")
     told = fp8doctor("model.py", "-q").stderr.splitlines()
     assert told == [
-        "fp8doctor: meanwhile libraries and the examined file printed on stderr:",
+        "fp8doctor: libraries and your file printed on stderr:",
         *["/x/torch/y.py:1: UserWarning: slow", "  y()", "100%|##"] * 2,
         f"fp8doctor: {problem or worker.error}",
     ]

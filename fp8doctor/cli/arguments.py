@@ -1,7 +1,4 @@
-"""The command that the user typed, written so that it can be typed again.
-
-It is printed and never saved: arguments may hold what a report must not.
-"""
+"""Read a command line as words: find the target, and write the command to type again."""
 
 from __future__ import annotations
 
@@ -16,23 +13,23 @@ import click
 from fp8doctor.files import same_file
 
 TYPED = "fp8doctor.typed"
-"""Key of click's context for the words behind ``fp8doctor``, as they were typed."""
+"""Key in click's context: the words after ``fp8doctor``, as typed."""
 
 ORDERED = "fp8doctor.ordered"
-"""Key for the same words with the command first; an empty word stands for examining a target."""
+"""Key: the same words with the command first; an empty word means examining a target."""
 
 SCRIPT = "script"
-"""Key for the words of ``run`` that are the script's."""
+"""Key: the script's words in ``run``."""
 
 TIMES_NOTHING = ("--no-trial", "--trial", "--stop")
-"""Flags that are left out: the last two are written anew, or end later than ``--stop``."""
+"""Flags to drop: ``--stop`` replaces the last two."""
 
 ELSEWHERE = ("--assume-gpu", "--device")
-"""Options that are left out with their values where these are not of a GPU that can be timed on."""
+"""Options to drop with their values, unless the value names a GPU."""
 
 
 def typed_again(context: click.Context | None) -> str:
-    """Write the command that times the same job on a GPU; empty where no job was named."""
+    """Write the command that times the same job on a GPU; empty if no job was named."""
     words = context.meta.get(ORDERED) if context else None
     if context is None or not words or (words[0] != "run" and "target" not in context.params):
         return ""
@@ -46,7 +43,7 @@ def typed_again(context: click.Context | None) -> str:
 
 
 def _that_time(words: Sequence[str]) -> Iterator[str]:
-    """Leave out the options without which the same command times copies on a GPU."""
+    """Drop the options that keep the command from timing copies on a GPU."""
     left = iter(words)
     for word in left:
         name, given, value = word.partition("=")
@@ -59,9 +56,9 @@ def _that_time(words: Sequence[str]) -> Iterator[str]:
 
 
 def _started_by(typed: Sequence[str]) -> list[str]:
-    """Find how fp8doctor was started: behind a launcher, such as ``accelerate launch``, with all its words.
+    """Find how fp8doctor was started, for example by ``accelerate launch`` with its options.
 
-    The command line of a launcher ends with that of the process that it starts.
+    A launcher's command line ends with the command line of the process that it starts.
     """
     try:
         parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
@@ -76,3 +73,33 @@ def _started_by(typed: Sequence[str]) -> list[str]:
     command = Path(program).name
     found = shutil.which(command) if Path(interpreter).name.startswith("python") and rest else None
     return [command, *rest] if found and same_file(Path(found), Path(program)) else before
+
+
+def options_with_value(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.is_flag:
+            yield from parameter.opts
+
+
+def first_word(args: Sequence[str], with_value: set[str], words: tuple[str, ...] = ()) -> int | None:
+    """Find the index of the first word that is neither an option nor an option's value.
+
+    A word that begins like one of ``words`` is not an option.
+    """
+    is_value = False
+    for at, arg in enumerate(args):
+        if is_value:
+            is_value = False
+        elif arg.startswith(words):
+            return at
+        elif arg == "--":
+            return None
+        elif arg.startswith("--"):
+            is_value = arg in with_value
+        elif arg.startswith("-") and len(arg) > 1:
+            is_value = f"-{arg[-1]}" in with_value and not any(
+                f"-{letter}" in with_value for letter in arg[1:-1]
+            )
+        else:
+            return at
+    return None
