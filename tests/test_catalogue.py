@@ -33,6 +33,7 @@ IMPORTABLE = (
     "fp8doctor.cost",
     "fp8doctor.diagnosis.treatments",
     "fp8doctor.known_errors",
+    "fp8doctor.recipes",
 )
 """Modules of fp8doctor that a check may import: what was seen, what it adds up to, what it costs, what is
 known of messages, and the words of an answer. No torch, no os, no sys."""

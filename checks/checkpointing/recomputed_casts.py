@@ -33,6 +33,7 @@ from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
 
 GEMMS = {"torchao": "mm", "own": "_scaled_mm"}
@@ -77,9 +78,7 @@ def selective(facts: Facts) -> Treatment | None:
     stacks = {linear.stack for linear in fp8} & GEMMS.keys()
     if not stacks:
         return None
-    rowwise = any(
-        linear.stack == "torchao" and linear.recipe and linear.recipe.startswith("rowwise") for linear in fp8
-    )
+    rowwise = any(recipe_of(linear).granularity == "row" for linear in fp8)
     saved = [*(GEMMS[stack] for stack in sorted(stacks)), "amax" if rowwise else "max"]
     return Treatment(
         name="selective-checkpointing",

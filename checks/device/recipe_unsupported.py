@@ -38,8 +38,6 @@ https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required
 from __future__ import annotations
 
 from fp8doctor.analysis.recipe_support import (
-    NEEDS,
-    Needs,
     assumed_gpus,
     capability,
     has_fp8,
@@ -50,10 +48,11 @@ from fp8doctor.analysis.recipe_support import (
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, Linear, Network, Software
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-PLAIN_NVFP4 = Needs((10, 0))
+PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
 """Of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
 
 MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
@@ -110,7 +109,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     wanted = {(linear.stack, linear.recipe or ""): needs_of(linear) for linear in layers}
     by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
     if by_variable:
-        wanted["transformer_engine", "mxfp8"] = NEEDS["transformer_engine", "mxfp8"]
+        wanted["transformer_engine", "mxfp8"] = RECIPES["transformer_engine", "mxfp8"]
     if not wanted:
         return NotApplicable(reason="no FP8 layer says with which recipe it runs")
     reasons = {
@@ -154,7 +153,7 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
     )
 
 
-def needs_of(linear: Linear) -> Needs:
+def needs_of(linear: Linear) -> Recipe:
     """Tell what the recipe of a layer needs, with the settings that it was given."""
     plain = linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding")
     if plain and linear.recipe == "nvfp4":

@@ -24,9 +24,10 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/envi
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for, was_prepared
-from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, FIRST_WITH_FP8, capability
+from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, capability
 from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import FIRST_WITH_FP8
 from fp8doctor.registry import check
 
 

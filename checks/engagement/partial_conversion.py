@@ -57,6 +57,7 @@ from fp8doctor.facts import (
     if_recorded,
 )
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
@@ -256,9 +257,7 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     torchao's own filter, what would leave it out again, and, where the batch is the user's, the cost model
     decide.
     """
-    if too_small(
-        linear, rowwise=linear.role == "experts" or fp8[0].recipe in ("rowwise", "rowwise_with_gw_hp")
-    ):
+    if too_small(linear, rowwise=linear.role == "experts" or recipe_of(fp8[0]).granularity == "row"):
         return False
     if if_recorded(would_lose, linear, facts, fp8[0].recipe):
         return False

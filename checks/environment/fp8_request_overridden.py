@@ -25,7 +25,7 @@ https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaF
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.recipe_support import FIRST_WITH_FP8, capability
+from fp8doctor.analysis.recipe_support import capability
 from fp8doctor.facts import (
     Accelerate,
     Environment,
@@ -39,6 +39,7 @@ from fp8doctor.facts import (
 )
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import FIRST_WITH_FP8
 from fp8doctor.registry import check
 
 LATE_SINCE = 5

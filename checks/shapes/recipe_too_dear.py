@@ -35,11 +35,9 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms, timed_on, timed_on_cpu
-from fp8doctor.analysis.layer_gain import RECIPES
 from fp8doctor.analysis.losing_layers import is_given
-from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, recipe_after, recipe_change
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
@@ -47,6 +45,7 @@ from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded, rec
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
+from fp8doctor.recipes import BY_TREATMENT, named
 from fp8doctor.registry import check
 from fp8doctor.wording import times
 
@@ -122,7 +121,12 @@ def untimed(own: list[str], facts: Facts) -> Finding | None:
 def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
     """Tell of plain FP8 on a GPU that multiplies block-scaled FP8 faster, by the datasheet."""
     gpu = modelled_gpu(facts)
-    if gpu is None or not gpu.block_scaled_fp8_tflops or not gpu.fp8_tflops or not set(own) <= set(RECIPES):
+    if (
+        gpu is None
+        or not gpu.block_scaled_fp8_tflops
+        or not gpu.fp8_tflops
+        or not all(named(each).cast_bytes for each in own)
+    ):
         return None
     times = gpu.block_scaled_fp8_tflops / gpu.fp8_tflops
     return Finding(
@@ -174,13 +178,13 @@ def pays_by_block(facts: Facts, base: Arm, changed: Arm) -> bool:
 
 
 def _is_recipe(timed: Arm) -> bool:
-    return changes_recipe(timed.name) or timed.name in TE_RECIPES
+    return timed.name in BY_TREATMENT
 
 
 def _recipe(timed: Arm) -> str:
     """Name the recipe as `Linear.recipe` does."""
-    if timed.name in TE_RECIPES:
-        return TE_RECIPES[timed.name].recipe
+    if timed.name in BY_TREATMENT:
+        return BY_TREATMENT[timed.name].name
     return recipe_after(timed.name)
 
 

@@ -42,6 +42,7 @@ from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Trial, Unrecorded, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -106,7 +107,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_routed(linear: Linear) -> bool:
     """Whether a router decides how many rows this layer of torchao's sees, and nothing pads them."""
-    padded = linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim")
+    padded = recipe_of(linear).pads_tokens or linear.features.get("pad_inner_dim")
     return linear.role == "experts" and linear.stack == "torchao" and linear.gemms == 1 and not padded
 
 

@@ -52,6 +52,7 @@ from fp8doctor.facts import (
 )
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
@@ -211,7 +212,7 @@ def treatment(facts: Facts) -> Treatment | None:
     eager = [linear for linear in fp8 if linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
-    dear = any(recorded(linear, "recipe") and (linear.recipe or "").startswith("rowwise") for linear in fp8)
+    dear = any(recorded(each, "recipe") and recipe_of(each).granularity == "row" for each in fp8)
     return recipe("recipe-tensorwise", facts) if dear else None
 
 

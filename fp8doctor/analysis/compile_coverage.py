@@ -8,6 +8,7 @@ from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL, CUDA_GRAPHS
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.wording import plural
 
 NEEDS_COMPILE = ("Float8Linear", "MXLinear", "MXFP8Linear")
@@ -38,7 +39,7 @@ WHY_WRAPPED = "# wrapped: before torch 2.14 .compile() in place compiles nothing
 
 def needs_compile(linear: Linear) -> bool:
     """Whether torch.compile decides this layer's speed."""
-    if linear.stack != "torchao" or linear.use != "training":
+    if not stack_of(linear).fuses_casts or linear.use != "training":
         return False
     wrapper = (linear.weight_class or "").rpartition(".")[2]
     return (

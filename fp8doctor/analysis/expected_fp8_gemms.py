@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fp8doctor.cost import gemms, micro_batches, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.recipes import recipe_of
 
 END = 0.25
 """Share of the FP8 layers that may be left out at either end. A choice: recipes keep one block there, and
@@ -114,7 +115,7 @@ def _gradients(linear: Linear) -> int:
     if recorded(linear, "flops_per_token") and linear.flops_per_token:
         one = 2.0 * linear.in_features * linear.out_features * gemms(linear)
         passes = round(linear.flops_per_token / one)
-    in_16_bits = linear.recipe == "rowwise_with_gw_hp" and linear.requires_grad
+    in_16_bits = recipe_of(linear).weight_gradient_in_16_bits and linear.requires_grad
     return max(0, passes - 1 - in_16_bits)
 
 

@@ -20,32 +20,17 @@ import msgspec
 from fp8doctor.analysis.layers import fits_fp8
 from fp8doctor.cost import (
     calls_of,
-    casts_ms,
     gemms,
     linear_cost,
-    memory_ms,
     micro_batches,
     modelled_gpu,
     rows_of,
 )
-from fp8doctor.cost.casts import COMPILED_CAST_BYTES, TE_CAST_BYTES, recipe_on
+from fp8doctor.cost.casts import layer_casts_ms, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Unrecorded, recorded
 from fp8doctor.gpus import GpuSpec
-
-FROZEN_CAST_SHARE = {
-    "tensorwise": 5.0 / 9.0,
-    "rowwise": 6.4 / 25.0,
-    "rowwise_with_gw_hp": 1.0,
-    "delayed": 3.0 / 4.7,
-    "current": 5.0 / 6.8,
-}
-"""Cast bytes of an activation in a frozen layer / in a trained one. Without a weight gradient, input and
-gradient are written once, as they lie.
-
-In the effective bytes of `fp8doctor.cost.casts`: two reads of 2 bytes and a write of 1, one read less with
-delayed scales. Rowwise takes what ``rowwise_with_gw_hp`` does, which casts them once in any case.
-"""
+from fp8doctor.recipes import named, recipe_of, stack_of
 
 
 def cast_shares(shape: LayerShape) -> dict[Layout, float]:
@@ -54,15 +39,13 @@ def cast_shares(shape: LayerShape) -> dict[Layout, float]:
     Input and gradient of a trained layer are turned for the weight gradient, the weight for the input
     gradient. Raises `Unrecorded` for a recipe whose casts were not measured.
     """
-    if shape.recipe not in FROZEN_CAST_SHARE:
+    recipe = named(shape.recipe)
+    if recipe.cast_bytes is None:
         raise Unrecorded(
             LayerShape, "casts_ms", f"how much of the casts each GEMM needs is not known of {shape.recipe!r}"
         )
-    if shape.recipe in TE_CAST_BYTES:
-        activation = weight = TE_CAST_BYTES[shape.recipe]
-    else:
-        activation, weight = COMPILED_CAST_BYTES[shape.recipe]
-    straight = FROZEN_CAST_SHARE[shape.recipe] * activation
+    activation, weight = recipe.cast_bytes
+    straight = recipe.frozen_cast_share * activation
     input, gradient, of_weight = shape.m * shape.k, shape.m * shape.n, shape.k * shape.n
     parts: dict[Layout, float] = {
         "output": straight * (input + of_weight),
@@ -72,14 +55,6 @@ def cast_shares(shape: LayerShape) -> dict[Layout, float]:
         parts["weight_gradient"] = (activation - straight) * (input + gradient)
     whole = sum(parts.values())
     return {layout: part / whole for layout, part in parts.items()}
-
-
-RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current")
-"""Recipes whose GEMMs and casts are known: torchao's, and Transformer Engine's for whole tensors."""
-
-
-ROWWISE = ("rowwise", "rowwise_with_gw_hp")
-"""Those of them that scale rows and columns."""
 
 
 LEAST_IN_STEP = 0.45
@@ -157,7 +132,7 @@ def judged(facts: Facts) -> list[Linear]:
     if gpu is not None:
         linears = tuple(
             msgspec.structs.replace(linear, recipe=recipe_on(linear, gpu))
-            if linear.stack == "transformer_engine" and linear.use == "training"
+            if stack_of(linear).defaults and linear.use == "training"
             else linear
             for linear in linears
         )
@@ -165,7 +140,7 @@ def judged(facts: Facts) -> list[Linear]:
         linear
         for linear in linears
         if linear.use == "training"
-        and linear.recipe in RECIPES
+        and recipe_of(linear).cast_bytes
         and linear.role != "experts"
         and _runs(linear)
     ]
@@ -214,11 +189,11 @@ def gain_of(
 
 def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
     """Model the casts of a compiled layer, or of one of Transformer Engine."""
-    k, n, recipe = linear.in_features, linear.out_features, linear.recipe or "tensorwise"
-    cast_rows = round(rows * FROZEN_CAST_SHARE[recipe]) if linear.requires_grad is False else rows
-    if recipe in TE_CAST_BYTES:
-        return memory_ms(TE_CAST_BYTES[recipe] * (cast_rows * k + k * n + cast_rows * n), gpu)
-    return casts_ms(cast_rows, k, n, gpu, compiled=True, recipe=recipe)
+    recipe = recipe_of(linear) if linear.recipe else named("tensorwise")
+    cast_rows = round(rows * recipe.frozen_cast_share) if linear.requires_grad is False else rows
+    found = layer_casts_ms(recipe, cast_rows, linear.in_features, linear.out_features, gpu, compiled=True)
+    assert found is not None, linear.recipe
+    return found
 
 
 def speedup(of: Iterable[Gain]) -> float:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from fp8doctor.cost import rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
+from fp8doctor.recipes import stack_of
 
 KEEP_IT_IN_MODULE = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 """Wrappers that hold the model's attributes behind ``module``; the others hand them on."""
@@ -110,7 +111,7 @@ def layer_label(linear: Linear) -> str:
     name = linear.kind.rpartition(".")[2] if recorded(linear, "kind") else "unknown"
     if name == "Linear" and recorded(linear, "weight_class") and linear.weight_class:
         return f"{name} of {linear.weight_class.rpartition('.')[2]}"
-    return f"te.{name}" if linear.stack == "transformer_engine" else name
+    return f"{stack_of(linear).prefix}{name}"
 
 
 def fp8_layers(facts: Facts) -> tuple[Layers, ...]:

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from fp8doctor.analysis.layer_gain import (
-    RECIPES,
-    ROWWISE,
     Gain,
     cast_shares,
     gain_of,
@@ -24,6 +22,7 @@ from fp8doctor.cost import modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving
+from fp8doctor.recipes import named, recipe_of
 
 MANY_TOKENS = 65_536
 """Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
@@ -136,7 +135,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     What one check leaves out of the conversion no other may ask for.
     """
     converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
-    if recipe not in RECIPES or linear.role == "experts" or not fits_fp8(linear):
+    if named(recipe).cast_bytes is None or linear.role == "experts" or not fits_fp8(linear):
         return False
     gain = gain_of(converted, facts, modelled_gpu(facts))
     rows = None if is_given(facts) else MANY_TOKENS
@@ -145,7 +144,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
 
 def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
     """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
-    if linear.recipe not in ROWWISE and rows is None:
+    if recipe_of(linear).granularity != "row" and rows is None:
         return True
     best = _at_best(linear, facts, rows)
     return best is not None and best.loses
@@ -154,7 +153,9 @@ def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
 def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
     """Model the gain with so many rows, scaled by tensors."""
     return gain_of(
-        msgspec.structs.replace(linear, recipe="tensorwise") if linear.recipe in ROWWISE else linear,
+        msgspec.structs.replace(linear, recipe="tensorwise")
+        if recipe_of(linear).granularity == "row"
+        else linear,
         facts,
         modelled_gpu(facts),
         rows=rows,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
+from fp8doctor.recipes import of_stack
 
 USABLE = 0.9
 """Share of the memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for fragments
@@ -82,6 +82,6 @@ def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
 def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
     """Open the context that makes FP8 weights, with the recipe that the layers run."""
     recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
-    kind = next((each.kind for each in TE_RECIPES.values() if {each.recipe} == recipes), None)
-    recipe = f", recipe={kind}()" if kind else ""
+    config = next((each.config for each in of_stack("transformer_engine") if {each.name} == recipes), "")
+    recipe = f", recipe={config}" if config else ""
     return f"with te.quantized_model_init(enabled=True{recipe}{settings})"

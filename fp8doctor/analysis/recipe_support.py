@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fp8doctor.cost import gpu_spec
 from fp8doctor.facts import Facts, Gpu, Linear, recorded
-
-FIRST_WITH_FP8 = (8, 9)
-"""Ada. Source: ``_scaled_mm_allowed_device`` in torch. Accelerate falls back to fp16 below it, by itself:
-``check_cuda_fp8_capability`` in accelerate 1.15."""
+from fp8doctor.recipes import (
+    BY_TREATMENT,
+    FIRST_WITH_FP8,
+    RECIPES,
+    STACKS,
+    TRANSFORMER_ENGINE,
+    UNKNOWN,
+    Recipe,
+    Stack,
+    Version,
+    default_recipe,
+    recipe_of,
+    scaled_like,
+    stack_of,
+)
 
 FIRST_WITH_BF16 = (8, 0)
 """Ampere. Source: Ampere tuning guide."""
@@ -40,51 +49,11 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
-Version = tuple[int, ...]
-
-
-class Needs(NamedTuple):
-    """What a recipe of one stack runs on."""
-
-    first: Version
-    """Lowest CUDA compute capability."""
-    below: Version | None = None
-    """First compute capability on which it does not run any more."""
-    cuda: Version = (0,)
-    """Lowest CUDA version."""
-
-
-NEEDS = {
-    ("transformer_engine", "mxfp8"): Needs((10, 0), below=(12, 0)),
-    ("transformer_engine", "blockwise"): Needs((9, 0), cuda=(12, 9)),
-    ("transformer_engine", "nvfp4"): Needs((10, 0), below=(11, 0)),
-    ("torchao", "mxfp8"): Needs((10, 0), below=(11, 0), cuda=(12, 8)),
-    ("torchao", "nvfp4"): Needs((10, 0)),
-    ("torchao", "blockwise"): Needs((9, 0)),
-}
-"""Stack and recipe -> what it needs. Source: ``check_mxfp8_support``, ``check_fp8_block_scaling_support`` and
-``check_nvfp4_support`` in Transformer Engine 2.20; torchao 0.18 (``mxfp8/quant.py``,
-``blockwise_fp8_training/linear.py``)."""
-
-CUDA_FOR_TE_ON_ADA = (12, 1)
-"""CUDA version, and that of cuBLASLt. Source: ``check_fp8_support`` in Transformer Engine 1.0 to 2.20."""
-
-
-AMD: dict[tuple[str, str], tuple[str, ...]] = {
-    ("torchao", "mxfp8"): ("gfx950",),
-    ("torchao", "blockwise"): (),
-}
-"""The same for AMD: beginnings of the architectures on which it runs. Source: torchao 0.18
-(``mx_formats/kernels.py`` asks for ``is_MI350``, ``blockwise_fp8_training/linear.py`` for SM90)."""
-
-AMD_FOR_TE = ("gfx94", "gfx95")
-"""Where AMD's fork of Transformer Engine runs FP8: "Device arch gfx94x or gfx95x required for FP8 execution"
-(2.1.0, ROCm/TransformerEngine#359)."""
-
-
 def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
     """Tell why a recipe does not run on a GPU of AMD's; None where nothing speaks against it."""
-    wanted = AMD.get((stack, recipe), AMD_FOR_TE if stack == "transformer_engine" else ("gfx",))
+    wanted = needs(stack, recipe).amd
+    if wanted is None:
+        wanted = STACKS.get(stack, Stack(name=stack)).amd
     if (gpu.architecture or "").startswith(wanted):
         return None
     if not wanted:
@@ -92,12 +61,12 @@ def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
     return f"it needs {' or '.join(wanted)}, and {gpu.name} is {gpu.architecture}"
 
 
-def needs(stack: str, recipe: str) -> Needs:
-    """Look up what a recipe needs; tensor cores for FP8 where nothing else is known of it."""
-    return NEEDS.get((stack, recipe), Needs(FIRST_WITH_FP8))
+def needs(stack: str, recipe: str) -> Recipe:
+    """Look up a recipe; it needs tensor cores for FP8 if nothing else is known of it."""
+    return RECIPES.get((stack, recipe), UNKNOWN)
 
 
-def unmet(stack: str, recipe: str, wanted: Needs, gpu: Gpu, facts: Facts) -> str | None:
+def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
     """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
     speaks against it."""
     have, cuda = capability(gpu), facts.software.cuda
@@ -106,14 +75,11 @@ def unmet(stack: str, recipe: str, wanted: Needs, gpu: Gpu, facts: Facts) -> str
             f" and below {dotted(wanted.below)}" if wanted.below else ""
         )
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
-    least = (
-        max(wanted.cuda, CUDA_FOR_TE_ON_ADA)
-        if stack == "transformer_engine" and have == FIRST_WITH_FP8
-        else wanted.cuda
-    )
+    on_ada = STACKS[stack].cuda_on_ada if stack in STACKS and have == FIRST_WITH_FP8 else (0,)
+    least = max(wanted.cuda, on_ada)
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
-    error = facts.recipe_tries.get(recipe) if stack == "torchao" and recorded(facts, "recipe_tries") else None
+    error = facts.recipe_tries.get(recipe) if wanted.tried and recorded(facts, "recipe_tries") else None
     return f"a tiny GEMM raises {error}" if error else None
 
 
@@ -127,73 +93,25 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
-STACK = "transformer_engine"
-
-
-class TeRecipe(NamedTuple):
-    """One recipe of ``transformer_engine.common.recipe``."""
-
-    kind: str
-    """Name of its class."""
-    recipe: str
-    """As `Linear.recipe` has it."""
-    words: str
-
-
-TE_RECIPES = {
-    "te-delayed": TeRecipe("DelayedScaling", "delayed", "delayed scaling"),
-    "te-current": TeRecipe("Float8CurrentScaling", "current", "current scaling"),
-    "te-block": TeRecipe("Float8BlockScaling", "blockwise", "block scaling"),
-    "te-mxfp8": TeRecipe("MXFP8BlockScaling", "mxfp8", "MXFP8 block scaling"),
-}
-"""Name of the treatment -> the recipe."""
-
-FIRST_WITH_MXFP8 = (10, 0)
-FIRST_WITHOUT_MXFP8 = (12, 0)
-"""Compute capabilities from which on, and from which on no more, MXFP8 is the default. Source:
-``get_default_fp8_recipe`` in Transformer Engine 2.20, which takes current scaling from the second on."""
-
-
-def default_recipe(facts: Facts) -> str:
-    """Tell which recipe an autocast takes that is given none."""
-    have = max((capability(gpu) for gpu in facts.gpus if gpu.visible), default=(0, 0))
-    if have >= FIRST_WITHOUT_MXFP8:
-        return "current"
-    return "mxfp8" if have >= FIRST_WITH_MXFP8 else "delayed"
-
-
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
     """List the recipes that the layers ran with; the default where none ran and an autocast is to be
     ``opened``."""
-    layers = [each for each in facts.network.linears if each.stack == STACK and each.use == "training"]
+    layers = [
+        each
+        for each in facts.network.linears
+        if each.stack == TRANSFORMER_ENGINE.name and each.use == "training"
+    ]
     ran = {each.recipe for each in layers if recorded(each, "recipe") and each.recipe}
-    return ran or ({default_recipe(facts)} if layers and opened else set())
+    have = max((capability(gpu) for gpu in facts.gpus if gpu.visible), default=(0, 0))
+    return ran or ({default_recipe(TRANSFORMER_ENGINE, have) or ""} if layers and opened else set())
 
 
 def is_legal(name: str, facts: Facts) -> bool:
     """Whether nothing that is known of the first visible GPU and of CUDA speaks against the recipe of this
     treatment."""
-    recipe = TE_RECIPES[name].recipe
+    recipe = BY_TREATMENT[name]
     gpu = next((gpu for gpu in facts.gpus if gpu.visible and gpu.vendor == "nvidia"), None)
-    return gpu is not None and unmet(STACK, recipe, needs(STACK, recipe), gpu, facts) is None
-
-
-MULTIPLE = 16
-"""Elements; tensorwise, rowwise and delayed scaling. Source: torch ``_check_scaled_mm_sizes``; TE asks in %16
-and out %8 of a forward, and 16 of both for the backward."""
-
-MX_MULTIPLE = 32
-"""Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
-
-BLOCK_MULTIPLE = 128
-"""Elements; torchao's blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``,
-``nvfp4_training``. Transformer Engine pads its blocks: 16 is enough (2.19 ``cublaslt_gemm.cu:209``,
-``quantizer.cpp:1982``)."""
-
-TE_FORWARD_TOKENS = 8
-"""Elements; tokens of a te.Linear whose weight is frozen, so that no GEMM has them inside. Source: TE
-``assert_dim_for_fp8_exec``; MXFP8 and NVFP4 quantize no other tokens than whole blocks (2.19
-``quantizer.cpp:1514 and 1982``)."""
+    return gpu is not None and unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
 
 def multiple_of(linear: Linear) -> int:
@@ -202,12 +120,8 @@ def multiple_of(linear: Linear) -> int:
     A layer that a user wrote over torch's GEMM may pad, or fall back to an ordinary one.
     """
     if linear.stack == "own":
-        return 1 if linear.features.get("any_side") else MULTIPLE
-    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
-    if "mx" in words:
-        return MX_MULTIPLE
-    in_blocks = linear.stack != "transformer_engine" and ("nvfp4" in words or "block" in words)
-    return BLOCK_MULTIPLE if in_blocks else MULTIPLE
+        return 1 if linear.features.get("any_side") else UNKNOWN.multiple
+    return scaled_like(linear).multiple
 
 
 def unaligned(linear: Linear) -> bool:
@@ -225,9 +139,9 @@ def tokens_divisor(linear: Linear) -> int:
     """
     if linear.role == "experts" or linear.stack == "own":
         return 1
-    if linear.stack == "transformer_engine":
-        whole_blocks = linear.recipe in ("mxfp8", "nvfp4")
-        return multiple_of(linear) if linear.requires_grad or whole_blocks else TE_FORWARD_TOKENS
-    if linear.recipe == "rowwise_with_gw_hp" or linear.features.get("pad_inner_dim"):
+    recipe, frozen = recipe_of(linear), stack_of(linear).forward_tokens
+    if frozen is not None and not linear.requires_grad and not recipe.whole_blocks:
+        return frozen
+    if recipe.pads_tokens or linear.features.get("pad_inner_dim"):
         return 1
     return multiple_of(linear)

@@ -18,9 +18,7 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, traits
 from fp8doctor.cost import linear_cost, micro_batches, modelled_gpu, products_of, rows_of
 from fp8doctor.facts import Arm, Breakdown, Facts, recorded
 from fp8doctor.finding import Basis
-
-PER_TENSOR = ("tensorwise", "delayed", "current")
-"""Recipes of torchao and Transformer Engine with one scale for a tensor and all three GEMMs in FP8."""
+from fp8doctor.recipes import named
 
 
 class Ceiling(Struct, frozen=True):
@@ -76,7 +74,11 @@ def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
 
 def _per_tensor(facts: Facts) -> bool:
     """Whether every FP8 layer, as it is, has one scale for a whole tensor."""
-    return all(linear.recipe in PER_TENSOR for linear in facts.network.linears if linear.use == "training")
+    return all(
+        named(linear.recipe).granularity == "tensor"
+        for linear in facts.network.linears
+        if linear.use == "training"
+    )
 
 
 def _is_whole(arm: Arm, as_is: bool) -> bool:
@@ -86,7 +88,7 @@ def _is_whole(arm: Arm, as_is: bool) -> bool:
     recipes = [recipe for each in changes if (recipe := traits(each).recipe)]
     if KEEP_IN_BF16 in changes:
         return False
-    return all(recipe in PER_TENSOR for recipe in recipes) if recipes else as_is
+    return all(named(recipe).granularity == "tensor" for recipe in recipes) if recipes else as_is
 
 
 def _left_out(facts: Facts) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fp8doctor.analysis.recipe_support import TE_RECIPES
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe
 
 CONVERT_BASE_FIRST = "convert-base-first"
 KEEP_IN_BF16 = "keep-in-bf16"
@@ -27,9 +27,6 @@ AUTOCAST_BF16 = "autocast-bf16"
 LARGER_BATCH = "larger-batch"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
-
-TORCHAO_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-"""As ``Float8LinearConfig.from_recipe_name`` of torchao calls them."""
 
 _RECIPE = "recipe-"
 
@@ -84,26 +81,16 @@ class TreatmentRecord(Struct, frozen=True, kw_only=True):
     Only the order counts."""
 
 
-def _torchao_recipe(recipe: str) -> TreatmentRecord:
+def _recipe_change(of: Recipe) -> TreatmentRecord:
+    torchao = of.stack == TORCHAO.name
     return TreatmentRecord(
-        name=recipe_change(recipe),
+        name=of.treatment,
         family="recipe",
-        recipe=recipe,
-        runs="recipe.another_recipe",
-        lines="recipe",
-        tried_if="other_recipe",
-    )
-
-
-def _te_recipe(name: str) -> TreatmentRecord:
-    return TreatmentRecord(
-        name=name,
-        family="recipe",
-        recipe=TE_RECIPES[name].recipe,
-        changes="the autocast",
-        runs="te_recipe.another_te_recipe",
-        lines="te_recipe",
-        tried_if="other_te_recipe",
+        recipe=of.name,
+        changes="model" if torchao else "the autocast",
+        runs="recipe.another_recipe" if torchao else "te_recipe.another_te_recipe",
+        lines="recipe" if torchao else "te_recipe",
+        tried_if="other_recipe" if torchao else "other_te_recipe",
     )
 
 
@@ -173,8 +160,7 @@ _ALL = (
         lines="keep_losing_in_bf16",
         tried_if="some_lose",
     ),
-    *map(_torchao_recipe, TORCHAO_RECIPES),
-    *map(_te_recipe, TE_RECIPES),
+    *map(_recipe_change, BY_TREATMENT.values()),
     TreatmentRecord(
         name="fused-optimizer",
         words="fused optimizer",
@@ -218,7 +204,7 @@ _ALL = (
         runs="compilation.cuda_graphs",
         lines="cuda_graphs",
     ),
-    *map(_conversion, ("tensorwise", "rowwise")),
+    *(_conversion(each.name) for each in RECIPES.values() if each.converts),
     TreatmentRecord(
         name=STAY_IN_BF16,
         family="bf16",

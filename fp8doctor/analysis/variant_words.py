@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.treatment_table import changes_recipe, in_words, recipe_after
 from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
+from fp8doctor.recipes import BY_TREATMENT, named
 
 AS_YOU_RUN_IT = "as you run it"
 
@@ -22,14 +22,6 @@ VARIANTS: dict[str, str] = {
 }
 """Name of an arm -> what a user calls it; `variant` knows the others."""
 
-RECIPES = {
-    "tensorwise": "tensorwise",
-    "rowwise": "rowwise",
-    "rowwise_with_gw_hp": "rowwise with BF16 weight gradients",
-    **{each.recipe: each.words for each in TE_RECIPES.values()},
-}
-"""Recipe -> the same in words."""
-
 
 def variant(name: str, fp8: bool) -> str:
     """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8."""
@@ -41,14 +33,18 @@ def variant(name: str, fp8: bool) -> str:
         return "FP8 with all fixes"
     if is_conversion(name):
         way = "compiled your way" if keeps_users_compilation(name) else "compiled"
-        return f"FP8 {RECIPES.get(recipe_of(name), recipe_of(name))} {way}"
-    if name in TE_RECIPES:
-        return f"FP8, {TE_RECIPES[name].words}"
+        return f"FP8 {recipe_in_words(recipe_of(name))} {way}"
     if changes_recipe(name):
-        recipe = recipe_after(name)
-        return f"FP8 {RECIPES.get(recipe, recipe)}"
+        return f"FP8 {recipe_in_words(recipe_after(name))}"
+    if name in BY_TREATMENT:
+        return f"FP8, {BY_TREATMENT[name].words}"
     change = in_words(name)
     return f"FP8, {change}" if fp8 else f"{AS_YOU_RUN_IT}, {change}"
+
+
+def recipe_in_words(name: str) -> str:
+    """Name a recipe as a user calls it."""
+    return named(name).words or name
 
 
 def variant_in_a_sentence(name: str) -> str:

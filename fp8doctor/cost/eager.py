@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fp8doctor.cost.casts import COMPILED_CAST_BYTES, MOST_ROWS_CAST_EAGERLY, casts_ms
+from fp8doctor.cost.casts import MOST_ROWS_CAST_EAGERLY, casts_ms
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of
 from fp8doctor.cost.linear import linear_cost
 from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu
+from fp8doctor.recipes import recipe_of
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
@@ -67,7 +68,7 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
             return None
         count = gemms(linear) * calls_of(linear, facts)
         shape = (rows, linear.in_features, linear.out_features)
-        known = recorded(linear, "recipe") and linear.recipe in COMPILED_CAST_BYTES
+        known = recorded(linear, "recipe") and recipe_of(linear).cast_bytes
         recipe = linear.recipe if known and linear.recipe else "tensorwise"
         busy += count * (
             casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe)

@@ -16,6 +16,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fp8doctor.gpus import GpuSpec, memory_ms
+from fp8doctor.recipes import named
 
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part of
@@ -122,13 +123,13 @@ def step_gemms_ms(
 ) -> float | None:
     """Model the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
 
-    The recipe ``rowwise_with_gw_hp`` leaves the weight gradient in BF16. Rows of activations are as long as
+    Some recipes leave the weight gradient in BF16. Rows of activations are as long as
     their features, so that the number of tokens costs no alignment.
     """
     m = aligned_tokens(m)
     times = [gemm_ms(m, k, n, gpu, fp8=fp8), gemm_ms(m, n, k, gpu, fp8=fp8)]
     if weight_gradient:
-        times.append(gemm_ms(k, m, n, gpu, fp8=fp8 and recipe != "rowwise_with_gw_hp"))
+        times.append(gemm_ms(k, m, n, gpu, fp8=fp8 and not named(recipe).weight_gradient_in_16_bits))
     return None if None in times else sum(time for time in times if time is not None)
 
 

@@ -15,13 +15,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.casts import (
-    COMPILED_CAST_BYTES,
-    MOST_ROWS_CAST_EAGERLY,
-    TE_CAST_BYTES,
-    casts_ms,
-    recipe_on,
-)
+from fp8doctor.cost.casts import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
 from fp8doctor.cost.recompute import (
@@ -34,6 +28,7 @@ from fp8doctor.cost.recompute import (
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
+from fp8doctor.recipes import RECIPES, UNKNOWN, stack_of
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
@@ -63,7 +58,7 @@ KERNELS = 10
 """Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
 
 
-FP8_KERNELS = {"eager": 83, "compiled": 9, "transformer_engine": 6}
+FP8_KERNELS = {"eager": 83, "compiled": 9, "own kernels": 6}
 """What an FP8 Linear adds to `KERNELS`, counted."""
 
 
@@ -176,16 +171,11 @@ def layer_ms(
         return None
     m, k, n = rows, linear.in_features, linear.out_features
     eager = linear.compiled is None
-    cast = 0.0
-    if fp8 and linear.stack == "transformer_engine" and recipe in TE_CAST_BYTES:
-        cast = memory_ms(TE_CAST_BYTES[recipe] * (m * k + k * n + m * n), gpu)
-    elif fp8 and linear.stack == "torchao" and recipe in COMPILED_CAST_BYTES:
-        cast = casts_ms(m, k, n, gpu, compiled=not eager, recipe=recipe)
-    elif fp8:
+    scaled = RECIPES.get((linear.stack, recipe or ""), UNKNOWN)
+    cast = layer_casts_ms(scaled, m, k, n, gpu, compiled=not eager) if fp8 else 0.0
+    if cast is None:
         return None
-    thrown_away = (
-        fp8 and eager and linear.stack == "torchao"
-    )  # a frozen weight's gradient is computed all the same
+    thrown_away = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or thrown_away
     forward, both = (
         gemm_ms(aligned_tokens(m), k, n, gpu, fp8=fp8),
@@ -198,7 +188,7 @@ def layer_ms(
     if not eager and recorded(linear, "bias") and linear.bias:
         around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
     in_16bit = 0.0
-    if fp8 and recipe == "rowwise_with_gw_hp" and trained:
+    if fp8 and scaled.weight_gradient_in_16_bits and trained:
         in_16bit = gemm_ms(k, aligned_tokens(m), n, gpu, fp8=False) or 0.0
     gemm = both - in_16bit + (forward if again else 0.0)
     count = gemms(linear)
@@ -218,7 +208,7 @@ def layer_ms(
 
 def casts_too_many_rows(linear: Linear, rows: int) -> bool:
     """Whether its uncompiled casts are far larger than those that were measured."""
-    eager = linear.compiled is None and linear.use == "training" and linear.stack == "torchao"
+    eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
     return eager and rows > MOST_ROWS_CAST_EAGERLY
 
 
@@ -230,8 +220,8 @@ def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
 
 def mode_of(linear: Linear) -> str:
     """Tell how its FP8 is launched: key of `FP8_HOST_MS` and `FP8_KERNELS`."""
-    if linear.stack == "transformer_engine":
-        return "transformer_engine"
+    if stack_of(linear).own_kernels:
+        return "own kernels"
     return "eager" if linear.compiled is None else "compiled"
 
 
@@ -390,6 +380,6 @@ HOST_MS = {"eager": 0.39, "compiled": 0.23}
 """Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
 
 
-FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "transformer_engine": 0.39}
+FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "own kernels": 0.39}
 """What an FP8 Linear adds to `HOST_MS`: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18,
 uncompiled and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""

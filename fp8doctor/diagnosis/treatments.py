@@ -26,20 +26,19 @@ from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
-from fp8doctor.analysis.recipe_support import TE_RECIPES
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     KEEP_IN_BF16,
     STAY_IN_BF16,
     TE_AUTOCAST,
-    TORCHAO_RECIPES,
     recipe_after,
     traits,
 )
 from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, default_of, recipe_of
 from fp8doctor.wording import plural
 
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
@@ -223,11 +222,11 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
 def _config(linears: Sequence[Linear]) -> str:
     """Write the config by whose recipe all that is in FP8 was converted; empty for the one that torchao takes
     by itself."""
-    stacks = {(linear.stack, linear.recipe) for linear in linears if linear.use == "training"}
-    recipes = {recipe for _, recipe in stacks} & {*TORCHAO_RECIPES} - {"tensorwise"}
-    if len(recipes) == 1 and len(stacks) == 1:
-        return f'Float8LinearConfig.from_recipe_name("{recipes.pop()}")'
-    return ""
+    used = {(linear.stack, linear.recipe): linear for linear in linears if linear.use == "training"}
+    if len(used) != 1:
+        return ""
+    (found,) = map(recipe_of, used.values())
+    return found.config if found.stack == "torchao" and found != default_of("torchao") else ""
 
 
 def recipe(name: str, facts: Facts) -> Treatment:
@@ -239,7 +238,7 @@ def recipe(name: str, facts: Facts) -> Treatment:
 
 def with_recipe(word: str, facts: Facts) -> str:
     """Return the lines that convert with a recipe of torchao."""
-    config = f'config = Float8LinearConfig.from_recipe_name("{word}")'
+    config = f"config = {RECIPES['torchao', word].config}"
     return f"{config}\n{convert_again(facts, config='config')}"
 
 
@@ -332,18 +331,18 @@ def te_autocast(facts: Facts) -> Treatment:
 
 def te_recipe(name: str, facts: Facts) -> Treatment:
     """Another recipe of Transformer Engine, by the name of its treatment."""
-    kind, _, words = TE_RECIPES[name]
+    config, words = BY_TREATMENT[name].config, BY_TREATMENT[name].words
     code = (
         "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
-        f"te.fp8_autocast(fp8_recipe=...)\n{_under_te_autocast(kind, 'batch')}"
+        f"te.fp8_autocast(fp8_recipe=...)\n{_under_te_autocast(config, 'batch')}"
     )
     if may_have_converted(facts):
-        code = _by_accelerate(name, kind)
+        code = _by_accelerate(name, config)
     return Treatment(name=name, summary=f"run Transformer Engine with {words}", code=code)
 
 
-def _under_te_autocast(kind: str, batch: str) -> str:
-    return f"with te.autocast(enabled=True, recipe={kind}()):\n    output = model({batch})"
+def _under_te_autocast(config: str, batch: str) -> str:
+    return f"with te.autocast(enabled=True, recipe={config}):\n    output = model({batch})"
 
 
 BY_ACCELERATE = {"te-delayed": "False", "te-mxfp8": "True"}
@@ -351,7 +350,7 @@ BY_ACCELERATE = {"te-delayed": "False", "te-mxfp8": "True"}
 ``apply_fp8_autowrap``."""
 
 
-def _by_accelerate(name: str, kind: str) -> str:
+def _by_accelerate(name: str, config: str) -> str:
     """Return the lines for a model that Accelerate converts, whose wrapper opens the autocast."""
     if name in BY_ACCELERATE:
         return (
@@ -362,7 +361,7 @@ def _by_accelerate(name: str, kind: str) -> str:
         "# TERecipeKwargs knows delayed scaling and MXFP8 only, so the autocast is yours\n"
         'accelerator = Accelerator(mixed_precision="bf16")\n'
         "with torch.no_grad():\n    convert_model(model)   # before the optimizer is made\n"
-        f"{_under_te_autocast(kind, '**batch')}"
+        f"{_under_te_autocast(config, '**batch')}"
     )
 
 

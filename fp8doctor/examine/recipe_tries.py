@@ -8,11 +8,9 @@ from typing import Any
 
 from fp8doctor.facts import Linear
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.recipes import TORCHAO, of_stack
 
 _log = logging.getLogger("fp8doctor")
-
-TRIED = {"tensorwise": False, "rowwise": True, "rowwise_with_gw_hp": True}
-"""Recipes of a Float8Linear -> whether each row has a scale of its own in their GEMM."""
 
 SIDE = 64
 """Rows and columns of a GEMM that is tried; ``_scaled_mm`` asks for multiples of 16."""
@@ -28,9 +26,13 @@ def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
     used = {
         each.recipe
         for each in linears
-        if each.stack == "torchao" and each.use == "training" and not each.features.get("emulate")
+        if each.stack == TORCHAO.name and each.use == "training" and not each.features.get("emulate")
     }
-    return {recipe: try_scaled_mm(by_row, "cuda") for recipe, by_row in TRIED.items() if recipe in used}
+    return {
+        each.name: try_scaled_mm(each.granularity == "row", "cuda")
+        for each in of_stack(TORCHAO.name)
+        if each.tried and each.name in used
+    }
 
 
 def cuda_in_use() -> bool:

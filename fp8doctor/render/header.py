@@ -8,15 +8,13 @@ from statistics import median
 
 from fp8doctor.analysis.layers import main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
-from fp8doctor.analysis.variant_words import RECIPES
+from fp8doctor.analysis.variant_words import recipe_in_words
 from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, Workload, if_recorded, recorded
+from fp8doctor.recipes import STACKS
 from fp8doctor.wording import plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
-
-STACKS = {"transformer_engine": "Transformer Engine", "own": "own layers"}
-"""FP8 implementations that are not called as their package is."""
 
 SXM = ("A100", "H100", "H200")
 """GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
@@ -47,8 +45,8 @@ def fp8_share(facts: Facts) -> str:
     """Tell how many layers train in FP8, by which library and recipe."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    stacks = [STACKS.get(each, each) for each in _names(in_fp8, "stack")]
-    how = ", ".join((*stacks, *(RECIPES.get(each, each) for each in _names(in_fp8, "recipe"))))
+    stacks = [STACKS[each].words or each if each in STACKS else each for each in _names(in_fp8, "stack")]
+    how = ", ".join((*stacks, *(recipe_in_words(each) for each in _names(in_fp8, "recipe"))))
     share = f"{len(in_fp8)} of {plural(len(linears), 'Linear')}"
     unknown = [linear for linear in linears if linear.use == "unknown"]
     if unknown and not in_fp8:

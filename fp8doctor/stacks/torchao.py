@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
+from fp8doctor.recipes import TORCHAO, by_class
 from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
 from fp8doctor.stacks.looking import is_a, parameters_of, read, read_class, state_of, tensor
@@ -25,7 +26,7 @@ from fp8doctor.stacks.tensors import dtype_name, local, stored
 _log = logging.getLogger("fp8doctor")
 
 ORDER = 20
-STACK = "torchao"
+STACK = TORCHAO.name
 
 Features = dict[str, bool | int | str | None]
 
@@ -33,7 +34,6 @@ NOT_THERE = object()
 
 FLOAT8 = ("Float8Linear", "Float8LinearNoCompile")
 OTHERS = ("MXLinear", "MXFP8Linear", "NVFP4Linear", "Float8BlockwiseLinear")
-RECIPES = {"MXFP8Linear": "mxfp8", "NVFP4Linear": "nvfp4", "Float8BlockwiseLinear": "blockwise"}
 TRAINING_WEIGHTS = (
     "MXFP8TrainingWeightWrapperTensor",
     "Float8TrainingWeightWrapperTensor",
@@ -247,7 +247,7 @@ def own_forward(kind: type) -> Features:
 def recipe_of(module: nn.Module, name: str) -> str:
     """Recipe of a prototype linear; an MXLinear says by its element type whether it is FP8 or FP4."""
     if name != "MXLinear":
-        return RECIPES[name]
+        return by_class(STACK)[name]
     element = str(read(state_of(module).get("config"), "elem_dtype", "float8"))
     return "mxfp8" if "float8" in element else "mxfp4" if "float4" in element else "custom"
 

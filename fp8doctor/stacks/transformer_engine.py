@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fp8doctor.facts import Scaling
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks import Layer, NoTwin
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.looking import parameters_of, read, state_of
@@ -24,22 +25,13 @@ from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
 from fp8doctor.stacks.tensors import TE_COLUMNWISE, dtype_name, plain, subclass
 
 ORDER = 10
-STACK = "transformer_engine"
+STACK = TRANSFORMER_ENGINE.name
 PREFIX = "transformer_engine.pytorch."
 VERIFIED = "1.0 to 2.20"
 
 GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
 OPERATIONS = (".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear")
 """Operations of ``te.ops`` that hold weights; te.ops.Linear holds a BasicLinear."""
-
-RECIPES = {
-    "DelayedScaling": "delayed",
-    "Float8CurrentScaling": "current",
-    "MXFP8BlockScaling": "mxfp8",
-    "Float8BlockScaling": "blockwise",
-    "NVFP4BlockScaling": "nvfp4",
-    "CustomRecipe": "custom",
-}
 
 FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
 """Dtype of the forward by Transformer Engine's ``Format`` (``common/recipe``, 2.20)."""
@@ -141,7 +133,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         if isinstance(value := read(recipe, setting), bool):
             features[setting] = value
     return Record(
-        engaged=engaged, recipe=None if recipe is None else RECIPES.get(name, name), features=features
+        engaged=engaged, recipe=None if recipe is None else by_class(STACK).get(name, name), features=features
     )
 
 

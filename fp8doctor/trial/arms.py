@@ -35,6 +35,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
+from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
 from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
@@ -44,9 +45,6 @@ from fp8doctor.trial.treatments.checkpointing import flags, keep_activations
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.treatments.precision import mostly_fp32
 from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
-
-RECIPES = ("tensorwise", "rowwise")
-"""torchao recipes that are tried on a model without FP8."""
 
 IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS})
 """Treatments that take the user's own compile marks off and compile in another form."""
@@ -127,7 +125,7 @@ class ArmBuilder:
         another form than the trial's own."""
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         plans = []
-        for recipe in RECIPES:
+        for recipe in (each.name for each in RECIPES.values() if each.converts):
             names = (*self.own_autocast(), f"convert-{recipe}")
             plans.append(self.conversion(conversion_to(recipe), (*names, compilation), without_compile_marks))
             if self.compiles_otherwise:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
-from fp8doctor.analysis.recipe_support import TE_RECIPES, is_legal, own_recipes
+from fp8doctor.analysis.recipe_support import is_legal, own_recipes
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
@@ -24,6 +24,7 @@ from fp8doctor.cost.recompute import without_checkpointing
 from fp8doctor.cost.step import modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.recipes import BY_TREATMENT, stack_of
 from fp8doctor.trial.treatments.optimizer import could_be_fused
 from fp8doctor.trial.treatments.precision import mostly_fp32
 
@@ -137,7 +138,7 @@ def other_recipe(context: TrialContext, name: str) -> bool:
 def other_te_recipe(context: TrialContext, name: str) -> bool:
     """Whether a recipe is new to layers of Transformer Engine, and may run here."""
     own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
-    return bool(own) and TE_RECIPES[name].recipe not in own and is_legal(name, context.facts)
+    return bool(own) and BY_TREATMENT[name].name not in own and is_legal(name, context.facts)
 
 
 def optimizer_is_unfused(context: TrialContext) -> bool:
@@ -194,7 +195,7 @@ def some_lose(context: TrialContext) -> bool:
     if (
         not context.in_fp8
         or not timed_shapes(context.facts)
-        or not (context.compiled or all(each.stack == "transformer_engine" for each in context.in_fp8))
+        or not (context.compiled or all(stack_of(each).own_kernels for each in context.in_fp8))
     ):
         return False
     kept = to_keep(context.facts)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fp8doctor.analysis.layer_gain import FROZEN_CAST_SHARE, cast_shares
+from fp8doctor.analysis.layer_gain import cast_shares
 from fp8doctor.analysis.ledger import Ledger, ledger
 from fp8doctor.analysis.losing_layers import losing
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -23,6 +23,7 @@ from fp8doctor.facts import (
     Trial,
     Workload,
 )
+from fp8doctor.recipes import RECIPES
 from fp8doctor.render.ledger import ledger_table
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
@@ -174,7 +175,7 @@ def test_shapes_without_single_gemms_or_casts_are_in_no_ledger() -> None:
     assert kept(facts(older, LOSES)).layers == 2
 
 
-@pytest.mark.parametrize("recipe", FROZEN_CAST_SHARE)
+@pytest.mark.parametrize("recipe", [each.name for each in RECIPES.values() if each.cast_bytes])
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_casts_are_divided_among_the_gemms_that_want_them(recipe: str, trained: bool) -> None:
     shares = cast_shares(LayerShape(m=8192, k=4096, n=1024, recipe=recipe, trained=trained))

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fp8doctor import gpus
 from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, step, step_gemms_ms
 from fp8doctor.cost.step import FP8_HOST_MS
+from fp8doctor.recipes import of_stack
 from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
 from tests.recordings import text_of
 
@@ -156,7 +157,9 @@ def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str,
         else []
     )
     after = measured.get(("rowwise", "rescale of a gradient", "backward", "compiled"), 0.0)
-    for recipe, bytes_now in casts.COMPILED_CAST_BYTES.items():
+    for recipe, bytes_now in [
+        (each.name, each.cast_bytes) for each in of_stack("torchao") if each.cast_bytes
+    ]:
         parts = {role: total(measured, recipe, role) for role in ("input", "gradient", "weight")}
         if None in parts.values():
             continue
@@ -167,7 +170,7 @@ def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str,
         weight = parts["weight"] + (after if recipe == "rowwise" else 0.0)
         found.append(
             (
-                f"casts.COMPILED_CAST_BYTES {recipe}",
+                f"recipes.RECIPES[torchao, {recipe}].cast_bytes",
                 f"{bytes_now.activation:.1f}, {bytes_now.weight:.1f}",
                 f"{activation:.1f}, {weight:.1f}",
             )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fp8doctor.examine.recipe_tries import TRIED, try_recipes, try_scaled_mm
+from fp8doctor.examine.recipe_tries import try_recipes, try_scaled_mm
 from fp8doctor.facts import Linear
+from fp8doctor.recipes import of_stack
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
+
+FLOAT8 = [each.name for each in of_stack("torchao") if each.tried]
 
 
 @pytest.mark.parametrize(
@@ -24,9 +27,9 @@ def test_nothing_of_the_process_changes(by_row: bool) -> None:
 
 
 def test_cuda_is_not_initialized_for_it() -> None:
-    linears = [Linear(stack="torchao", use="training", recipe=recipe, features={}) for recipe in TRIED]
+    linears = [Linear(stack="torchao", use="training", recipe=recipe, features={}) for recipe in FLOAT8]
     before = torch.cuda.is_initialized()
-    assert set(try_recipes(linears)) == (set(TRIED) if before else set())
+    assert set(try_recipes(linears)) == (set(FLOAT8) if before else set())
     assert torch.cuda.is_initialized() is before
 
 

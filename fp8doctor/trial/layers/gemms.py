@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fp8doctor.facts import LayerShape, Layout
+from fp8doctor.recipes import named
 from fp8doctor.trial.layers import casts
 
 Operation = Callable[[], object]
@@ -69,7 +70,7 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
     one = torch.ones((), dtype=torch.float32, device=input.device)  # whatever the default dtype is
     rows, columns = (
         (torch.ones(side, dtype=torch.float32, device=input.device) for side in ((m, 1), (1, n)))
-        if shape.recipe.startswith("rowwise")
+        if named(shape.recipe).granularity == "row"
         else (one, one)
     )
     gemms: dict[str, Operation] = {
@@ -78,7 +79,7 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
     }
     if not shape.trained:
         return gemms
-    if shape.recipe == "rowwise_with_gw_hp":
+    if named(shape.recipe).weight_gradient_in_16_bits:
         return gemms | {KEPT_IN_BF16: lambda: of.gradient.t() @ of.input}
     return gemms | {
         "fp8 weight gradient": lambda: scaled_mm(

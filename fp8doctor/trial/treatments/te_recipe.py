@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.recipe_support import TE_RECIPES
+from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.stacks.looking import read, state_of
 from fp8doctor.stacks.transformer_engine import recipe_of, recognise
 from fp8doctor.trial.state.transformer_engine_state import opened_with
@@ -38,7 +38,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
         raise NotTried("the model holds no layer of Transformer Engine that keeps a record of its recipe")
     for each in layers:
         _refuse(each)
-    recipe = _recipe(TE_RECIPES[context.name].kind)
+    recipe = _recipe(BY_TREATMENT[context.name].classes[0])
     for each in layers:
         each.fp8 = False  # what its next forward sets, so that an older one is not taken for it
     outer, opened, steps = variant.around, opened_with(recipe), itertools.count()

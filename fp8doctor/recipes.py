@@ -1,0 +1,339 @@
+"""One record for each FP8 implementation (a stack) and for each of its recipes.
+
+A recipe says how tensors are scaled. Its record holds all that is known of it: requirements, alignment, what
+its casts move, words, and which treatment changes to it. A new recipe is a new record here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, NamedTuple
+
+from msgspec import Struct
+
+from fp8doctor.facts import Linear
+
+Version = tuple[int, ...]
+
+FIRST_WITH_FP8 = (8, 9)
+"""Ada. Source: ``_scaled_mm_allowed_device`` in torch. Accelerate falls back to fp16 below it, by itself:
+``check_cuda_fp8_capability`` in accelerate 1.15."""
+
+
+class CastBytes(NamedTuple):
+    """Effective bytes per element that all casts of one step move, as `fp8doctor.cost.casts` counts them."""
+
+    activation: float
+    """Per element of input and of output gradient."""
+    weight: float
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """What is known of one recipe of one stack."""
+
+    stack: str
+    name: str
+    """As `Linear.recipe` has it."""
+    words: str = ""
+    """What a user calls it; its name if empty."""
+    classes: tuple[str, ...] = ()
+    """Classes of the library that stand for it: of its layers, or of its configuration."""
+    config: str = ""
+    """Python that makes the configuration which asks for it."""
+    granularity: Literal["", "tensor", "row", "block"] = ""
+    """What has one scale; empty if it is not known."""
+    first: Version = FIRST_WITH_FP8
+    """Lowest CUDA compute capability."""
+    below: Version | None = None
+    """First compute capability on which it no longer runs."""
+    cuda: Version = (0,)
+    """Lowest CUDA version."""
+    amd: tuple[str, ...] | None = None
+    """Beginnings of the AMD architectures on which it runs; None if its stack decides."""
+    multiple: int = 16
+    """Elements that must divide both sides of a weight. Source: torch ``_check_scaled_mm_sizes``; TE asks in
+    %16 and out %8 of a forward, and 16 of both for the backward."""
+    mark: str = ""
+    """Part of the class names of layers and weights that are scaled so."""
+    pads_tokens: bool = False
+    """No FP8 GEMM needs a multiple of tokens."""
+    whole_blocks: bool = False
+    """It quantizes no other tokens than whole blocks, also if the weight is frozen."""
+    weight_gradient_in_16_bits: bool = False
+    cast_bytes: CastBytes | None = None
+    """Of a compiled layer, or of a stack with kernels of its own; None if they were not measured."""
+    frozen_cast_share: float = 1.0
+    """Cast bytes of an activation in a frozen layer / in a trained one."""
+    treatment: str = ""
+    """Name of the treatment that changes to it."""
+    converts: bool = False
+    """The trial converts a model without FP8 with it."""
+    tried: bool = False
+    """A tiny ``_scaled_mm`` tells whether it runs."""
+
+
+class Stack(Struct, frozen=True, kw_only=True):
+    """What is known of one FP8 implementation, apart from how its layers are recognised."""
+
+    name: str
+    """As `Linear.stack` has it."""
+    words: str = ""
+    """What a user calls it; its name if empty."""
+    prefix: str = ""
+    """What stands before the class of a layer: ``te.``."""
+    fuses_casts: bool = False
+    """The compiler fuses the casts of its layers, so they need compilation."""
+    own_kernels: bool = False
+    """It casts in kernels of its own, compiled or not."""
+    forward_tokens: int | None = None
+    """Elements that must divide the tokens of a frozen layer; None if its recipe decides."""
+    amd: tuple[str, ...] = ("gfx",)
+    """Beginnings of the AMD architectures on which its FP8 runs."""
+    cuda_on_ada: Version = (0,)
+    """Lowest CUDA version on compute capability 8.9."""
+    defaults: tuple[tuple[Version, str], ...] = ()
+    """Lowest compute capability -> the recipe of layers that are given none, the highest first."""
+    frozen_gradient: bool = False
+    """Uncompiled, it computes the gradient of a frozen weight and throws it away."""
+
+
+TORCHAO = Stack(name="torchao", fuses_casts=True, frozen_gradient=True)
+
+TRANSFORMER_ENGINE = Stack(
+    name="transformer_engine",
+    words="Transformer Engine",
+    prefix="te.",
+    own_kernels=True,
+    # No GEMM of a frozen te.Linear has the tokens inside: assert_dim_for_fp8_exec.
+    forward_tokens=8,
+    # "Device arch gfx94x or gfx95x required for FP8 execution" (2.1.0, ROCm/TransformerEngine#359)
+    amd=("gfx94", "gfx95"),
+    cuda_on_ada=(12, 1),  # and cuBLASLt: check_fp8_support in Transformer Engine 1.0 to 2.20
+    # get_default_fp8_recipe in Transformer Engine 2.20
+    defaults=(((12, 0), "current"), ((10, 0), "mxfp8"), ((0, 0), "delayed")),
+)
+
+OWN = Stack(name="own", words="own layers")
+
+STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, OWN)}
+
+_MX = 32
+"""Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
+
+_BLOCK = 128
+"""Elements; torchao's blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``,
+``nvfp4_training``."""
+
+_TORCHAO = (
+    Recipe(
+        stack="torchao",
+        name="tensorwise",
+        config='Float8LinearConfig.from_recipe_name("tensorwise")',
+        granularity="tensor",
+        # Kernel time of two compiled decoders less that of their BF16 twins, all but GEMMs, attention and
+        # optimizer: 21.0 ms more at width 1024 and 10.0 at 4096. Profiled again in trials, 21.6 at width 1024
+        # and 47.6 in a Llama 8B (4096 tokens), for which these give 20.9 and 49.8.
+        cast_bytes=CastBytes(9.0, 17.0),
+        frozen_cast_share=5.0 / 9.0,
+        treatment="recipe-tensorwise",
+        converts=True,
+        tried=True,
+    ),
+    Recipe(
+        stack="torchao",
+        name="rowwise",
+        config='Float8LinearConfig.from_recipe_name("rowwise")',
+        granularity="row",
+        # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
+        # 70B (2048 tokens), scaling the gradients after their GEMM included.
+        cast_bytes=CastBytes(25.0, 37.0),
+        frozen_cast_share=6.4 / 25.0,  # what rowwise_with_gw_hp moves, which casts once in any case
+        treatment="recipe-rowwise",
+        converts=True,
+        tried=True,
+    ),
+    Recipe(
+        stack="torchao",
+        name="rowwise_with_gw_hp",
+        config='Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")',
+        words="rowwise with BF16 weight gradients",
+        granularity="row",
+        weight_gradient_in_16_bits=True,
+        pads_tokens=True,
+        # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise, although a third of its GEMMs
+        # stay in BF16. The weight is cast once as in tensorwise and once as in rowwise, and its gradient is
+        # not scaled: half way.
+        cast_bytes=CastBytes(6.4, 25.0),
+        treatment="recipe-rowwise-with-gw-hp",
+        tried=True,
+    ),
+    Recipe(
+        stack="torchao",
+        name="mxfp8",
+        mark="mx",
+        words="MXFP8 block scaling",
+        classes=("MXFP8Linear",),
+        granularity="block",
+        first=(10, 0),
+        below=(11, 0),
+        cuda=(12, 8),
+        amd=("gfx950",),  # torchao 0.18 mx_formats/kernels.py asks for is_MI350
+        multiple=_MX,
+    ),
+    Recipe(
+        stack="torchao",
+        name="nvfp4",
+        mark="nvfp4",
+        words="NVFP4",
+        classes=("NVFP4Linear",),
+        granularity="block",
+        first=(10, 0),
+        multiple=_BLOCK,
+    ),
+    Recipe(
+        stack="torchao",
+        name="blockwise",
+        mark="block",
+        words="block scaling",
+        classes=("Float8BlockwiseLinear",),
+        granularity="block",
+        first=(9, 0),
+        amd=(),  # torchao 0.18 blockwise_fp8_training/linear.py: SM90
+        multiple=_BLOCK,
+    ),
+)
+"""Requirements: torchao 0.18 (``mxfp8/quant.py``, ``blockwise_fp8_training/linear.py``).
+
+Casts are all of one step together, compiled, beside the kernels that they are fused with. Counted in
+``roofline_utils`` (0.18) they are 6 and 8, 8 and 10, 3 and 6. Timed alone (sweep, 4096 x 14336) 11.8 and
+13.9, 16.2 and 18.5, 6.9 and 12.1; in a step fusion saves reads of activations, and weights are read along the
+wrong axis.
+"""
+
+_TRANSFORMER_ENGINE = (
+    Recipe(
+        stack="transformer_engine",
+        name="delayed",
+        words="delayed scaling",
+        granularity="tensor",
+        classes=("DelayedScaling",),
+        config="DelayedScaling()",
+        cast_bytes=CastBytes(4.7, 4.7),  # 0.435 ms at (16384, 4096, 16384)
+        frozen_cast_share=3.0 / 4.7,
+        treatment="te-delayed",
+    ),
+    Recipe(
+        stack="transformer_engine",
+        name="current",
+        words="current scaling",
+        granularity="tensor",
+        classes=("Float8CurrentScaling",),
+        config="Float8CurrentScaling()",
+        cast_bytes=CastBytes(6.8, 6.8),  # 0.638 ms at (16384, 4096, 16384)
+        frozen_cast_share=5.0 / 6.8,
+        treatment="te-current",
+    ),
+    Recipe(
+        stack="transformer_engine",
+        name="blockwise",
+        mark="block",
+        words="block scaling",
+        classes=("Float8BlockScaling",),
+        config="Float8BlockScaling()",
+        granularity="block",
+        first=(9, 0),
+        cuda=(12, 9),
+        treatment="te-block",
+    ),
+    Recipe(
+        stack="transformer_engine",
+        name="mxfp8",
+        mark="mx",
+        words="MXFP8 block scaling",
+        classes=("MXFP8BlockScaling",),
+        config="MXFP8BlockScaling()",
+        granularity="block",
+        first=(10, 0),
+        below=(12, 0),
+        multiple=_MX,
+        whole_blocks=True,
+        treatment="te-mxfp8",
+    ),
+    Recipe(
+        stack="transformer_engine",
+        name="nvfp4",
+        mark="nvfp4",
+        words="NVFP4",
+        classes=("NVFP4BlockScaling",),
+        granularity="block",
+        first=(10, 0),
+        below=(11, 0),
+        whole_blocks=True,
+    ),
+    Recipe(stack="transformer_engine", name="custom", classes=("CustomRecipe",)),
+)
+"""Requirements: ``check_mxfp8_support``, ``check_fp8_block_scaling_support`` and ``check_nvfp4_support`` in
+Transformer Engine 2.20; whole blocks: 2.19 ``quantizer.cpp:1514 and 1982``. It pads its blocks, so 16 divides
+enough (2.19 ``cublaslt_gemm.cu:209``, ``quantizer.cpp:1982``)."""
+
+RECIPES = {(each.stack, each.name): each for each in (*_TORCHAO, *_TRANSFORMER_ENGINE)}
+"""Every recipe, by its stack and its name.
+
+Frozen shares, in the effective bytes of the casts: without a weight gradient, input and gradient are written
+once, as they lie: two reads of 2 bytes and a write of 1, one read less with delayed scales.
+"""
+
+UNKNOWN = Recipe(stack="", name="")
+"""A recipe of which nothing is known."""
+
+BY_TREATMENT = {each.treatment: each for each in RECIPES.values() if each.treatment}
+"""Treatment -> the recipe that it changes to."""
+
+
+def stack_of(linear: Linear) -> Stack:
+    """Look up a layer's stack; one without any property if it is not in the table."""
+    return STACKS.get(linear.stack) or Stack(name=linear.stack)
+
+
+def recipe_of(linear: Linear) -> Recipe:
+    """Look up a layer's recipe; one without any property if it is not known.
+
+    A layer in 16 bits that is asked about with a recipe has no stack to look in.
+    """
+    found = RECIPES.get((linear.stack, linear.recipe or ""))
+    return found or (UNKNOWN if linear.stack in STACKS else named(linear.recipe))
+
+
+def scaled_like(linear: Linear) -> Recipe:
+    """Look up a layer's recipe, by the names of its class and of its weight's class if it keeps no record."""
+    words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
+    marked = (each for each in of_stack(linear.stack) or of_stack("torchao") if each.mark)
+    return next((each for each in marked if each.mark in words), recipe_of(linear))
+
+
+@cache
+def named(name: str | None) -> Recipe:
+    """Look up a recipe by its name alone; one whose casts were measured comes first."""
+    alike = [each for each in RECIPES.values() if each.name == name]
+    return next((each for each in alike if each.cast_bytes), alike[0] if alike else UNKNOWN)
+
+
+@cache
+def of_stack(stack: str) -> tuple[Recipe, ...]:
+    """List the recipes of a stack, in the order of preference."""
+    return tuple(each for each in RECIPES.values() if each.stack == stack)
+
+
+def by_class(stack: str) -> dict[str, str]:
+    """Map the classes that stand for a recipe of this stack to its name."""
+    return {kind: each.name for each in of_stack(stack) for kind in each.classes}
+
+
+def default_recipe(stack: Stack, capability: Version) -> str | None:
+    """Tell which recipe layers get on such a GPU that are given none."""
+    return next((recipe for first, recipe in stack.defaults if capability >= first), None)
+
+
+def default_of(stack: str) -> Recipe:
+    """Return the recipe that a stack takes by itself: its first."""
+    return of_stack(stack)[0]
