@@ -48,6 +48,7 @@ settings.load_profile("gate")  # neither chance nor the clock decides
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes longer than a second")
+    config.addinivalue_line("markers", "nightly: a long variant, or a check of the tests' own kit; slow too")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
     config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
     gc.set_threshold(*COLLECT_AT)

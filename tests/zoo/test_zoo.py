@@ -1,4 +1,4 @@
-"""A few of the animals, and some of our own making, in every gate; the others by `python -m tests.zoo`."""
+"""One model in every gate, a few of others and of our own each night; all by `python -m tests.zoo`."""
 
 from __future__ import annotations
 
@@ -76,6 +76,11 @@ OWN = [Animal(each.__name__, each, {"0": floats(2, 16, WIDTH)}) for each in (OfL
 CHOSEN = ("LlamaForCausalLM", "GPT2LMHeadModel", "FunnelForMaskedLM", "DINOv3ViTModel")
 
 
+def test_what_is_printed_runs_and_mends_in_short() -> None:
+    assert take(OWN[0], "everything converted").defects == []
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("animal", OWN, ids=lambda animal: animal.name)
 def test_what_is_printed_runs_and_mends(animal: Animal, state: str) -> None:
@@ -86,6 +91,7 @@ def test_what_is_printed_runs_and_mends(animal: Animal, state: str) -> None:
     assert course.defects == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("animal", list(of_transformers(*CHOSEN)), ids=lambda a: a.name)
 def test_what_is_printed_runs_and_mends_on_models_of_others(animal: Animal) -> None:
     course = take(animal, "everything converted")
