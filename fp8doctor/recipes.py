@@ -28,6 +28,13 @@ class CastBytes(NamedTuple):
     weight: float
 
 
+class Launch(NamedTuple):
+    """What an FP8 layer adds to the launches of a step, counted and measured."""
+
+    kernels: int = 0
+    host_ms: float = 0.0
+
+
 class Recipe(Struct, frozen=True, kw_only=True):
     """What is known of one recipe of one stack."""
 
@@ -64,6 +71,10 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Of a compiled layer, or of a stack with kernels of its own; None if they were not measured."""
     frozen_cast_share: float = 1.0
     """Cast bytes of an activation in a frozen layer / in a trained one."""
+    grouped_cast_bytes: float | None = None
+    """Effective bytes per element of input, weight and output gradient that the casts of experts move."""
+    grouped_scales_ms: float = 0.0
+    """Time a row to put the scales of its groups in order."""
     treatment: str = ""
     """Name of the treatment that changes to it."""
     converts: bool = False
@@ -85,6 +96,20 @@ class Stack(Struct, frozen=True, kw_only=True):
     """The compiler fuses the casts of its layers, so they need compilation."""
     own_kernels: bool = False
     """It casts in kernels of its own, compiled or not."""
+    under_autocast: bool = False
+    """Its layers run in FP8 only under its autocast."""
+    keeps_copies: bool = False
+    """It keeps FP8 copies beside its weights."""
+    converter: str = "convert_to_float8_training"
+    """Function that converts a model; empty if its layers are built as such."""
+    converter_import: str = ""
+    """Line that imports it, if it is not torchao's."""
+    layer: str = ""
+    """Class that stands for all of its layers in a sentence; empty for their own."""
+    eager_cast_bytes: CastBytes | None = None
+    """Effective bytes of all casts of one uncompiled layer."""
+    eager: Launch = Launch()
+    compiled: Launch = Launch()
     forward_tokens: int | None = None
     """Elements that must divide the tokens of a frozen layer; None if its recipe decides."""
     amd: tuple[str, ...] = ("gfx",)
@@ -97,13 +122,29 @@ class Stack(Struct, frozen=True, kw_only=True):
     """Uncompiled, it computes the gradient of a frozen weight and throws it away."""
 
 
-TORCHAO = Stack(name="torchao", fuses_casts=True, frozen_gradient=True)
+TORCHAO = Stack(
+    name="torchao",
+    fuses_casts=True,
+    frozen_gradient=True,
+    # Each operand is cast twice, once for each layout: 282.7 ms in a decoder of width 1024 (16384 tokens) and
+    # 589.1 in a Llama 8B (4096 tokens), where most of what is cast are weights, whose transposed copies read
+    # along the wrong axis.
+    eager_cast_bytes=CastBytes(124.0, 174.0),
+    eager=Launch(83, 1.65),  # (113.5 - 22.7) / 55 ms with torchao 0.18
+    compiled=Launch(9, 0.14),  # 8.7 and 9.2 kernels; (20.85 - 12.93) / 55 ms
+)
 
 TRANSFORMER_ENGINE = Stack(
     name="transformer_engine",
     words="Transformer Engine",
     prefix="te.",
     own_kernels=True,
+    under_autocast=True,
+    keeps_copies=True,
+    converter="",
+    layer="te.Linear",
+    eager=Launch(6, 0.39),  # (44.7 - 22.2) / 57 ms with Transformer Engine 2.20
+    compiled=Launch(6, 0.39),
     # No GEMM of a frozen te.Linear has the tokens inside: assert_dim_for_fp8_exec.
     forward_tokens=8,
     # "Device arch gfx94x or gfx95x required for FP8 execution" (2.1.0, ROCm/TransformerEngine#359)
@@ -113,7 +154,7 @@ TRANSFORMER_ENGINE = Stack(
     defaults=(((12, 0), "current"), ((10, 0), "mxfp8"), ((0, 0), "delayed")),
 )
 
-OWN = Stack(name="own", words="own layers")
+OWN = Stack(name="own", words="own layers", converter="")
 
 STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, OWN)}
 
@@ -179,6 +220,11 @@ _TORCHAO = (
         cuda=(12, 8),
         amd=("gfx950",),  # torchao 0.18 mx_formats/kernels.py asks for is_MI350
         multiple=_MX,
+        # 1.251 ms for 131,072 x 7168, 0.358 for 131,072 x 2048 and 0.154 for the weights; scales: 0.199 ms
+        # for the input, 0.193 for the output gradient and 0.049 for both once more, of 131,072 rows. Source:
+        # torchao 0.15 prototype/moe_training/README.md, a B200.
+        grouped_cast_bytes=9.2,
+        grouped_scales_ms=3.4e-6,
     ),
     Recipe(
         stack="torchao",
@@ -256,6 +302,8 @@ _TRANSFORMER_ENGINE = (
         first=(10, 0),
         below=(12, 0),
         multiple=_MX,
+        # 0.0523 ms for 8192 x 8192 on a B200 (ROCm/TransformerEngine#598); it writes the scales in order.
+        grouped_cast_bytes=5.4,
         whole_blocks=True,
         treatment="te-mxfp8",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fp8doctor.cost import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
-from fp8doctor.recipes import of_stack
+from fp8doctor.recipes import TRANSFORMER_ENGINE, of_stack, stack_of
 
 USABLE = 0.9
 """Share of the memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for fragments
@@ -25,7 +25,7 @@ NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 
 def keeps_copies(linear: Linear) -> bool:
     """Whether Transformer Engine keeps FP8 copies beside this weight."""
-    return linear.stack == "transformer_engine" and not (
+    return stack_of(linear).keeps_copies and not (
         recorded(linear, "features") and linear.features.get("primary_weights_in_fp8")
     )
 
@@ -82,6 +82,6 @@ def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
 def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
     """Open the context that makes FP8 weights, with the recipe that the layers run."""
     recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
-    config = next((each.config for each in of_stack("transformer_engine") if {each.name} == recipes), "")
+    config = next((each.config for each in of_stack(TRANSFORMER_ENGINE.name) if {each.name} == recipes), "")
     recipe = f", recipe={config}" if config else ""
     return f"with te.quantized_model_init(enabled=True{recipe}{settings})"

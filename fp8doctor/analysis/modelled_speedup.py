@@ -19,6 +19,7 @@ from fp8doctor.cost.step import (
 )
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.gpus import modelled_gpu
+from fp8doctor.recipes import stack_of
 
 HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 38, 0.028, 0.32
 """Jobs on an H200 of which no constant of the cost model comes, and how far its speedups were off there.
@@ -76,10 +77,11 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     """Model the speedup; None where the cost model has no numbers for a part of the step."""
     if recorded(facts, "training.use_cache") and facts.training.use_cache:
         return None  # with a KV cache the compiled blocks may not be what runs
-    torchao = all(linear.stack == "torchao" for linear in facts.network.linears if linear.use == "training")
+    in_fp8 = (linear for linear in facts.network.linears if linear.use == "training")
+    fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
     as_is, faster = (
         modelled_step(facts),
-        modelled_step(with_linears_compiled(facts, yes=True) if torchao else facts),
+        modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts),
     )
     plain = in_bf16(facts)
     baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
@@ -137,7 +139,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
     """Tell of a step of Transformer Engine that is slower than BF16 for its host, by more than the model may
     be wrong; None for any other, and for a batch that is not the user's."""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    if not fp8 or any(linear.stack != "transformer_engine" for linear in fp8) or not is_given(facts):
+    if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
         return None
     step, speedup = modelled_step(facts), modelled_speedup(facts)
     bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))

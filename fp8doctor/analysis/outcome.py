@@ -35,6 +35,7 @@ from fp8doctor.facts.arm_names import (
     is_of_first_window,
 )
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.recipes import stack_of
 
 Speed = Literal["fp8_slower", "fp8_even", "fp8_faster", "too_noisy"]
 
@@ -124,7 +125,7 @@ def outside_autocast(facts: Facts) -> bool:
     compute in BF16 outside of one. Raises `Unrecorded` where it could not be read."""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     return (
-        all(linear.stack == "transformer_engine" and linear.engaged is None for linear in fp8)
+        all(stack_of(linear).under_autocast and linear.engaged is None for linear in fp8)
         and facts.training.fp8_autocast is False
     )
 

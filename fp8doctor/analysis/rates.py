@@ -31,6 +31,7 @@ from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.facts.record import Record
 from fp8doctor.finding import Basis
 from fp8doctor.gpus import modelled_gpu_name
+from fp8doctor.recipes import stack_of
 
 
 class Rate(Record, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:
     if uses_fp8(facts) and as_it_seems and if_recorded(modelled_speedup, facts) is not None:
         variants[ArmName.AS_IS.value] = facts
         fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-        if all(linear.stack == "torchao" for linear in fp8):
+        if all(stack_of(linear).fuses_casts for linear in fp8):
             variants["as_is_compiled"] = with_linears_compiled(facts, yes=True)
         variants |= _parts_left_out(facts, best_bf16=variants[ArmName.BF16_COMPILED.value])
     for name, variant in variants.items():

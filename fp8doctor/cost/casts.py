@@ -11,23 +11,12 @@ from __future__ import annotations
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import STACKS, CastBytes, Recipe, default_recipe, named, stack_of
-
-EAGER_CASTS = 2
-"""Times each of input, weight and output gradient is cast in one step: once for each layout."""
-
-
-EAGER_CAST_BYTES = CastBytes(62.0, 87.0)
-"""Of one uncompiled torchao cast: 282.7 ms in a decoder of width 1024 (16384 tokens) and 589.1 in a Llama 8B
-(4096 tokens), where most of what is cast are weights, whose transposed copies read along the wrong axis."""
+from fp8doctor.recipes import STACKS, Recipe, default_recipe, named, stack_of
 
 MOST_ROWS_CAST_EAGERLY = 65_536
 """Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
 is a convention of this tool. With 1,048,576 rows of 256 features the transposed copy writes a mebibyte apart
 and takes 110 bytes per element by itself: 24.8 ms of casts where these give 15.4 (h200-cast_heavy_layer)."""
-
-COMPILED_CAST_KERNELS = 9
-"""Extra kernels per compiled Float8Linear and step, counted (8.7 and 9.2)."""
 
 
 def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
@@ -41,38 +30,34 @@ def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
 
 
 def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool) -> float | None:
-    """Model the casts of one layer in one step; None if those of its recipe were not measured."""
-    if recipe.cast_bytes is None:
-        return None
-    if STACKS[recipe.stack].own_kernels:
-        activation, weight = recipe.cast_bytes
-        return memory_ms(activation * (m * k + m * n) + weight * k * n, gpu)
-    return casts_ms(m, k, n, gpu, compiled=compiled, recipe=recipe.name)
+    """Model the casts of one layer in one step; None if those of its recipe were not measured.
 
-
-def casts_ms(m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: str = "tensorwise") -> float:
-    """Model torchao's casts of one Linear in one step: input (M, K), weight (K, N), gradient (M, N).
-
-    Uncompiled, what was measured of ``tensorwise`` stands for every recipe.
+    They are of input (M, K), weight (K, N) and gradient (M, N). Uncompiled, what was measured of the stack's
+    first recipe stands for all of them.
     """
-    if not compiled:
-        return memory_ms(
-            EAGER_CASTS * (EAGER_CAST_BYTES.activation * (m * k + m * n) + EAGER_CAST_BYTES.weight * k * n),
-            gpu,
-        )
-    bytes_moved = _bytes(recipe).activation * (m * k + m * n)
-    return max(
-        memory_ms(bytes_moved, gpu) + weight_casts_ms(k, n, gpu, recipe=recipe),
-        COMPILED_CAST_KERNELS * KERNEL_LAUNCH_MS,
-    )
+    stack = STACKS.get(recipe.stack)
+    if recipe.cast_bytes is None or stack is None:
+        return None
+    each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
+    if each is None:
+        return None
+    moving = memory_ms(each.activation * (m * k + m * n), gpu) + memory_ms(each.weight * k * n, gpu)
+    least = stack.compiled.kernels * KERNEL_LAUNCH_MS if compiled and not stack.own_kernels else 0.0
+    return max(moving, least)
+
+
+def casts_ms(
+    m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: Recipe | str = "tensorwise"
+) -> float:
+    """Model the casts of one layer in one step, by a recipe that was measured, or by its name."""
+    of = named(recipe) if isinstance(recipe, str) else recipe
+    found = layer_casts_ms(of, m, k, n, gpu, compiled=compiled)
+    assert found is not None, of.name
+    return found
 
 
 def weight_casts_ms(k: int, n: int, gpu: GpuSpec, *, recipe: str = "tensorwise") -> float:
     """Model the part of the compiled casts that is the weight's and does not depend on the tokens."""
-    return memory_ms(_bytes(recipe).weight * k * n, gpu)
-
-
-def _bytes(recipe: str) -> CastBytes:
     known = named(recipe).cast_bytes
     assert known is not None, recipe
-    return known
+    return memory_ms(known.weight * k * n, gpu)

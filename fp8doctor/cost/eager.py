@@ -9,11 +9,11 @@ from msgspec import Struct
 from fp8doctor.cost.casts import MOST_ROWS_CAST_EAGERLY, casts_ms
 from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of
 from fp8doctor.cost.linear import linear_cost
-from fp8doctor.cost.step import FP8_HOST_MS, HOST_MS, between_ms, uncompiled
+from fp8doctor.cost.step import HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu
-from fp8doctor.recipes import recipe_of
+from fp8doctor.recipes import Recipe, named, recipe_of, stack_of
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
@@ -44,8 +44,9 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
         if not rows or rows > MOST_ROWS_CAST_EAGERLY or cost is None:
             return None
         count = gemms(linear) * calls_of(linear, facts)
-        casts += count * casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=False)
-        host += count * FP8_HOST_MS["eager"]
+        shape = (rows, linear.in_features, linear.out_features)
+        casts += count * casts_ms(*shape, gpu, compiled=False, recipe=_measured(linear))
+        host += count * stack_of(linear).eager.host_ms
         saved += count * cost.saved_ms
     times = micro_batches(facts)
     return Balance(casts * times, saved * times, gpu.name, host * times)
@@ -68,16 +69,22 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
             return None
         count = gemms(linear) * calls_of(linear, facts)
         shape = (rows, linear.in_features, linear.out_features)
-        known = recorded(linear, "recipe") and recipe_of(linear).cast_bytes
-        recipe = linear.recipe if known and linear.recipe else "tensorwise"
+        recipe, stack = _measured(linear), stack_of(linear)
         busy += count * (
-            casts_ms(*shape, gpu, compiled=False) - casts_ms(*shape, gpu, compiled=True, recipe=recipe)
+            casts_ms(*shape, gpu, compiled=False, recipe=recipe)
+            - casts_ms(*shape, gpu, compiled=True, recipe=recipe)
         )
         busy += count * (between_ms(linear, rows, gpu, how) - between_ms(linear, rows, gpu, "compiled"))
         host += count * (
-            FP8_HOST_MS["eager"] - FP8_HOST_MS["compiled"] + HOST_MS["eager"] - HOST_MS["compiled"]
+            stack.eager.host_ms - stack.compiled.host_ms + HOST_MS["eager"] - HOST_MS["compiled"]
         )
     saved = max(busy, host) * micro_batches(facts)
     return Saving(
         low=saved * (1 - UNCERTAINTY), high=saved * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name
     )
+
+
+def _measured(linear: Linear) -> Recipe:
+    """Look up the layer's recipe, or tensorwise if its casts were not measured."""
+    found = recipe_of(linear) if recorded(linear, "recipe") else None
+    return found if found and found.cast_bytes else named("tensorwise")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fp8doctor.cost.counts import gemms, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms
+from fp8doctor.recipes import recipe_of
 
 BF16_EFFICIENCY = 0.36
 """Share of the BF16 peak of a B200 that `torch._grouped_mm` reaches: 0.34 to 0.42, seven shapes of 128,000
@@ -18,16 +19,6 @@ rows and 2 to 8 experts. Source: torchao 0.14, ``prototype/moe_training/README.m
 MXFP8_EFFICIENCY = (0.465, 0.465, 0.354)
 """Share of the FP8 peak that the grouped GEMMs of MXFP8 reach, for output, input and weight gradient: 1.838,
 1.838 and 2.412 ms for 131,072 rows and 8 experts of 7168 x 2048. Source: the same file in 0.15, a B200."""
-
-CAST_BYTES = {"torchao": 9.2, "transformer_engine": 5.4}
-"""Bytes per element of input, weight and output gradient, cast along rows and along columns. torchao: 1.251
-ms for 131,072 x 7168, 0.358 for 131,072 x 2048 and 0.154 for the weights (the same table). Transformer
-Engine: 0.0523 ms for 8192 x 8192 on a B200 (ROCm/TransformerEngine#598)."""
-
-SCALES_MS = {"torchao": 3.4e-6, "transformer_engine": 0.0}
-"""Time a row to put the scales of its groups in order: 0.199 ms for the input, 0.193 for the output gradient
-and 0.049 for both once more, of 131,072 rows (torchao, the same table). Transformer Engine writes them in
-order."""
 
 
 class GroupedCost(NamedTuple):
@@ -43,8 +34,7 @@ def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> GroupedCost | N
     where nobody can tell how many rows they multiply."""
     if (
         linear.role != "experts"
-        or linear.recipe != "mxfp8"
-        or linear.stack not in CAST_BYTES
+        or (casts := recipe_of(linear)).grouped_cast_bytes is None
         or linear.requires_grad is False
         or linear.features.get("emulate")
         or not gpu.compute_capability.startswith("10.")
@@ -60,7 +50,7 @@ def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> GroupedCost | N
     return GroupedCost(
         3 * one / (gpu.bf16_tflops * BF16_EFFICIENCY),
         sum(one / (gpu.fp8_tflops * efficiency) for efficiency in MXFP8_EFFICIENCY),
-        memory_ms(CAST_BYTES[linear.stack] * elements, gpu) + SCALES_MS[linear.stack] * rows,
+        memory_ms(casts.grouped_cast_bytes * elements, gpu) + casts.grouped_scales_ms * rows,
     )
 
 

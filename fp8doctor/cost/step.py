@@ -28,7 +28,7 @@ from fp8doctor.cost.recompute import (
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
-from fp8doctor.recipes import RECIPES, UNKNOWN, stack_of
+from fp8doctor.recipes import RECIPES, UNKNOWN, Launch, stack_of
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
@@ -56,10 +56,6 @@ OPTIMIZER_BYTES = 24.0
 
 KERNELS = 10
 """Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
-
-
-FP8_KERNELS = {"eager": 83, "compiled": 9, "own kernels": 6}
-"""What an FP8 Linear adds to `KERNELS`, counted."""
 
 
 GAP_MS = 0.001
@@ -121,13 +117,12 @@ def modelled_step(
             return None
         for family, time in parts.items():
             families[family] += calls * time
-        mode = mode_of(linear)
         count = calls * gemms(linear)
         host += count * HOST_MS["compiled" if linear.compiled is not None else "eager"]
         kernels += count * KERNELS
         if linear.use == "training":
-            host += count * FP8_HOST_MS[mode]
-            kernels += count * FP8_KERNELS[mode]
+            host += count * launch_of(linear).host_ms
+            kernels += count * launch_of(linear).kernels
         if may_be_recomputed_by_te(linear, facts):
             recompute += count * TE_RECOMPUTE_HOST_MS
     families["attention"] += attention_ms(facts, gpu)
@@ -218,11 +213,10 @@ def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
     return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
 
 
-def mode_of(linear: Linear) -> str:
-    """Tell how its FP8 is launched: key of `FP8_HOST_MS` and `FP8_KERNELS`."""
-    if stack_of(linear).own_kernels:
-        return "own kernels"
-    return "eager" if linear.compiled is None else "compiled"
+def launch_of(linear: Linear) -> Launch:
+    """Tell how the FP8 of a layer is launched."""
+    stack = stack_of(linear)
+    return stack.eager if linear.compiled is None else stack.compiled
 
 
 def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
@@ -378,8 +372,3 @@ def uncompiled(facts: Facts) -> str:
 
 HOST_MS = {"eager": 0.39, "compiled": 0.23}
 """Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
-
-
-FP8_HOST_MS = {"eager": 1.65, "compiled": 0.14, "own kernels": 0.39}
-"""What an FP8 Linear adds to `HOST_MS`: (113.5 - 22.7) / 55 and (20.85 - 12.93) / 55 with torchao 0.18,
-uncompiled and compiled, (44.7 - 22.2) / 57 with Transformer Engine 2.20."""

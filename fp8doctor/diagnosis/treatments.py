@@ -38,7 +38,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
-from fp8doctor.recipes import BY_TREATMENT, RECIPES, default_of, recipe_of
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
 
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
@@ -201,10 +201,9 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
     """Return the line that converts all but ``keep``, for the stack of these layers."""
     converted = [linear for linear in linears if linear.name in layers]
-    if any(linear.stack == "transformer_engine" for linear in converted):
-        return "# build these as torch.nn.Linear, not as te.Linear"
-    if any(linear.stack == "own" for linear in converted):
-        return f"# build these as torch.nn.Linear, not as {layer_label(converted[0])}"
+    built = next((each for each in map(stack_of, converted) if not each.converter), None)
+    if built:
+        return f"# build these as torch.nn.Linear, not as {built.layer or layer_label(converted[0])}"
     leave = f"lambda layer, name: {kept_out(linears)}"
     if facts and may_have_converted(facts):
         return (

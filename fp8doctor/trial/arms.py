@@ -35,7 +35,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.recipes import RECIPES
+from fp8doctor.recipes import RECIPES, stack_of
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
 from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
@@ -252,7 +252,9 @@ class ArmBuilder:
         """
         in_fp8 = self.context(()).in_fp8
         by_block = COMPILE_BLOCKS in base.treatments
-        compiled = all(each.stack == "torchao" and (by_block or each.compiled is not None) for each in in_fp8)
+        compiled = all(
+            stack_of(each).fuses_casts and (by_block or each.compiled is not None) for each in in_fp8
+        )
         recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
         if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
             return ()

@@ -93,7 +93,7 @@ def _modelled_saving(name: str, context: TrialContext) -> float | None:
 
 def te_is_idle(context: TrialContext) -> bool:
     """Whether layers of Transformer Engine ran their last training forward outside the FP8 autocast."""
-    return any(linear.stack == "transformer_engine" and linear.engaged is False for linear in context.in_fp8)
+    return any(stack_of(linear).under_autocast and linear.engaged is False for linear in context.in_fp8)
 
 
 def caches(context: TrialContext) -> bool:
@@ -180,9 +180,7 @@ def te_is_eager(context: TrialContext) -> bool:
     eager = [
         linear
         for linear in context.in_fp8
-        if linear.stack == "transformer_engine"
-        and linear.kind.endswith(".Linear")
-        and linear.compiled is None
+        if stack_of(linear).own_kernels and linear.kind.endswith(".Linear") and linear.compiled is None
     ]
     return any(is_inside(linear, each) for linear in eager for each in blocks) and not any(
         name.startswith("compile-") for name in context.proposed

@@ -26,9 +26,8 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
-from fp8doctor.cost import casts, casts_ms, gemm, gpu_spec, step, step_gemms_ms
-from fp8doctor.cost.step import FP8_HOST_MS
-from fp8doctor.recipes import of_stack
+from fp8doctor.cost import casts_ms, gemm, gpu_spec, step, step_gemms_ms
+from fp8doctor.recipes import TORCHAO, of_stack
 from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
 from tests.recordings import text_of
 
@@ -129,9 +128,15 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
             )
     host = {name: ms for name, _, _, ms in sweep["host"]}
     if {"linear", "float8", "float8 compiled"} <= host.keys():
-        found.append(("host.FP8_HOST_MS eager", FP8_HOST_MS["eager"], host["float8"] - host["linear"]))
         found.append(
-            ("host.FP8_HOST_MS compiled", FP8_HOST_MS["compiled"], host["float8 compiled"] - host["linear"])
+            ("recipes.TORCHAO.eager.host_ms", TORCHAO.eager.host_ms, host["float8"] - host["linear"])
+        )
+        found.append(
+            (
+                "recipes.TORCHAO.compiled.host_ms",
+                TORCHAO.compiled.host_ms,
+                host["float8 compiled"] - host["linear"],
+            )
         )
     return [(name, f"{now:.4g}", f"{then:.4g}") for name, now, then in found]
 
@@ -150,9 +155,16 @@ def cast_bytes(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str,
         for (recipe, role, _, mode), value in measured.items()
         if mode == "eager" and recipe == "tensorwise" and role in ("input", "weight")
     ]
-    now = casts.EAGER_CAST_BYTES
+    now = TORCHAO.eager_cast_bytes
+    assert now
     found = (
-        [("casts.EAGER_CAST_BYTES", f"{now.activation:.1f}, {now.weight:.1f}", f"{statistics.mean(one):.1f}")]
+        [
+            (
+                "recipes.TORCHAO.eager_cast_bytes",
+                f"{now.activation:.1f}, {now.weight:.1f}",
+                f"{2 * statistics.mean(one):.1f}",
+            )
+        ]
         if one
         else []
     )
