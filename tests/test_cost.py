@@ -239,7 +239,15 @@ def test_the_saving_of_compiling_covers_what_was_measured(
     layers: list[tuple[int, int, int]], tokens: int, eager_ms: float, compiled_ms: float
 ) -> None:
     linears = [
-        Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=k, out_features=n, gemms=count)
+        Linear(
+            stack="torchao",
+            role="body",
+            dtype="bfloat16",
+            requires_grad=True,
+            in_features=k,
+            out_features=n,
+            gemms=count,
+        )
         for k, n, count in layers
     ]
     saving = eager_cast_saving(Facts(workload=Workload(tokens=tokens), assumed_gpu="h200"), linears)
@@ -251,7 +259,13 @@ def test_the_saving_of_compiling_covers_what_was_measured(
 def test_with_few_tokens_the_host_sets_the_saving() -> None:
     linears = [
         Linear(
-            role="body", dtype="bfloat16", requires_grad=True, in_features=2048, out_features=2048, gemms=55
+            stack="torchao",
+            role="body",
+            dtype="bfloat16",
+            requires_grad=True,
+            in_features=2048,
+            out_features=2048,
+            gemms=55,
         )
     ]
     saving = eager_cast_saving(Facts(workload=Workload(tokens=256), assumed_gpu="H200"), linears)
@@ -260,7 +274,16 @@ def test_with_few_tokens_the_host_sets_the_saving() -> None:
 
 
 def test_accumulation_multiplies_the_casts() -> None:
-    linears = [Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=1024, out_features=1024)]
+    linears = [
+        Linear(
+            stack="torchao",
+            role="body",
+            dtype="bfloat16",
+            requires_grad=True,
+            in_features=1024,
+            out_features=1024,
+        )
+    ]
     one, four = (
         eager_cast_saving(Facts(workload=Workload(tokens=16384, accumulate=n)), linears) for n in (1, 4)
     )
@@ -277,7 +300,16 @@ def test_accumulation_multiplies_the_casts() -> None:
 
 
 def test_without_tokens_or_fp8_tensor_cores_no_saving_is_claimed() -> None:
-    linears = [Linear(role="body", dtype="bfloat16", requires_grad=True, in_features=1024, out_features=1024)]
+    linears = [
+        Linear(
+            stack="torchao",
+            role="body",
+            dtype="bfloat16",
+            requires_grad=True,
+            in_features=1024,
+            out_features=1024,
+        )
+    ]
     assert eager_cast_saving(Facts(), linears) is None
     assert eager_cast_saving(Facts(workload=Workload(tokens=None)), linears) is None
     assert eager_cast_saving(Facts(workload=Workload(tokens=16384), assumed_gpu="A100"), linears) is None
