@@ -104,6 +104,8 @@ class Stack(Struct, frozen=True, kw_only=True):
     """Function that converts a model; empty if its layers are built as such."""
     converter_import: str = ""
     """Line that imports it, if it is not torchao's."""
+    gemm: str = ""
+    """Operator of ``torch.ops.aten`` that its GEMMs are to a checkpoint's policy; empty if they are none."""
     layer: str = ""
     """Class that stands for all of its layers in a sentence; empty for their own."""
     eager_cast_bytes: CastBytes | None = None
@@ -125,6 +127,7 @@ class Stack(Struct, frozen=True, kw_only=True):
 TORCHAO = Stack(
     name="torchao",
     fuses_casts=True,
+    gemm="mm",
     frozen_gradient=True,
     # Each operand is cast twice, once for each layout: 282.7 ms in a decoder of width 1024 (16384 tokens) and
     # 589.1 in a Llama 8B (4096 tokens), where most of what is cast are weights, whose transposed copies read
@@ -154,7 +157,7 @@ TRANSFORMER_ENGINE = Stack(
     defaults=(((12, 0), "current"), ((10, 0), "mxfp8"), ((0, 0), "delayed")),
 )
 
-OWN = Stack(name="own", words="own layers", converter="")
+OWN = Stack(name="own", words="own layers", converter="", gemm="_scaled_mm")
 
 STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, OWN)}
 

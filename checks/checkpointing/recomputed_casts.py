@@ -33,12 +33,8 @@ from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.recipes import recipe_of
+from fp8doctor.recipes import recipe_of, stack_of
 from fp8doctor.registry import check
-
-GEMMS = {"torchao": "mm", "own": "_scaled_mm"}
-"""Stack -> the operator that a policy sees of its FP8 GEMM: torchao's tensor takes ``mm`` and calls
-``_scaled_mm`` below, a layer of the user's own calls it by itself."""
 
 
 @check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
@@ -75,11 +71,11 @@ def selective(facts: Facts) -> Treatment | None:
     """Keep what a policy sees of the FP8 layers; None for Transformer Engine's, whose GEMMs are no operators
     of torch."""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    stacks = {linear.stack for linear in fp8} & GEMMS.keys()
-    if not stacks:
+    gemms = sorted({stack_of(linear).gemm for linear in fp8} - {""})
+    if not gemms:
         return None
     rowwise = any(recipe_of(linear).granularity == "row" for linear in fp8)
-    saved = [*(GEMMS[stack] for stack in sorted(stacks)), "amax" if rowwise else "max"]
+    saved = [*gemms, "amax" if rowwise else "max"]
     return Treatment(
         name="selective-checkpointing",
         summary="keep the results of the FP8 GEMMs and the amax",

@@ -38,7 +38,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
-from fp8doctor.recipes import BY_TREATMENT, RECIPES, default_of, recipe_of, stack_of
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
 
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
@@ -212,10 +212,9 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
         )
     if any(map(is_mxfp8, converted)):
         return quantize_mxfp8(converted, kept_out(linears))
-    config = _config(converted)
-    return (
-        f"convert_to_float8_training(model, {f'config={config}, ' if config else ''}module_filter_fn={leave})"
-    )
+    config, stack = _config(converted), stack_of(converted[0]) if converted else TORCHAO
+    line = f"{stack.converter}(model, {f'config={config}, ' if config else ''}module_filter_fn={leave})"
+    return "\n".join(filter(None, (stack.converter_import, line)))
 
 
 def _config(linears: Sequence[Linear]) -> str:
@@ -225,7 +224,7 @@ def _config(linears: Sequence[Linear]) -> str:
     if len(used) != 1:
         return ""
     (found,) = map(recipe_of, used.values())
-    return found.config if found.stack == "torchao" and found != default_of("torchao") else ""
+    return found.config if found.stack == TORCHAO.name and found != default_of(TORCHAO.name) else ""
 
 
 def recipe(name: str, facts: Facts) -> Treatment:
