@@ -1,0 +1,96 @@
+"""nanochat's own Float8Linear: recognised, counted, costed, and left in BF16 by its own converter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from fp8doctor import inspect_model
+from fp8doctor.analysis.compile_coverage import needs_compile
+from fp8doctor.cost import casts_ms, gpu_spec
+from fp8doctor.cost.step import modelled_step, with_linears_compiled
+from fp8doctor.diagnosis.treatments import keep_in_bf16
+from fp8doctor.facts import Facts
+from fp8doctor.recipes import RECIPES, recipe_of, stack_of
+from fp8doctor.stacks import bf16_twin, recognise
+from tests.examine.models import Stacked
+from tests.facts_of import DECODER_468M
+from tests.stand_ins.nanochat import Float8Linear, convert_to_float8_training
+from tests.stand_ins.scaled_mm import needs_scaled_mm
+
+TENSORWISE = RECIPES["nanochat", "tensorwise"]
+
+
+def converted() -> nn.Module:
+    return convert_to_float8_training(Stacked())
+
+
+def test_its_layers_are_fp8_layers_with_a_recipe() -> None:
+    linears = inspect_model(converted(), trial=False).facts.network.linears
+    layer = linears[0]
+    assert {each.stack for each in linears} == {"nanochat"}
+    assert (layer.use, layer.recipe, layer.kind) == ("training", "tensorwise", "nanochat.fp8.Float8Linear")
+    assert recipe_of(layer) == TENSORWISE
+    assert needs_compile(layer)
+
+
+def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
+    other = type("Float8Linear", (Float8Linear,), {"__module__": "train"})
+    assert {each.stack for each in recognise(other(32, 32), {})} == {"nanochat"}  # it descends from it
+    copied = type("Float8Linear", (nn.Linear,), {"__module__": "train", "forward": Float8Linear.forward})
+    assert {each.stack for each in recognise(copied(32, 32), {})} == {"own"}
+
+
+@needs_scaled_mm
+def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
+    layer = Float8Linear(64, 32)
+    twin = bf16_twin(layer, compiled=False)
+    x = torch.randn(16, 64)
+    assert type(twin) is not Float8Linear
+    assert twin.weight is layer.weight
+    assert torch.allclose(twin(x).float(), layer(x).float(), atol=0.15)
+
+
+def test_uncompiled_layers_are_found_and_kept_ones_are_named_to_its_converter() -> None:
+    report = inspect_model(converted(), trial=False)
+    assert "CMP001" in {each.code for each in report.findings}
+    names = [each.name for each in report.facts.network.linears][:1]
+    code = keep_in_bf16(names, report.facts).code
+    assert "from nanochat.fp8 import convert_to_float8_training" in code
+    assert "torchao" not in code
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "blocks", "eager_ms", "compiled_ms"),
+    [(1024, 16384, 6, 49.1, 4.26), (4096, 8192, 2, 40.8, 4.31), (4096, 2048, 2, 18.2, 1.97)],
+)
+def test_the_casts_are_those_that_were_measured(
+    width: int, tokens: int, blocks: int, eager_ms: float, compiled_ms: float
+) -> None:
+    """Kernel time of a decoder's blocks less that of its BF16 twin, GEMMs and attention aside, on an H100."""
+    shapes = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
+    for compiled, measured in ((False, eager_ms), (True, compiled_ms)):
+        modelled = blocks * sum(
+            casts_ms(tokens, k, n, gpu_spec("H100"), compiled=compiled, recipe=TENSORWISE) for k, n in shapes
+        )
+        assert modelled == pytest.approx(measured, rel=0.1)
+
+
+def test_a_step_of_it_is_modelled_and_gains_by_compilation() -> None:
+    def of(facts: Facts, stack: str) -> Facts:
+        linears = (
+            replace(each, stack=stack) if each.use == "training" else each for each in facts.network.linears
+        )
+        return replace(facts, network=replace(facts.network, linears=tuple(linears)))
+
+    facts = of(DECODER_468M, "nanochat")
+    eager, compiled = (modelled_step(with_linears_compiled(facts, yes=yes)) for yes in (False, True))
+    torchao = modelled_step(with_linears_compiled(DECODER_468M, yes=True))
+    assert eager is not None
+    assert compiled is not None
+    assert torchao is not None
+    assert eager.step_ms > 2 * compiled.step_ms
+    assert 0.85 * torchao.step_ms < compiled.step_ms < torchao.step_ms
+    assert stack_of(facts.network.linears[0]).fuses_casts
