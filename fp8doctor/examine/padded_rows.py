@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
-from fp8doctor.examine.compile_marks import chain
+from fp8doctor.examine import compile_marks
 from fp8doctor.examine.walk import Place
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
@@ -26,13 +27,13 @@ LEVELS_UP = 3
 def may_pad_rows(place: Place) -> bool:
     """Whether the module of these experts, or one that calls it, names a function that pads.
 
-    A hook before the experts may dispatch and pad as well (torchtitan's expert parallelism).
+    A dispatcher (torchtitan's, with its ``pad_multiple``) or a hook before the experts may pad as well.
     """
     at: Place | None = place
     for _ in range(LEVELS_UP):
         if at is None:
             break
-        if any(_pads(name) for code in _codes(at.module) for name in names_in(code)):
+        if any(map(_pads, _names(at.module))):
             return True
         at = at.parent
     return bool(state_of(place.module).get("_forward_pre_hooks"))
@@ -42,9 +43,16 @@ def _pads(name: str) -> bool:
     return bool(PADS.search(name)) and not NOT_PADDING.search(name)
 
 
+def _names(module: Any) -> Iterator[str]:
+    """Yield the names that the module's code uses, and the attributes of the objects among them."""
+    for name in chain.from_iterable(map(names_in, _codes(module))):
+        yield name
+        yield from state_of(read(module, name))
+
+
 def _codes(module: Any) -> Iterator[CodeType]:
     """Yield the code of a forward and its wrappers, of the methods, and of the functions that they name."""
-    for link in chain(forward_of(module)):
+    for link in compile_marks.chain(forward_of(module)):
         function = read(link, "__func__", link)
         code = read(function, "__code__")
         if not isinstance(code, CodeType):

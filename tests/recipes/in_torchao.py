@@ -8,7 +8,6 @@ import torch
 from accelerate.utils.ao import convert_model_to_fp8_ao
 from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.quantization import quantize_
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -59,15 +58,28 @@ def titan_llama(width: int, layers: int, heads: int, hidden: int) -> Decoder:
     return Decoder(blocks, width, vocabulary=128256)
 
 
+class TokenDispatcher:
+    """torchtitan's, which pads the rows of each expert; here each expert gets as many."""
+
+    def __init__(self, chosen: int) -> None:
+        self.chosen, self.pad_multiple = chosen, 16
+
+    def dispatch(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(self.chosen, 0)
+
+    def combine(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, self.chosen)).sum(1)
+
+
 class Float8GroupedExperts(GroupedExperts):
     """torchtitan's experts, which say by a configuration of their own that their GEMMs are FP8."""
 
     def __init__(self, experts: int, width: int, hidden: int, chosen: int) -> None:
         super().__init__(experts, width, hidden)
-        self.chosen, self._float8_op_config = chosen, prototypes.float8()
+        self.token_dispatcher, self._float8_op_config = TokenDispatcher(chosen), prototypes.float8()
 
     def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
-        return super().forward(x.repeat_interleave(self.chosen, 0)).unflatten(0, (-1, self.chosen)).sum(1)
+        return self.token_dispatcher.combine(super().forward(self.token_dispatcher.dispatch(x)))
 
 
 def titan_deepseek_671b() -> nn.Module:
@@ -89,9 +101,19 @@ def titan_deepseek_671b() -> nn.Module:
     return model
 
 
+def to_mxfp8(model: nn.Module) -> None:
+    """Swap every Linear, as torchtitan's converter does, for torchao's layer, which adds the bias itself."""
+    kind = prototypes.module("mxfp8_linear").MXFP8Linear
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                sizes = child.in_features, child.out_features, child.bias is not None
+                setattr(parent, name, kind(*sizes, device="meta", dtype=child.weight.dtype))
+
+
 def titan_flux_schnell() -> nn.Module:
     model = on_meta(flux.Flux)
-    quantize_(model, prototypes.mxfp8(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    to_mxfp8(model)
     for blocks in (model.double_blocks, model.single_blocks):
         checkpointed(blocks)
         compiled(blocks)
@@ -100,7 +122,7 @@ def titan_flux_schnell() -> nn.Module:
 
 def titan_llama_8b() -> nn.Module:
     model = on_meta(lambda: titan_llama(4096, 32, 32, 14336))
-    quantize_(model, prototypes.mxfp8(), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    to_mxfp8(model)
     checkpointed(model.layers, selective=True)
     compiled(model.layers)
     return model
