@@ -1,0 +1,51 @@
+"""Write every generated file again: ``python -m tests.refresh [NAME...]``.
+
+Nothing changes if the code and the pages agree. Read the diff before you commit it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+WRITERS = {
+    "schema": "tests.schema",
+    "check_pages": "tests.check_pages",
+    "readme": "tests.readme",
+    "recordings": "tests.recordings",
+    "recipes": "tests.recipes.replay",
+    "complaints": "tests.complaints.replay",
+    "screens": "pytest -q -p no:cacheprovider tests/render",
+}
+"""What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.refresh", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(WRITERS)}")
+    names = parser.parse_args().names or list(WRITERS)
+    if unknown := set(names) - set(WRITERS):
+        parser.error(f"no such files: {', '.join(sorted(unknown))}")
+    failed = [name for name in names if not written(name)]
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return bool(failed)
+
+
+def written(name: str) -> bool:
+    """Run the writer of these files. Return whether it succeeded."""
+    begun = time.monotonic()
+    command = [sys.executable, "-m", *WRITERS[name].split()]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"UPDATE_GOLDEN": "1"}, check=False)
+    print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
