@@ -416,8 +416,7 @@ def test_what_is_known_of_an_error_that_stopped_variants_stands_below() -> None:
     arms = (*ARMS[:3], failed("as_is", reason), failed("recipe-rowwise", reason))
     told = " ".join(notes(*arms))
     assert (
-        "FP8 as you run it; FP8 rowwise: A tensor in FP8 met one in another dtype outside an FP8 layer"
-        in told
+        "FP8 as you run it; FP8 rowwise: An FP8 tensor met one of another dtype outside an FP8 layer" in told
     )
     assert "More: fp8doctor explain MOD003." in told
-    assert told.count("A tensor in FP8 met one") == 1
+    assert told.count("An FP8 tensor met one") == 1
