@@ -23,7 +23,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm_in_time, base_of, ratio, too_large
+from fp8doctor.analysis.arms import all_too_large, arm_in_time, base_of, ratio
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
@@ -39,7 +39,7 @@ from fp8doctor.wording import times
 def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no activation checkpointing")
-    if too_large(facts.trial, CHECKPOINTING_OFF):
+    if (CHECKPOINTING_OFF,) in all_too_large(facts.trial):
         return None
     without = arm_in_time(facts.trial, CHECKPOINTING_OFF)
     with_it = base_of(facts.trial, without) if without else None

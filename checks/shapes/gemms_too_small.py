@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.analysis.arms import saved_by
+from fp8doctor.analysis.arms import savings
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.analysis.losing_layers import (
@@ -65,7 +65,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         )
     if crossing(facts):
         return NotApplicable(reason="with so few tokens FP8 pays for no shape (SHP003)")
-    found, saved = losing_body(facts), saved_by(facts, KEEP_IN_BF16)
+    found, saved = losing_body(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return None
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.analysis.arms import saved_by
+from fp8doctor.analysis.arms import savings
 from fp8doctor.analysis.expected_fp8_gemms import kept_in_bf16
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import makes_logits
@@ -55,7 +55,7 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(
             reason="its shape, recipe or tokens are not known, or the GPU has no FP8 or no datasheet"
         )
-    found, saved = losing_apart(facts), saved_by(facts, KEEP_IN_BF16)
+    found, saved = losing_apart(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return vocabulary_in_fp8(wide[0], facts) if wide else None
     layers = [linear for linear in apart if linear.name in found]

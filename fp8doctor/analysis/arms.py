@@ -50,16 +50,10 @@ def arm_in_time(trial: Trial, name: str) -> Arm | None:
     return arm(trial, name)
 
 
-def too_large(trial: Trial, *treatments: str) -> Arm | None:
-    """Return the arm of just these treatments, if it is known to take more memory than there is."""
-    return next(
-        (
-            each
-            for each in trial.arms
-            if not each.tried and each.treatments == treatments and why_of(each) is Reason.DOES_NOT_FIT
-        ),
-        None,
-    )
+def all_too_large(trial: Trial) -> dict[tuple[str, ...], Arm]:
+    """Map the treatments of each arm that is known to take more memory than there is to that arm."""
+    too_large = (each for each in trial.arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT)
+    return {each.treatments: each for each in reversed([*too_large]) if recorded(each, "treatments")}
 
 
 def timed_on(trial: Trial) -> str:
@@ -204,12 +198,12 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
     return Interval(median=over.median - under.median, low=over.low - under.high, high=over.high - under.low)
 
 
-def saved_by(facts: Facts, treatment: str) -> Interval | None:
-    """Tell what a treatment alone saved of a step on a GPU, in ms; None where no arm carried it out alone."""
-    if not timed_on_gpu(facts):
-        return None
-    for alone in facts.arms():
-        base = base_of(facts.trial, alone) if alone.tried and alone.treatments == (treatment,) else None
-        if base is not None:
-            return saved_ms(base, alone)
-    return None
+def savings(facts: Facts) -> dict[str, Interval]:
+    """Compute the ms that each treatment alone saves of a step on a GPU."""
+    found: dict[str, Interval] = {}
+    for alone in facts.arms() if timed_on_gpu(facts) else ():
+        if alone.tried and recorded(alone, "treatments") and len(alone.treatments) == 1:
+            base = base_of(facts.trial, alone)
+            if base is not None:
+                found.setdefault(alone.treatments[0], saved_ms(base, alone))
+    return found

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from fp8doctor.facts import Facts, LossCurve, Trial, recorded
+from fp8doctor.facts import Facts, LossCurve, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.record import Record
 
@@ -61,6 +61,12 @@ def non_finite_from(trial: Trial) -> int | None:
     by_arm = {curve.arm: curve.losses for curve in trial.losses} if recorded(trial, "losses") else {}
     pairs = zip(by_arm.get(ArmName.AS_IS, ()), by_arm.get(ArmName.BF16, ()), strict=False)
     return next((step for step, (fp8, bf16) in enumerate(pairs, 1) if fp8 is None and bf16 is not None), None)
+
+
+def misses_loss(trial: Trial) -> bool:
+    """Whether FP8 does not learn what BF16 does, or its loss is not finite."""
+    gap = if_recorded(loss_gap, trial)
+    return bool(gap and gap.is_far) or non_finite_from(trial) is not None
 
 
 def loss_in_words(trial: Trial) -> str | None:

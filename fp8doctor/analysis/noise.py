@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fp8doctor.analysis.arms import ratio, share_rounds
 from fp8doctor.analysis.significance import EVEN, interval, side, swallows_effect
@@ -52,6 +52,10 @@ SLOWDOWN_PCT = 10.0
 one while clocks change, and a median over rounds tolerates a few."""
 
 
+Noise = Literal["wide_interval", "busy_host", "copies_differ"]
+"""Reasons for which two times cannot be told apart."""
+
+
 class Pair(NamedTuple):
     """A step in FP8 and the BF16 that it is compared with."""
 
@@ -83,19 +87,26 @@ def copies_differ(trial: Trial) -> bool:
     return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
 
 
-def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
-    """Whether the timing does not tell which of two steps is faster, or that they are even.
+def noise_in(bf16: Arm, fp8: Arm, trial: Trial) -> Noise | None:
+    """Tell why the timing does not tell which of two steps is faster, or that they are even; None if it does.
 
-    The interval of their ratio swallows the effect, or the step and its own copy, which are even, came out as
-    far apart as the two, or a busy host turned the answer.
+    The interval of their ratio swallows the effect, or a busy host turned the answer, or the step and its own
+    copy, which are even, came out as far apart as the two.
     """
     speedup = ratio(bf16, fp8)
-    if swallows_effect(speedup) or turned_by_host(bf16, fp8, trial):
-        return True
+    if swallows_effect(speedup):
+        return "wide_interval"
+    if turned_by_host(bf16, fp8, trial):
+        return "busy_host"
     alike = self_check_ratio(trial)
     if not alike or not copies_differ(trial):
-        return False
-    return abs(math.log(alike)) >= abs(math.log(speedup.median))
+        return None
+    return "copies_differ" if abs(math.log(alike)) >= abs(math.log(speedup.median)) else None
+
+
+def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
+    """Whether the timing does not tell which of two steps is faster, or that they are even."""
+    return noise_in(bf16, fp8, trial) is not None
 
 
 def gpu_contention(health: Health | None) -> str | None:

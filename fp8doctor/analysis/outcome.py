@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -21,7 +20,7 @@ from fp8doctor.analysis.arms import (
     saved_ms,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Pair, contention_that_decides, is_noise
+from fp8doctor.analysis.noise import Noise, Pair, is_noise, noise_in
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -48,6 +47,8 @@ class MeasuredSpeed(Struct, frozen=True):
     """Time of BF16 / time as it is, as `ratio_on_screen` divides them."""
     as_is: Arm
     bf16: Arm
+    noise: Noise | None = None
+    """Why the timing does not tell, if ``status`` says so."""
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
@@ -64,35 +65,26 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     speedup = ratio_on_screen(bf16, as_is)
     if left_out_bf16(facts) is not None and speedup.high >= 1:
         return None
-    if is_noise(bf16, as_is, facts.trial):
-        return MeasuredSpeed("too_noisy", speedup, as_is, bf16)
+    if noise := noise_in(bf16, as_is, facts.trial):
+        return MeasuredSpeed("too_noisy", speedup, as_is, bf16, noise)
     even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
     status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     return MeasuredSpeed(status, speedup, as_is, bf16)
 
 
-def compared_pairs(facts: Facts) -> Iterator[Pair]:
+def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
     """Name the pairs that the answer compares: FP8 as it is, then its fastest form, each with its BF16.
 
     Without FP8 in the model the fastest form is the fastest conversion.
     """
     if not recorded(facts, "network"):
-        return
+        return ()
     measured = measured_speed(facts)
-    if measured is not None:
-        yield Pair(measured.as_is, measured.bf16)
-    elif uses_fp8(facts):
-        return
+    if measured is None and uses_fp8(facts):
+        return ()
+    now = (Pair(measured.as_is, measured.bf16),) if measured else ()
     best = best_fp8_and_its_bf16(facts)
-    if best is not None and best[0].name != ArmName.AS_IS:
-        yield Pair(*best)
-
-
-def host_contention_that_decides(facts: Facts) -> str | None:
-    """Describe the host contention that the answer depends on; None if there is none."""
-    if not recorded(facts, "trial.host"):
-        return None
-    return contention_that_decides(facts.trial, compared_pairs(facts))
+    return now if best is None or best[0].name == ArmName.AS_IS else (*now, Pair(*best))
 
 
 def fp8_never_ran(trial: Trial) -> bool:

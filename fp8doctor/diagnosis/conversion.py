@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8doctor.analysis.arms import arm, best_bf16, best_fp8, ratio, saved_ms, timed_on, uses_fp8
+from fp8doctor.analysis.arms import ratio, saved_ms
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.module_names import names_in_python
-from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation, recipe_of
-from fp8doctor.finding import Saving, Treatment
+from fp8doctor.facts.arm_names import keeps_users_compilation, recipe_of
+from fp8doctor.finding import Treatment
 
 
-def conversion(facts: Facts) -> list[Step]:
+def conversion(view: TrialView) -> list[Step]:
     """List what makes the fastest FP8 of a model that has none; nothing where it is not faster than the best
     BF16 beyond doubt."""
-    if not recorded(facts, "trial") or not recorded(facts, "network") or uses_fp8(facts):
+    facts = view.facts
+    if not recorded(facts, "trial") or not recorded(facts, "network") or view.uses_fp8:
         return []
-    now, bf16, fp8 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts), best_fp8(facts)
+    now, bf16, fp8 = view.as_is, view.bf16, view.fp8
     if facts.trial.device == "cpu" or now is None or bf16 is None or fp8 is None:
         return []
     speedup, saved = ratio(bf16, fp8), saved_ms(now, fp8)
     made_of = fp8.treatments if recorded(fp8, "treatments") else ()
-    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or is_noise(bf16, fp8, facts.trial):
+    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or view.fp8_is_noise:
         return []
     title = f"With all of it a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-    saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
+    saving = view.saving(saved)
     first, *others = treatments(facts, fp8.name, made_of)
     return [
         Step(code="", mends=(), title=title, treatment=first, saving_ms=saving),

@@ -11,6 +11,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
@@ -39,13 +40,14 @@ def diagnose(
     """
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
-    findings, outcomes = with_measured_savings(facts, findings, outcomes)
+    view = trial_view(facts)
+    findings, outcomes = with_measured_savings(view, findings, outcomes)
     findings, outcomes = without_its_symptoms(findings, outcomes)
     proposed = prescribe(findings, facts)
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
-    held = if_recorded(as_timed, proposed, facts, broken)
+    held = if_recorded(as_timed, proposed, view, broken)
     prescription = in_agreement(proposed if held is None else held)
-    told = estimated(verdict(facts, findings), facts, findings)
+    told = estimated(verdict(view, findings), facts, findings)
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

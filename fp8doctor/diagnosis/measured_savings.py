@@ -1,4 +1,4 @@
-"""Findings held to the trial: with measured savings, and called refuted where they save nothing."""
+"""Savings that the trial measured, in the findings; a finding that saves nothing is refuted."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import (
-    best_bf16,
-    best_fp8,
-    saved_by,
-    saved_ms,
-    timed_on,
-    timed_on_gpu,
-    too_large,
-    uses_fp8,
-)
+from fp8doctor.analysis.arms import saved_ms
 from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.facts import Facts, if_recorded
-from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.facts import if_recorded
+from fp8doctor.finding import Finding, Outcome
 
 
 def with_measured_savings(
-    facts: Facts, findings: Sequence[Finding], outcomes: Sequence[Outcome]
+    view: TrialView, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Return the findings with savings measured on a GPU where an arm carried out their treatment alone, and
     the refuted ones so called.
@@ -31,16 +23,13 @@ def with_measured_savings(
     A refuted finding keeps its saving, zero or negative, and becomes information. A treatment that takes more
     memory than there is leaves its finding, which says so.
     """
-    if not timed_on_gpu(facts):
+    if not view.on_gpu:
         return tuple(findings), tuple(outcomes)
     weighed, refuted = [], {}
-    for finding in (if_recorded(_without_too_large, facts, each) or each for each in findings):
-        saved = if_recorded(_saved_alone, facts, finding)
+    for finding in (_without_too_large(view, each) for each in findings):
+        saved = if_recorded(_saved_alone, view, finding)
         if saved is not None:
-            saving = Saving(
-                low=saved.low, high=saved.high, basis="measured", gpu=if_recorded(timed_on, facts.trial)
-            )
-            finding = msgspec.structs.replace(finding, saving_ms=saving)
+            finding = msgspec.structs.replace(finding, saving_ms=view.saving(saved))
             if saved.high <= 0:
                 finding = msgspec.structs.replace(finding, severity="info")
                 refuted[finding.code] = (
@@ -57,9 +46,9 @@ def with_measured_savings(
     return tuple(weighed), judged
 
 
-def _without_too_large(facts: Facts, finding: Finding) -> Finding:
+def _without_too_large(view: TrialView, finding: Finding) -> Finding:
     treatment = finding.treatment
-    found = too_large(facts.trial, treatment.name) if treatment else None
+    found = view.too_large.get((treatment.name,)) if treatment else None
     if treatment is None or found is None:
         return finding
     why = f"What would mend it, {treatment.summary}, is not prescribed: {found.reason}."
@@ -68,7 +57,7 @@ def _without_too_large(facts: Facts, finding: Finding) -> Finding:
     )
 
 
-def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
+def _saved_alone(view: TrialView, finding: Finding) -> Interval | None:
     """Tell what the treatment of a finding saved where an arm carried it out alone on top of its base; None
     where none did.
 
@@ -78,6 +67,6 @@ def _saved_alone(facts: Facts, finding: Finding) -> Interval | None:
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None
     if finding.treatment.name == STAY_IN_BF16:
-        fp8, bf16 = best_fp8(facts) if uses_fp8(facts) else None, best_bf16(facts)
-        return saved_ms(fp8, bf16) if fp8 and bf16 else None
-    return saved_by(facts, finding.treatment.name)
+        fp8 = view.fp8 if view.uses_fp8 else None
+        return saved_ms(fp8, view.bf16) if fp8 and view.bf16 else None
+    return view.savings.get(finding.treatment.name)

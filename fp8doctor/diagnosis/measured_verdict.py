@@ -6,31 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import (
-    arm,
-    best_bf16,
-    best_fp8,
-    best_fp8_and_its_bf16,
-    fair_bf16,
-    left_out_bf16,
-    ratio_on_screen,
-    saved_ms,
-    uses_fp8,
-)
-from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.modelled_speedup import beside_timed_step
-from fp8doctor.analysis.noise import is_noise, turned_by_host
-from fp8doctor.analysis.outcome import (
-    MeasuredSpeed,
-    Speed,
-    ceiling,
-    fp8_never_ran,
-    host_contention_that_decides,
-    measured_speed,
-    stays_in_bf16,
-)
-from fp8doctor.analysis.significance import swallows_effect
+from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -56,35 +36,36 @@ NO_FP8 = "This model uses no FP8. "
 """How the summary of a timed model without FP8 begins."""
 
 
-def measured_verdict(facts: Facts, findings: Sequence[Finding] = ()) -> Verdict | None:
+def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdict | None:
     """Give the verdict of a trial; None when nothing was timed.
 
     ``findings`` say whether a baseline that is missing can be modelled.
     """
+    facts = view.facts
     if not recorded(facts, "trial") or not recorded(facts, "network"):
         return None
-    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
-    if as_is is None:
-        return _without_as_is(facts.trial, bf16)
-    if not uses_fp8(facts):
-        return _without_fp8(facts, as_is, bf16)
-    tokens_per_s = _tokens_per_s(facts, as_is)
-    measured = measured_speed(facts)
+    if view.as_is is None:
+        return _without_as_is(facts.trial, view.bf16)
+    if not view.uses_fp8:
+        return _without_fp8(view, view.as_is)
+    measured = view.speed
     if measured is None:
-        return _without_bf16(facts, as_is, is_what_it_seems(findings))
+        return _without_bf16(view, view.as_is, is_what_it_seems(findings))
+    tokens_per_s = _tokens_per_s(facts, view.as_is)
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
-    now = _too_noisy(measured, facts.trial, rate) if noisy else _speed(measured, rate)
+    now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
+    loss = f" {view.loss}" if view.loss else ""
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(facts)}{_disturbed(facts)}{'' if noisy else _most(facts)}"
-        f"{_loss(facts.trial)}{_caveat(facts.trial)}",
+        summary=f"{now}{_promise(view)}{_disturbed(view)}{'' if noisy else _most(view)}{loss}"
+        f"{_caveat(facts.trial)}",
         speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,
         basis="measured",
-        achievable_speedup=_achievable(facts),
-        step_ms=as_is.step_ms,
+        achievable_speedup=view.achievable,
+        step_ms=view.as_is.step_ms,
         bf16_step_ms=measured.bf16.step_ms,
         tokens_per_s=tokens_per_s,
     )
@@ -95,14 +76,14 @@ def _speed(measured: MeasuredSpeed, rate: str) -> str:
     return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
 
 
-def _too_noisy(measured: MeasuredSpeed, trial: Trial, rate: str) -> str:
+def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
     speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
     why = (
         f"BF16's time divided by FP8's lies between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
-        if swallows_effect(speedup)
+        if measured.noise == "wide_interval"
         else "a disturbed host kept the GPU waiting, which is enough to turn the answer"
-        if turned_by_host(measured.bf16, measured.as_is, trial)
+        if measured.noise == "busy_host"
         else "they are no further apart than a step and its own copy"
     )
     return (
@@ -111,18 +92,18 @@ def _too_noisy(measured: MeasuredSpeed, trial: Trial, rate: str) -> str:
     )
 
 
-def _disturbed(facts: Facts) -> str:
-    """Name the host that disturbed a timing whose answer hangs on it."""
-    what = if_recorded(host_contention_that_decides, facts)
+def _disturbed(view: TrialView) -> str:
+    """Name the host contention that the answer depends on."""
+    what = view.host_contention
     return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
 
 
-def _without_bf16(facts: Facts, as_is: Arm, can_be_modelled: bool) -> Verdict:
+def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict:
     """Hold the step that was timed to a modelled BF16, where there is a model of it; it is no slower than a
     BF16 that was timed."""
     assert as_is.step_ms is not None
-    bf16 = best_bf16(facts)
-    missing = left_out_bf16(facts) or next(
+    facts, bf16 = view.facts, view.bf16
+    missing = view.left_out_bf16 or next(
         (each for each in facts.trial.arms if each.name in BF16_BASELINES), None
     )
     why = missing.reason if missing else "it was not tried"
@@ -163,25 +144,15 @@ def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
     return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
 
 
-def _achievable(facts: Facts) -> float | None:
-    """Tell the speedup of the best step in FP8 over the BF16 of its like, where both were timed."""
-    pair = best_fp8_and_its_bf16(facts)
-    if pair is None:
-        return None
-    fp8, bf16 = pair
-    return None if is_noise(bf16, fp8, facts.trial) else ratio_on_screen(bf16, fp8).median
-
-
-def _without_fp8(facts: Facts, as_is: Arm, bf16: Arm | None) -> Verdict:
-    offer = _offer(facts, bf16, best_fp8(facts))
+def _without_fp8(view: TrialView, as_is: Arm) -> Verdict:
     return Verdict(
         status="no_fp8",
-        summary=f"{NO_FP8}{offer}{_most(facts)}{_caveat(facts.trial)}",
+        summary=f"{NO_FP8}{_offer(view)}{_most(view)}{_caveat(view.facts.trial)}",
         basis="measured",
-        achievable_speedup=_achievable(facts),
+        achievable_speedup=view.achievable,
         step_ms=as_is.step_ms,
-        bf16_step_ms=bf16.step_ms if bf16 else None,
-        tokens_per_s=_tokens_per_s(facts, as_is),
+        bf16_step_ms=view.bf16.step_ms if view.bf16 else None,
+        tokens_per_s=_tokens_per_s(view.facts, as_is),
     )
 
 
@@ -200,18 +171,15 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
 
 
-def _promise(facts: Facts) -> str:
+def _promise(view: TrialView) -> str:
     """Say what the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
-    prescribed, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
-    why = nothing_helps(facts)
-    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if stays_in_bf16(facts) else ""
-    if prescribed is None or as_is is None or saved_ms(as_is, prescribed).low <= 0:
+    prescribed, measure = view.prescribed, view.bf16_of_prescribed
+    why = nothing_helps(view.all_fp8_loses)
+    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.bf16_stays_faster_by else ""
+    if prescribed is None or view.plan_saves is None or view.plan_saves.low <= 0:
         return stays
-    measure, changes = (
-        fair_bf16(facts, prescribed),
-        " and ".join(prescribed.treatments if recorded(prescribed, "treatments") else ())
-        or "the changes below",
-    )
+    treatments = prescribed.treatments if recorded(prescribed, "treatments") else ()
+    changes = " and ".join(treatments) or "the changes below"
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
@@ -222,15 +190,15 @@ def _promise(facts: Facts) -> str:
     alike = f" with {too} too ({in_ms(measure.step_ms)})" if too else ""
     against = (
         f"which this timing cannot tell from BF16{alike}"
-        if is_noise(measure, prescribed, facts.trial)
+        if view.plan_is_noise
         else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
     )
     return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
 
 
-def _most(facts: Facts) -> str:
+def _most(view: TrialView) -> str:
     """Tell what FP8 can give at most, where that is known."""
-    most = if_recorded(ceiling, facts)
+    most = view.most
     return (
         f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "
         f"GPU{'' if most.basis == 'measured' else ' (modelled)'}."
@@ -239,14 +207,8 @@ def _most(facts: Facts) -> str:
     )
 
 
-def _loss(trial: Trial) -> str:
-    """Warn of an FP8 that does not learn what BF16 does; where it does, the table of times says so."""
-    gap = if_recorded(loss_gap, trial)
-    return f" {loss_in_words(trial)}" if (gap and gap.is_far) or non_finite_from(trial) else ""
-
-
-def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
-    trial = facts.trial
+def _offer(view: TrialView) -> str:
+    trial, bf16, fp8 = view.facts.trial, view.bf16, view.fp8
     if bf16 is None or fp8 is None:
         reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
         return (
@@ -256,14 +218,14 @@ def _offer(facts: Facts, bf16: Arm | None, fp8: Arm | None) -> str:
         )
     recipe = recipe_of(fp8.name)
     how = "under your own torch.compile" if keeps_users_compilation(fp8.name) else "compiled"
-    if is_noise(bf16, fp8, trial):
+    if view.fp8_is_noise:
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(facts)}"
+            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(view)}"
         )
     return (
         f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
-        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)}).{_disturbed(facts)}"
+        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)}).{_disturbed(view)}"
     )
 
 

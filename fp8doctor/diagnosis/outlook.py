@@ -6,27 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import (
-    BF16_WITH,
-    arm,
-    best_bf16,
-    best_fp8,
-    fair_bf16,
-    left_out_bf16,
-    ratio,
-    uses_fp8,
-)
+from fp8doctor.analysis.arms import BF16_WITH, arm, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.outcome import (
-    all_fp8_loses,
-    bf16_as_prescribed,
-    bf16_saves,
-    cannot_win,
-    stays_in_bf16,
-)
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.cost.step import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -57,53 +42,52 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     facts, steps = report.facts, report.prescription if steps is None else steps
     if not recorded(facts, "network") or not (bool(steps) or if_recorded(uses_fp8, facts)):
         return End("")
-    if measured := if_recorded(_measured, report, steps):
+    if measured := if_recorded(_measured, trial_view(facts), steps):
         return End(measured, "measured")
     if modelled := if_recorded(_modelled, report, steps):
         return End(modelled, "modelled")
     return End("How fast the step is after that was not measured." if steps else "")
 
 
-def _measured(report: Document, steps: Sequence[Step]) -> str:
-    facts = report.facts
-    bf16 = _bf16_after(facts, steps) if recorded(facts, "trial") else None
+def _measured(view: TrialView, steps: Sequence[Step]) -> str:
+    facts = view.facts
+    bf16 = _bf16_after(view, steps) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    leave_off = f"{_how_fp8_fares(facts)}: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    leave_off = f"{_how_fp8_fares(view)}: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
     given_up = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    if stays_in_bf16(facts) or (given_up and bf16_saves(facts)):
+    if view.bf16_stays_faster_by or (given_up and view.bf16_saves):
         return leave_off
-    total = _total(facts, steps)
+    total = _total(view, steps)
     if total is None or total.step_ms is None:
         return ""
-    return _against(facts, total, _beginning(total, steps), leave_off)
+    return _against(view, total, _beginning(total, steps), leave_off)
 
 
-def _how_fp8_fares(facts: Facts) -> str:
+def _how_fp8_fares(view: TrialView) -> str:
     """Say how far it is known that FP8 does not pay: for any change, or for those that were timed."""
-    if cannot_win(facts):
+    if view.cannot_win:
         return "FP8 cannot win here"
     return (
-        "FP8 loses with all that was timed" if all_fp8_loses(facts) else "No FP8 that was timed wins for sure"
+        "FP8 loses with all that was timed" if view.all_fp8_loses else "No FP8 that was timed wins for sure"
     )
 
 
-def _bf16_after(facts: Facts, steps: Sequence[Step]) -> Arm | None:
+def _bf16_after(view: TrialView, steps: Sequence[Step]) -> Arm | None:
     """Find the best BF16 that was timed with what the plan does to both."""
     planned = {step.treatment.name for step in steps}
-    alike = (arm(facts.trial, name) for changes, name in BF16_WITH.items() if changes <= planned)
+    alike = (arm(view.facts.trial, name) for changes, name in BF16_WITH.items() if changes <= planned)
     given_up = STAY_IN_BF16 in planned
-    stays = bf16_as_prescribed(facts) if given_up else None
-    timed = [each for each in (best_bf16(facts), stays, *alike) if each]
+    stays = view.bf16_as_prescribed if given_up else None
+    timed = [each for each in (view.bf16, stays, *alike) if each]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 
-def _total(facts: Facts, steps: Sequence[Step]) -> Arm | None:
+def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
     """Find the step that the plan ends in."""
-    if not uses_fp8(facts):
-        return best_fp8(facts)
-    as_is = arm(facts.trial, ArmName.AS_IS)
-    return (arm(facts.trial, ArmName.PRESCRIBED) or as_is) if steps else as_is
+    if not view.uses_fp8:
+        return view.fp8
+    return (view.prescribed or view.as_is) if steps else view.as_is
 
 
 def _beginning(total: Arm, steps: Sequence[Step]) -> str:
@@ -117,16 +101,16 @@ def _beginning(total: Arm, steps: Sequence[Step]) -> str:
     return "With all of it" if whole else "With the changes that were timed"
 
 
-def _against(facts: Facts, total: Arm, beginning: str, leave_off: str) -> str:
-    now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(facts, total)
+def _against(view: TrialView, total: Arm, beginning: str, leave_off: str) -> str:
+    now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(view.facts, total)
     if measure is None:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
-    if uses_fp8(facts) and left_out_bf16(facts) is not None and speedup.high >= 1:
+    if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
         return f"{now}; compiled BF16, which may be faster, was not timed."
-    if is_noise(measure, total, facts.trial):
+    if is_noise(measure, total, view.facts.trial):
         return f"{now}, which this timing cannot tell from {_form(measure)} ({in_ms(measure.step_ms)})."
-    if not uses_fp8(facts) and speedup.high < 1:
+    if not view.uses_fp8 and speedup.high < 1:
         return leave_off
     stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
     return (

@@ -8,20 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import arm, base_of, saved_ms, timed_on, timed_on_gpu, too_large
+from fp8doctor.analysis.arms import base_of
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.analysis.outcome import all_fp8_loses, bf16_saves, stays_in_bf16
-from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
-    family,
     traits,
 )
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
@@ -30,9 +28,10 @@ from fp8doctor.diagnosis.treatments import (
     as_best,
     describe,
     keep_in_bf16,
+    nothing_helps,
     stay_in_bf16,
 )
-from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.lines import settings
@@ -129,7 +128,7 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
 
 
 def as_timed(
-    proposed: Sequence[Step], facts: Facts, broken: frozenset[str] = frozenset()
+    proposed: Sequence[Step], view: TrialView, broken: frozenset[str] = frozenset()
 ) -> tuple[Step, ...]:
     """Return the proposed steps, held to the trial; as they are without one, but never to mend FP8 and to
     give it up.
@@ -140,36 +139,38 @@ def as_timed(
     not mended; but what breaks the job is, by the codes in ``broken``. On a GPU that has no FP8 nothing of
     FP8 is mended.
     """
-    steps = _of_the_total(proposed, facts) if timed_on_gpu(facts) else list(proposed)
+    facts = view.facts
+    steps = _of_the_total(proposed, view) if view.on_gpu else list(proposed)
     without_fp8 = set(ON_THIS_GPU.values())
     if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in steps):
         return tuple(step for step in steps if step.treatment.name in without_fp8 or not _changes_fp8(step))
     named = {step.treatment.name for step in steps}
-    steps += [step for step in conversion(facts) if step.treatment.name not in named]
-    if not timed_on_gpu(facts):
+    steps += [step for step in conversion(view) if step.treatment.name not in named]
+    if not view.on_gpu:
         steps = _by_the_filter({step.treatment.name: step for step in _while_in_fp8(steps, facts)}, facts)
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
-    saved = stays_in_bf16(facts) or (bf16_saves(facts) if _whole_plan_was_timed(others, facts) else None)
+    saved = view.bf16_stays_faster_by or (view.bf16_saves if _whole_plan_was_timed(others, view) else None)
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     if saved is not None:
         gives_up = gives_up or [
-            _step(
-                stay_in_bf16(facts),
-                "FP8 stays slower than BF16 with everything that was tried"
-                if all_fp8_loses(facts)
+            Step(
+                code="",
+                mends=(),
+                title="FP8 stays slower than BF16 with everything that was tried"
+                if view.all_fp8_loses
                 else "No FP8 that was timed is faster than BF16 for sure",
-                saved,
-                facts,
+                treatment=stay_in_bf16(facts, f"{nothing_helps(view.all_fp8_loses)} here"),
+                saving_ms=view.saving(saved),
             )
         ]
         gives_up = [
-            msgspec.structs.replace(step, treatment=as_best(step.treatment, facts)) for step in gives_up
+            msgspec.structs.replace(step, treatment=as_best(step.treatment, view)) for step in gives_up
         ]
-    elif not timed_on_gpu(facts):
+    elif not view.on_gpu:
         mends = [step for step in others if broken.intersection(step.mends)]
         rest = [step for step in others if not gives_up or not _changes_fp8(step)]
         return (*mends, *gives_up, *(step for step in rest if step not in mends))
-    elif _prescription_was_timed(facts) or any(map(_changes_fp8, others)):
+    elif view.prescribed is not None or any(map(_changes_fp8, others)):
         gives_up = []
     if gives_up:
         others, gives_up[0] = _without_what_it_undoes(others, gives_up[0], broken)
@@ -193,7 +194,7 @@ def _without_what_it_undoes(
 def _is_undone(step: Step, gives_up: Step) -> bool:
     """Whether nothing of this step is left in BF16, compiled as the step that gives FP8 up says."""
     name = step.treatment.name
-    if family(name) == COMPILATION:
+    if traits(name).family == COMPILATION:
         return True
     if traits(name).helps_bf16_too:
         return False
@@ -294,33 +295,29 @@ def hangs_on_shapes(step: Step) -> bool:
     return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
 
 
-def _prescription_was_timed(facts: Facts) -> bool:
-    return timed_on_gpu(facts) and arm(facts.trial, ArmName.PRESCRIBED) is not None
-
-
-def _whole_plan_was_timed(steps: Sequence[Step], facts: Facts) -> bool:
+def _whole_plan_was_timed(steps: Sequence[Step], view: TrialView) -> bool:
     """Whether the total that was timed holds every step of the plan; what was to be tried beside it may
     wait."""
-    total = arm(facts.trial, ArmName.PRESCRIBED) if timed_on_gpu(facts) else None
+    total = view.prescribed if view.on_gpu else None
     return total is not None and all(step.treatment.name in total.treatments for step in steps)
 
 
-def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
+def _of_the_total(proposed: Sequence[Step], view: TrialView) -> list[Step]:
     """Return the steps without those that were timed and left out of the total, and with what the trial added
     to it.
 
     A total that costs time is no total. Of one that does not fit nothing is left that it was made of.
     """
-    total, as_is = arm(facts.trial, ArmName.PRESCRIBED), arm(facts.trial, ArmName.AS_IS)
-    dropped = set(if_recorded(_too_large_together, facts.trial) or ())
-    if total is None or as_is is None:
+    total, trial = view.prescribed, view.facts.trial
+    dropped = set(if_recorded(_too_large_together, view) or ())
+    if total is None or view.plan_saves is None:
         return [step for step in proposed if step.treatment.name not in dropped]
-    if saved_ms(as_is, total).high <= 0:
+    if view.plan_saves.high <= 0:
         return [step for step in proposed if step.treatment.name not in total.treatments]
     timed = {
         name
-        for each in facts.trial.arms
-        if each.tried and recorded(each, "treatments") and base_of(facts.trial, each)
+        for each in trial.arms
+        if each.tried and recorded(each, "treatments") and base_of(trial, each)
         for name in each.treatments
     }
     kept = [
@@ -330,33 +327,21 @@ def _of_the_total(proposed: Sequence[Step], facts: Facts) -> list[Step]:
     ]
     named = {step.treatment.name for step in kept}
     return kept + [
-        step for name in total.treatments if name not in named and (step := _found_by_trial(name, facts))
+        step for name in total.treatments if name not in named and (step := _found_by_trial(name, view))
     ]
 
 
-def _too_large_together(trial: Trial) -> tuple[str, ...]:
+def _too_large_together(view: TrialView) -> tuple[str, ...]:
     """Name the treatments that take more memory than there is, all together."""
-    every = (each for each in trial.arms if in_any_window(each.name) == ArmName.PRESCRIBED)
-    return next((each.treatments for each in every if too_large(trial, *each.treatments)), ())
+    every = (each for each in view.facts.trial.arms if in_any_window(each.name) == ArmName.PRESCRIBED)
+    return next((each.treatments for each in every if each.treatments in view.too_large), ())
 
 
-def _found_by_trial(name: str, facts: Facts) -> Step | None:
+def _found_by_trial(name: str, view: TrialView) -> Step | None:
     """Find a treatment that is part of the total and that no finding names, with what it saved alone."""
-    treatment = describe(name, facts)
-    pairs = (
-        (each, base_of(facts.trial, each))
-        for each in facts.trial.arms
-        if each.tried and each.treatments == (name,)
-    )
-    saved = next((saved_ms(base, each) for each, base in pairs if base is not None), None)
+    treatment, saved = describe(name, view.facts), view.savings.get(name)
     if treatment is None or saved is None:
         return None
-    if saved.low <= 0:
-        return _step(treatment, f"{name} is a part of the fastest step that was timed", saved, facts)
-    return _step(treatment, f"{name} is faster, timed with all else equal", saved, facts)
-
-
-def _step(treatment: Treatment, title: str, saved: Interval, facts: Facts) -> Step:
-    """Return a step of the trial's own, which no finding names."""
-    saving = Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial))
-    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)
+    faster = "is faster, timed with all else equal"
+    title = f"{name} {faster if saved.low > 0 else 'is a part of the fastest step that was timed'}"
+    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=view.saving(saved))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -25,7 +24,7 @@ from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
-from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
+from fp8doctor.analysis.outcome import all_fp8_loses
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -35,7 +34,8 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.facts import Arm, CompileMark, Facts, Linear, if_recorded, recorded
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
@@ -52,14 +52,14 @@ def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
     """Describe giving FP8 up, for this reason, or for what the trial tells."""
     return Treatment(
         name=STAY_IN_BF16,
-        summary=f"stay in BF16, compiled: {why or f'{nothing_helps(facts)} here'}",
+        summary=f"stay in BF16, compiled: {why or f'{nothing_helps(all_fp8_loses(facts))} here'}",
         code=f"{without_fp8(facts)}\n{_compiled(facts)}",
     )
 
 
-def nothing_helps(facts: Facts) -> str:
+def nothing_helps(loses: bool) -> str:
     """Say of all that was tried that it does not make FP8 pay, as far as the timing tells."""
-    return f"nothing that was tried makes FP8 {'as fast' if all_fp8_loses(facts) else 'faster for sure'}"
+    return f"nothing that was tried makes FP8 {'as fast' if loses else 'faster for sure'}"
 
 
 def _compiled(facts: Facts) -> str:
@@ -68,21 +68,18 @@ def _compiled(facts: Facts) -> str:
     marks = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
     whole = any(mark.name == "" and recorded(mark, "compiles") and mark.compiles for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
-    if every and not any(_without_kernels(mark) for mark in marks):
+    backends = {mark.backend for mark in marks if recorded(mark, "backend")}
+    if every and not backends.intersection(BACKENDS_WITHOUT_KERNELS):
         return KEEP_OWN_COMPILE
     return "model = torch.compile(model)   # or block by block"
 
 
-def _without_kernels(mark: CompileMark) -> bool:
-    return recorded(mark, "backend") and mark.backend in BACKENDS_WITHOUT_KERNELS
-
-
-def as_best(bf16: Treatment, facts: Facts) -> Treatment:
+def as_best(bf16: Treatment, view: TrialView) -> Treatment:
     """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
-    best = best_bf16(facts)
+    facts, best = view.facts, view.bf16
     if best is None:
         return bf16
-    alike = bf16_as_prescribed(facts)
+    alike = view.bf16_as_prescribed
     if alike is not None and alike.name == ArmName.BF16_CUDA_GRAPHS:
         return replace(
             bf16,

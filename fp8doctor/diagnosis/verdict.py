@@ -7,27 +7,30 @@ from collections.abc import Sequence
 import msgspec
 
 from fp8doctor.analysis.rank_comparison import slowest_first
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8, short_of_training
 from fp8doctor.diagnosis.measured_verdict import NO_FP8, measured_verdict
-from fp8doctor.facts import Facts, Unrecorded, if_recorded
+from fp8doctor.facts import Unrecorded, if_recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Finding
 
 
-def verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+def verdict(view: TrialView, findings: Sequence[Finding]) -> Verdict:
     """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
-    answer = before_speed(_of_precision(facts, findings), facts, findings)
+    facts = view.facts
+    answer = before_speed(_of_precision(view, findings), facts, findings)
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
     first = " ".join(told) or if_recorded(slowest_first, facts)
     return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
 
 
-def _of_precision(facts: Facts, findings: Sequence[Finding]) -> Verdict:
+def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:
     """Give the measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
+    facts = view.facts
     try:
-        measured = measured_verdict(facts, findings)
+        measured = measured_verdict(view, findings)
         if measured is not None and measured.status != "no_fp8":
             return measured
         expected = expected_verdict(facts, findings)

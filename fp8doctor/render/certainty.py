@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu, uses_fp8
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ERROR
 from fp8doctor.analysis.noise import copies_differ, self_check_ratio
-from fp8doctor.analysis.outcome import host_contention_that_decides
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
 from fp8doctor.wording import in_times, plural
 
@@ -25,8 +24,8 @@ than most fixes of a compiled step give. A convention of this tool."""
 def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
     verdict, facts = report.verdict, report.facts
-    timed = if_recorded(_timed, report) or ""
-    what = if_recorded(host_contention_that_decides, facts)
+    view = trial_view(facts)
+    timed, what = if_recorded(_timed, view, verdict.status in GRAVE) or "", view.host_contention
     disturbed = f" The host was disturbed: {what}." if what else ""
     if verdict.status == "too_noisy":
         return f"No. {timed or 'The times spread too far.'}{disturbed}"
@@ -37,7 +36,7 @@ def certainty(report: Document) -> str:
         return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
     if verdict.basis == "measured":
         return (
-            f"{_how_sure(facts)}{_range(report)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
+            f"{_how_sure(view)}{_range(report)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
             if timed
             else "Yes: it was timed."
         )
@@ -56,13 +55,12 @@ def _is_modelled(step: Step) -> bool:
     return saves or step.treatment.name == STAY_IN_BF16
 
 
-def _how_sure(facts: Facts) -> str:
+def _how_sure(view: TrialView) -> str:
     """Say whether the times can be relied on, and are those of a GPU."""
-    if timed_on_cpu(facts):
+    trial = view.facts.trial
+    if timed_on_cpu(view.facts):
         return "Not of a GPU"
-    doubtful = (
-        copies_differ(facts.trial) or _doubt(facts.trial) or if_recorded(host_contention_that_decides, facts)
-    )
+    doubtful = copies_differ(trial) or _doubt(trial) or view.host_contention
     return "Not quite" if doubtful else "Yes"
 
 
@@ -86,10 +84,9 @@ def _seen(watched: str) -> str:
     return f"{watched} were timed as they ran, and no BF16 beside them" if watched else "nothing was timed"
 
 
-def _timed(report: Document) -> str:
+def _timed(view: TrialView, grave: bool) -> str:
     """Tell how the times were taken, how far they spread, and how well a copy agreed."""
-    facts, trial = report.facts, report.facts.trial
-    of, against = arm(trial, ArmName.AS_IS), best_bf16(facts)
+    trial, of, against = view.facts.trial, view.as_is, view.bf16
     compared = [each for each in (of, against) if each is not None]
     if not compared:
         return ""
@@ -98,7 +95,7 @@ def _timed(report: Document) -> str:
     turns = f" in {plural(rounds, 'round')}" if rounds else ""
     apart = f", {' and '.join(spreads)} ms" if spreads else ""
     both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
-    if report.verdict.status in GRAVE or not uses_fp8(facts):
+    if grave or not view.uses_fp8:
         both = "The steps were timed in turn"
     return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{_cut(trial)}"
 

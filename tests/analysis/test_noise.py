@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.noise import host_doubt
-from fp8doctor.analysis.outcome import host_contention_that_decides
 from fp8doctor.analysis.step_difference import waits_for_the_host
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -323,7 +323,7 @@ def test_a_host_that_sets_the_pace_is_named_once() -> None:
     noisy = rounds(WAITING, 30.0, 41.5, 45.0, 50.0, 41.0)
     facts = beside_it(noisy, rounds(ITS_BF16, 40.0, 41.0, 42.0, 43.0, 41.5))
     assert host_doubt(facts.trial)
-    assert host_contention_that_decides(facts) is None
+    assert trial_view(facts).host_contention is None
     assert "while it set the pace" in next(
         each.title for each in diagnose(facts).findings if each.code == "STP009"
     )

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Target, Workload
 from fp8doctor.loading.job import Job
@@ -28,6 +30,10 @@ def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
     return timed(examine(job), ran("as_is", 100.0), *arms, device=device)
 
 
+def conversion_of(facts: Facts) -> list[Step]:
+    return conversion(trial_view(facts))
+
+
 def recipes(model: nn.Module) -> dict[str, str | None]:
     return {each.name: each.recipe for each in network(model).linears if each.use == "training"}
 
@@ -44,7 +50,7 @@ def test_the_lines_make_what_was_timed(
     compiled: Callable[[nn.Module], nn.Module], arm: Arm, recipe: str, marks: int
 ) -> None:
     """Run, and carried out on the live model: every Linear but the head, and compiled as the arm was."""
-    steps = conversion(of(compiled(Stacked().bfloat16()), arm))
+    steps = conversion_of(of(compiled(Stacked().bfloat16()), arm))
     assert [step.treatment.name for step in steps] == list(arm.treatments)
     by_lines = Stacked().bfloat16()
     for step in steps:
@@ -58,7 +64,7 @@ def test_the_lines_make_what_was_timed(
 
 
 def test_the_first_step_tells_what_all_of_it_saves() -> None:
-    first, second = conversion(of(Stacked().bfloat16(), ran("bf16_compiled", 95.0), BLOCKS))
+    first, second = conversion_of(of(Stacked().bfloat16(), ran("bf16_compiled", 95.0), BLOCKS))
     assert first.title == "With all of it a step takes 90.0 ms, the best BF16 95.0 ms"
     assert first.saving_ms is not None
     assert (first.saving_ms.middle, first.saving_ms.basis) == (10.0, "measured")
@@ -68,16 +74,16 @@ def test_the_first_step_tells_what_all_of_it_saves() -> None:
 
 def test_lines_in_place_of_the_users_own_compile_say_so() -> None:
     model = torch.compile(Stacked().bfloat16())
-    second = conversion(of(model, BLOCKS, ran("float8_tensorwise_as_compiled", 95.0)))[1]
+    second = conversion_of(of(model, BLOCKS, ran("float8_tensorwise_as_compiled", 95.0)))[1]
     assert second.treatment.code.startswith("# leave out your own torch.compile\nfor block in ")
-    own = conversion(of(model, BLOCKS, OWN))
+    own = conversion_of(of(model, BLOCKS, OWN))
     assert [step.treatment.name for step in own] == ["convert-rowwise"]
     assert own[0].treatment.code.splitlines()[-3] == "# before your own torch.compile, which stays as it is"
 
 
 def test_fp32_weights_are_told_their_autocast() -> None:
     arm = ran("float8_tensorwise", 60.0, treatments=("autocast-bf16", "convert-tensorwise", "compile-blocks"))
-    names = [step.treatment.name for step in conversion(of(Stacked(), arm))]
+    names = [step.treatment.name for step in conversion_of(of(Stacked(), arm))]
     assert names == ["convert-tensorwise", "autocast-bf16", "compile-blocks"]
 
 
@@ -92,7 +98,7 @@ def test_fp32_weights_are_told_their_autocast() -> None:
     ids=["not timed", "on a CPU", "even", "BF16 is faster"],
 )
 def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: str) -> None:
-    assert conversion(of(Stacked().bfloat16(), *arms, device=device)) == []
+    assert conversion_of(of(Stacked().bfloat16(), *arms, device=device)) == []
 
 
 def test_the_report_holds_it() -> None:

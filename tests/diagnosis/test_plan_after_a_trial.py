@@ -10,6 +10,7 @@ import pytest
 from fp8doctor import load_report, registry
 from fp8doctor.analysis.outcome import stays_in_bf16
 from fp8doctor.analysis.treatment_table import family
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
@@ -60,7 +61,7 @@ def test_a_plan_that_was_timed_whole_and_is_slower_ends_with_bf16(late: str) -> 
     waiting = msgspec.structs.replace(
         EAGER, code="MEM006", treatment=Treatment(name="attention-sdpa", summary="s", code="c")
     )
-    plan = as_timed(prescribe((EAGER, waiting) if late == "attention-sdpa" else (EAGER,)), facts)
+    plan = as_timed(prescribe((EAGER, waiting) if late == "attention-sdpa" else (EAGER,)), trial_view(facts))
     names = [step.treatment.name for step in plan]
     assert (names[-1] == "stay-in-bf16") == (late == "recipe-rowwise")
 
@@ -137,7 +138,7 @@ def test_of_fixes_that_do_not_fit_together_none_is_prescribed_but_the_total_that
     known = msgspec.structs.replace(first, name="prescribed_first", why=Reason.DOES_NOT_FIT)
     best = Of(SLOW, treatments=("compile-blocks",), bases={}).facts()
     trial = msgspec.structs.replace(best.trial, arms=(*best.trial.arms, known))
-    held = as_timed(proposed, msgspec.structs.replace(best, trial=trial))
+    held = as_timed(proposed, trial_view(msgspec.structs.replace(best, trial=trial)))
     assert [step.treatment.name for step in held] == ["compile-blocks", "cache-off"]
 
 
@@ -266,7 +267,7 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
 def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     facts: Facts, findings: tuple[Finding, ...], names: list[str]
 ) -> None:
-    assert [step.treatment.name for step in as_timed(prescribe(findings, facts), facts)] == names
+    assert [step.treatment.name for step in as_timed(prescribe(findings, facts), trial_view(facts))] == names
 
 
 @pytest.mark.parametrize(

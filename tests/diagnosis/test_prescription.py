@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST, TREATMENTS
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.areas import Severity
 from fp8doctor.checks.lora import adapters_converted
 from fp8doctor.checks.shapes import gemms_too_small
@@ -58,7 +59,7 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
 
     compiled = of(found("AAA001", saved_ms=5, treatment="compile-layers"), "up")
     kept = of(found("BBB001", saved_ms=1, treatment=KEEP_IN_BF16), left_out)
-    steps = as_timed(prescribe((compiled, kept)), Facts())
+    steps = as_timed(prescribe((compiled, kept)), trial_view(Facts()))
     assert [step.code for step in steps] == told
     assert steps[0].saving_ms is not None
     assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
@@ -112,7 +113,7 @@ GIVEN_UP = found("SHP002", saved_ms=1, treatment="stay-in-bf16")
 def test_nothing_makes_fp8_faster_that_another_step_leaves_no_layer_of(
     findings: tuple[Finding, ...], told: list[tuple[str, str]]
 ) -> None:
-    steps = as_timed(prescribe(findings), DECODER_468M, frozenset({"SHP007"}))
+    steps = as_timed(prescribe(findings), trial_view(DECODER_468M), frozenset({"SHP007"}))
     assert [(step.treatment.name, " ".join(step.mends)) for step in steps] == told
     is_last = "which leaves none in FP8" in steps[0].treatment.summary
     assert is_last == (told == [("keep-in-bf16", "SHP007 CMP001")] or told[-1][1] in ("MEM003", "CMP002"))
@@ -133,10 +134,10 @@ def test_bf16_keeps_a_compilation_of_the_user_that_nothing_was_timed_beside() ->
 def test_a_filter_that_leaves_adapters_out_is_the_only_conversion() -> None:
     kept = found("AAA001", treatment=KEEP_IN_BF16)
     converted_first = found("BBB001", treatment=CONVERT_BASE_FIRST)
-    (step,) = as_timed(prescribe((kept, converted_first)), adapters_converted.SICK)
+    (step,) = as_timed(prescribe((kept, converted_first)), trial_view(adapters_converted.SICK))
     assert (step.treatment.name, step.mends) == (KEEP_IN_BF16, ("AAA001", "BBB001"))
     without_adapters = Facts(network=Network(linears=()))
-    assert len(as_timed(prescribe((kept, converted_first)), without_adapters)) == 2
+    assert len(as_timed(prescribe((kept, converted_first)), trial_view(without_adapters))) == 2
 
 
 def test_what_makes_fp8_impossible_comes_before_any_saving() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.finding import Finding, Saving, Treatment
@@ -55,18 +56,18 @@ def test_a_treatment_is_weighed_on_top_of_its_base() -> None:
             treatment=Treatment(name="recipe-rowwise", summary="s", code="c"),
         ),
     )
-    ((weighed,), _) = with_measured_savings(explored(), findings, ())
+    ((weighed,), _) = with_measured_savings(trial_view(explored()), findings, ())
     assert weighed.saving_ms is not None
     assert round(weighed.saving_ms.middle, 1) == 8.3
     own = msgspec.structs.replace(findings[0], saving_ms=Saving(low=1.0, high=2.0, basis="measured"))
-    assert with_measured_savings(explored(), (own,), ())[0] == (own,)
+    assert with_measured_savings(trial_view(explored()), (own,), ())[0] == (own,)
 
 
 @pytest.mark.parametrize(("prescribed", "saved"), [(100.0, 7.3), (88.3, -4.4)])
 def test_staying_in_bf16_is_weighed_by_the_best_of_both(prescribed: float, saved: float) -> None:
-    saving = with_measured_savings(Of({**SLOW, "prescribed": around(prescribed)}).facts(), (LOSING,), ())[0][
-        0
-    ].saving_ms
+    saving = with_measured_savings(
+        trial_view(Of({**SLOW, "prescribed": around(prescribed)}).facts()), (LOSING,), ()
+    )[0][0].saving_ms
     assert saving is not None
     assert round(saving.middle, 1) == saved
 
@@ -77,4 +78,4 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
         "bf16_compiled": around(92.7),
         "float8_tensorwise": around(99.0),
     }
-    assert with_measured_savings(Of(arms).facts(without_fp8()), (LOSING,), ())[0] == (LOSING,)
+    assert with_measured_savings(trial_view(Of(arms).facts(without_fp8())), (LOSING,), ())[0] == (LOSING,)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.rank_comparison import behind
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.checks.distributed.straggler_rank import straggler_rank
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
@@ -80,12 +81,12 @@ def test_what_makes_its_steps_longer_is_told_once() -> None:
 
 
 def test_the_verdict_tells_it_before_anything_about_fp8() -> None:
-    summary = verdict(job(rank(0), rank(1, before=31.0)), ()).summary
+    summary = verdict(trial_view(job(rank(0), rank(1, before=31.0))), ()).summary
     assert summary.startswith(
         "Rank 1 keeps the others waiting: it takes 31.0 of 100.0 ms before its forward, they take 1.0 ms. "
         "FP8 does not shorten that; mend it first. "
     )
-    assert not verdict(job(rank(0), rank(1)), ()).summary.startswith("Rank")
+    assert not verdict(trial_view(job(rank(0), rank(1))), ()).summary.startswith("Rank")
 
 
 def test_steps_that_scatter_accuse_nobody() -> None:

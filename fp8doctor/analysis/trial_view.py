@@ -1,0 +1,145 @@
+"""View of a trial: the answers that verdict, plan and screens share, each computed once."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import (
+    all_too_large,
+    arm,
+    best_bf16,
+    best_fp8,
+    fair_bf16,
+    left_out_bf16,
+    ratio_on_screen,
+    saved_ms,
+    savings,
+    timed_on,
+    timed_on_gpu,
+    uses_fp8,
+)
+from fp8doctor.analysis.losses import loss_in_words, misses_loss
+from fp8doctor.analysis.noise import contention_that_decides, is_noise
+from fp8doctor.analysis.outcome import (
+    MeasuredSpeed,
+    all_fp8_loses,
+    bf16_as_prescribed,
+    bf16_saves,
+    cannot_win,
+    ceiling,
+    compared_pairs,
+    measured_speed,
+    stays_in_bf16,
+)
+from fp8doctor.analysis.significance import Interval
+from fp8doctor.analysis.speedup_bound import Ceiling
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Saving
+
+
+class TrialView(Struct, frozen=True):
+    """The steps of a trial that count, and how they compare.
+
+    A step that was not timed is None, and so is an answer that rests on a fact that was not recorded.
+    """
+
+    facts: Facts
+    on_gpu: bool
+    timed_on: str | None
+    """The device, as a measured number names it."""
+    savings: dict[str, Interval]
+    """Treatments that were timed alone on a GPU -> the ms that they save."""
+    too_large: dict[tuple[str, ...], Arm]
+    """Treatments that take more memory than there is -> the variant of them."""
+    as_is: Arm | None
+    prescribed: Arm | None
+    """The step with the whole plan."""
+    bf16: Arm | None
+    """The best BF16 of the same model."""
+    left_out_bf16: Arm | None
+    """The compiled BF16 that the budget left no time for."""
+    fp8: Arm | None
+    """The fastest total in FP8."""
+    bf16_of_fp8: Arm | None
+    """The best BF16 with the changes of `fp8` that help it too."""
+    bf16_of_prescribed: Arm | None
+    """The best BF16 with the changes of `prescribed` that help it too."""
+    plan_saves: Interval | None
+    """The ms that the whole plan saves of the step as it is."""
+    plan_is_noise: bool
+    """Whether the timing does not tell the whole plan from its BF16."""
+    fp8_is_noise: bool
+    """Whether the timing does not tell the fastest FP8 from its BF16."""
+    achievable: float | None
+    """The speedup of the fastest FP8 over its BF16; None for noise."""
+    speed: MeasuredSpeed | None
+    """The step as it is, compared with the best BF16."""
+    most: Ceiling | None
+    """The most that FP8 can give on this GPU."""
+    cannot_win: bool
+    """Whether the most that FP8 can give is even with BF16."""
+    bf16_saves: Interval | None
+    """The ms that BF16 saves of the best total in FP8; None unless it does beyond doubt."""
+    bf16_stays_faster_by: Interval | None
+    """`bf16_saves`, unless a variant that was left out for time could still turn it."""
+    bf16_as_prescribed: Arm | None
+    """BF16 with the changes of the plan that help it too, if it is faster with them."""
+    all_fp8_loses: bool
+    """Whether every variant in FP8 is slower than BF16 beyond the noise."""
+    host_contention: str | None
+    """The busy host that the answer depends on, in words."""
+    loss: str | None
+    """The losses of FP8 and BF16 in words, if they are too far apart."""
+
+    @property
+    def uses_fp8(self) -> bool:
+        """Whether a layer is set up for FP8 training. Raises `Unrecorded` without the layers."""
+        return uses_fp8(self.facts)
+
+    def saving(self, saved: Interval) -> Saving:
+        """Return a saving that this trial measured."""
+        return Saving(low=saved.low, high=saved.high, basis="measured", gpu=self.timed_on)
+
+
+def trial_view(facts: Facts) -> TrialView:
+    """Compute all answers of the trial in ``facts``."""
+    trial = facts.trial if recorded(facts, "trial") else Trial()
+    as_is = if_recorded(arm, trial, ArmName.AS_IS)
+    prescribed = if_recorded(arm, trial, ArmName.PRESCRIBED)
+    bf16, fp8 = if_recorded(best_bf16, facts), if_recorded(best_fp8, facts)
+    bf16_of_fp8 = if_recorded(fair_bf16, facts, fp8) if fp8 else None
+    bf16_of_prescribed = if_recorded(fair_bf16, facts, prescribed) if prescribed else None
+    fp8_is_noise = bool(fp8 and bf16_of_fp8 and if_recorded(is_noise, bf16_of_fp8, fp8, trial))
+    pairs = if_recorded(compared_pairs, facts) or ()
+    return TrialView(
+        facts=facts,
+        on_gpu=timed_on_gpu(facts),
+        timed_on=if_recorded(timed_on, trial),
+        savings=if_recorded(savings, facts) or {},
+        too_large=if_recorded(all_too_large, trial) or {},
+        as_is=as_is,
+        prescribed=prescribed,
+        bf16=bf16,
+        left_out_bf16=if_recorded(left_out_bf16, facts),
+        fp8=fp8,
+        bf16_of_fp8=bf16_of_fp8,
+        bf16_of_prescribed=bf16_of_prescribed,
+        plan_saves=if_recorded(saved_ms, as_is, prescribed) if as_is and prescribed else None,
+        plan_is_noise=bool(
+            prescribed and bf16_of_prescribed and if_recorded(is_noise, bf16_of_prescribed, prescribed, trial)
+        ),
+        fp8_is_noise=fp8_is_noise,
+        achievable=ratio_on_screen(bf16_of_fp8, fp8).median
+        if fp8 and bf16_of_fp8 and not fp8_is_noise
+        else None,
+        speed=if_recorded(measured_speed, facts),
+        most=if_recorded(ceiling, facts),
+        cannot_win=bool(if_recorded(cannot_win, facts)),
+        bf16_saves=if_recorded(bf16_saves, facts),
+        bf16_stays_faster_by=if_recorded(stays_in_bf16, facts),
+        bf16_as_prescribed=if_recorded(bf16_as_prescribed, facts),
+        all_fp8_loses=bool(if_recorded(all_fp8_loses, facts)),
+        host_contention=if_recorded(contention_that_decides, trial, pairs),
+        loss=if_recorded(loss_in_words, trial) if if_recorded(misses_loss, trial) else None,
+    )
