@@ -117,7 +117,7 @@ def test_a_quiet_host_is_no_change_of_the_job() -> None:
     assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from compiled BF16 (65.5 ms)."
 
 
-def test_a_recipe_that_cost_a_helper_its_gpu_is_named_with_the_reason() -> None:
+def test_a_recipe_that_crashed_its_process_is_named_with_the_reason() -> None:
     """A kernel that torch 2.11 makes of rowwise casts beside a concatenation reads where it may not."""
     arms = load_report(REPORTS / "h200-flux_like.json.gz").facts.trial.arms
     lost = {arm.name: arm.why for arm in arms if not arm.tried}
@@ -257,17 +257,6 @@ def test_a_timing_that_two_names_tell_counts_once(tmp_path: Path) -> None:
         before.errors,
         before.memory_errors,
         before.missed,
-    )
-
-
-def test_what_was_compiled_beside_the_trial_is_told(tmp_path: Path) -> None:
-    folder = folder_of_a_job(tmp_path, {})
-    report = json.loads((folder / "cold.json").read_text())
-    report["facts"]["trial"]["compiled_ahead"] = {"bf16_compiled": 8.2, "prescribed": None}
-    (folder / "cold.json").write_text(json.dumps(report))
-    assert (
-        "; compiled beside it: bf16_compiled 8 s, prescribed not |"
-        in (held_to_plain.hold(folder, {}).summary[0])
     )
 
 

@@ -326,8 +326,8 @@ class Trial(Record, frozen=True, kw_only=True):
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     compiled_ahead: dict[str, float | None] = NOT_RECORDED
-    """Arm that was to be compiled beside the trial -> seconds that it took there; None where it was not
-    compiled, because of an error or because the trial came to it first."""
+    """Variant -> seconds to compile it in a background process; None if it was not compiled there. Only
+    recorded by older versions, which had such processes."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
     """Budget in which the arms that were left out for time are expected to fit too; None where none was, and

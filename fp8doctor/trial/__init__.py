@@ -19,7 +19,6 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
-from fp8doctor.trial import early
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
@@ -71,7 +70,6 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
             f"its parameter {unsized} has no size before a batch has gone through the lazy module that holds "
             "it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
         )
-        run.ahead.end()
         trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
         return msgspec.structs.replace(trial, own_process=run.own_process)
     workers = dynamo_state.workers()
@@ -82,7 +80,6 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
         with current:
             return _with_shapes(job, facts, prescription, run)
     finally:
-        run.ahead.end()
         dynamo_state.stop_new_workers(workers)
 
 
@@ -133,7 +130,6 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
     )
     facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
-    without_shapes = early.begin(job, facts, prescription, run)
     timed, gap = shapes.probe_beside(
         job,
         facts,
@@ -141,11 +137,9 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         until=until,
         progress=run.progress,
         reason_against=run.skip.get(shapes.ARM),
-        ahead=run.ahead,
     )
     facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
     planned = arms(facts, prescription, job)
-    run.ahead.know(facts, early.changed(without_shapes, planned))
 
     def whole(trial: Trial) -> Trial:
         gaps = {

@@ -7,18 +7,14 @@ The kernels of a step are profiled after all arms were timed, so that it is aske
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.loading.job import Job
-from fp8doctor.trial.early import is_for_others
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.device import still_there
 from fp8doctor.trial.measure.head_start import waits_for_host
 from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.variant import ArmPlan
 
 _log = logging.getLogger("fp8doctor")
 
@@ -30,16 +26,12 @@ STAYS_IN_THIS_PROCESS = NoNumber(
 
 
 def add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
-    """Add what is tried where the host sets the pace of this arm, if it does. Who compiles beside the trial
-    waits for no more then."""
+    """Add what is tried where the host sets the pace of this arm, if it does."""
     plans = attempt.plan.if_host_bound
-    if not attempt.ready or not plans:
-        return
-    if _waits(attempt, bench):
+    if attempt.ready and plans and _waits(attempt, bench):
         first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
         against = None if run.own_process else STAYS_IN_THIS_PROCESS
         attempts[first:first] = [Attempt(plan, no_number=run.skipped(plan.name) or against) for plan in plans]
-    bench.have_compiled(for_others(attempts, bench.job, as_one=bench.as_one))
 
 
 def _waits(attempt: Attempt, bench: Bench) -> bool:
@@ -53,9 +45,3 @@ def _waits(attempt: Attempt, bench: Bench) -> bool:
         still_there(bench.device, attempt.plan.name)
         bench.forget_gradients()
         return False
-
-
-def for_others(attempts: Sequence[Attempt], job: Job, *, as_one: bool) -> list[ArmPlan]:
-    """List what may be compiled beside the trial."""
-    plans = [each.plan for each in attempts if each.no_number is None]
-    return [plan for plan in plans if is_for_others(plan, job, as_one=as_one)]

@@ -10,9 +10,8 @@ whether an optional arm still fits. The profile that proves a compared arm also 
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,36 +19,22 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from fp8doctor.analysis.treatment_table import changes_recipe
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import ArmName, Reason, is_conversion
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
-from fp8doctor.trial.admission import (
-    build_until,
-    costs_of,
-    enough_for_all_s,
-    is_needed,
-    latest_begin,
-    latest_by_others,
-    no_time_for,
-    wait_for_one,
-    worth_waiting_after_s,
-    worth_waiting_s,
-)
-from fp8doctor.trial.against_host import add_against_host, for_others
+from fp8doctor.trial.admission import build_until, costs_of, enough_for_all_s, no_time_for
+from fp8doctor.trial.against_host import add_against_host
 from fp8doctor.trial.combining import Window, best_total
-from fp8doctor.trial.copies.depth import Plan, named_in
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
+from fp8doctor.trial.copies.depth import Plan
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
-from fp8doctor.trial.measure.ahead import PATIENCE, Ahead, lost_beside
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
-from fp8doctor.trial.measure.cuts import compiled_as_one
 from fp8doctor.trial.measure.decided import gains
 from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
 from fp8doctor.trial.measure.pairs import time_in_pairs
@@ -66,10 +51,6 @@ from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
-
-IN_TIME_S = 0.5
-"""Seconds before the last moment for the trial to compile an arm itself, at which others are waited for no
-longer. A choice."""
 
 
 def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
@@ -102,7 +83,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     """Run the trial itself; the caller puts back what it leaves behind."""
     run.progress("copying the model to the device", None)
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
-    bench = _bench(job, lists, attempts, run)
+    bench = _bench(job, lists, run)
     if isinstance(bench, NoNumber):
         return without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
@@ -126,20 +107,10 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
 
-def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: TrialRun) -> Bench | NoNumber:
+def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
     """Make the bench, or say why there can be none."""
     try:
-        as_one = compiled_as_one(job, named_in(unwrapped(job.model), lists))
-        return Bench(
-            job,
-            lists,
-            run.device,
-            interrupts=run.own_process,
-            ahead=run.ahead,
-            for_others=for_others(attempts, job, as_one=as_one),
-            more=any(each.plan.if_host_bound for each in attempts),
-            guard=run.guard,
-        )
+        return Bench(job, lists, run.device, interrupts=run.own_process, guard=run.guard)
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -148,9 +119,6 @@ def _bench(job: Job, lists: Sequence[str], attempts: Sequence[Attempt], run: Tri
         )
     except Exception as error:
         _log.debug("the step raises", exc_info=True)
-        if run.ahead.give_way():  # what it had no memory for, whatever cuBLAS and the driver call that
-            free(run.device)
-            return _bench(job, lists, attempts, run)
         why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
@@ -159,7 +127,6 @@ def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
-    run.ahead.end()
     enough_s = enough_for_all_s(attempts, run)
     run.begin(Stage.TIMING)
     samples = _samples(attempts, tracer)
@@ -252,61 +219,20 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Make every arm that is not skipped and has time left; the step as it is always has.
 
-    What a report can do without and others compile meanwhile is left to the end, and the first that they
-    have done comes first. Where the host sets the pace of an arm, what helps against that is added before all
-    that nobody proposed.
+    If a variant waits for the host, the variants that help against that are added before the explorations.
     """
-    left: dict[str, Attempt] = {}
     for attempt in attempts:
-        plan = attempt.plan
-        others = plan.name in run.ahead.under_way() and not is_needed(plan, costs_of(attempts))
-        if others or plan.base in left:
-            left[plan.name] = attempt
-        else:
-            _build_arm(attempt, bench, attempts, run)
-            add_against_host(attempt, bench, attempts, run)
-    while left:
-        free = [each.plan for each in left.values() if each.plan.base not in left]
-        chosen = _first_of(free, attempts, run)
-        run.ahead.pass_by(chosen, math.inf)  # who has not done it by now is not waited for once more
-        _build_arm(left.pop(chosen), bench, attempts, run)
-
-
-def _first_of(plans: Sequence[ArmPlan], attempts: Sequence[Attempt], run: TrialRun) -> str:
-    """Choose the arm that is built next: what others have done, else what they have not begun, else the first
-    that they will have done.
-
-    Time is kept to compile the more important ones without them. What they take longer for is not waited for.
-    """
-    under_way, begun = run.ahead.under_way(), run.ahead.begun()
-    for plan in plans:
-        if plan.name not in under_way:
-            return plan.name
-    now = time.monotonic()
-    own: list[ArmPlan] = []
-    for plan in plans:
-        if latest_begin([*own, plan], attempts, run) >= now:
-            own.append(plan)
-    for plan in own:
-        if plan.name not in begun:
-            return plan.name
-    latest = (
-        latest_begin(own, attempts, run) - IN_TIME_S
-        if own
-        else max(latest_by_others(plan, attempts, run) for plan in plans)
-    )
-    ended = wait_for_one([plan.name for plan in plans], latest, run)
-    return next((plan.name for plan in plans if plan.name in ended), (own or plans)[0].name)
+        _build_arm(attempt, bench, attempts, run)
+        add_against_host(attempt, bench, attempts, run)
 
 
 def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
     """Make an arm, or note why it is not made."""
     if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
         attempt.no_number = (
-            lost_beside(run.ahead, attempt.plan.name)
-            or _no_base_for(attempt.plan, attempts)
+            _no_base_for(attempt.plan, attempts)
             or no_time_for(attempt.plan, attempts, run)
-            or _no_room_for(attempt.plan, attempts, bench, run)
+            or not_fitting(attempt.plan, attempts, room_gib(bench.device), bench.frees_gib())
         )
     if attempt.no_number is not None:
         return
@@ -315,40 +241,12 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     ):
         attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
     until = build_until(attempt.plan, attempts, run)
-    if not bench.as_one:  # else its cuts are begun one after the other
-        _wait_if_sooner(attempt.plan, attempts, until, run)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
     bench.build(attempt, until)
-    while attempt.why is Reason.OUT_OF_MEMORY and run.ahead.give_way():  # whose memory it may have been
-        attempt.no_number = None
-        bench.build(attempt, until)
-    if beyond := _beyond_gpu(attempt, attempts, bench, run):
+    if beyond := beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)):
         bench.drop(attempt, beyond)
-    if _was_known(attempt, run) and run.ahead.end():
-        _log.debug("%s is in the caches: nothing is compiled ahead any more", attempt.plan.name)
-
-
-def _was_known(attempt: Attempt, run: TrialRun) -> bool:
-    """Whether the trial found another recipe in the caches before anyone compiled ahead: what others would
-    compile is there too, from an earlier run. Another change may have the graphs of an arm before it."""
-    found = any(ready.compiled.from_caches for ready in attempt.ready)
-    is_another = is_conversion(attempt.plan.name) or changes_recipe(attempt.plan.name)
-    return found and is_another and not any(run.ahead.outcomes().values())
-
-
-def _wait_if_sooner(plan: ArmPlan, attempts: Sequence[Attempt], until: float, run: TrialRun) -> None:
-    """Wait for others that compile the arm, as long as that may be sooner than to compile it too.
-
-    What is waited for here is no part of what the arm cost to build, by which others are estimated.
-    """
-    run.ahead.pass_by(plan.name, worth_waiting_after_s(plan, attempts))
-    if plan.name in run.ahead.begun():
-        now = time.monotonic()
-        most_s = min(worth_waiting_s(plan, attempts), PATIENCE * (until - now))
-        wait_for_one([plan.name], now + most_s, run)
-        run.ahead.pass_by(plan.name, math.inf)
 
 
 def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
@@ -358,27 +256,6 @@ def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
         return None
     words = variant_in_a_sentence(base.plan.name)
     return NoNumber(base.no_number.why, f"it changes {words}, which has no time")
-
-
-def _no_room_for(plan: ArmPlan, attempts: Sequence[Attempt], bench: Bench, run: TrialRun) -> NoNumber | None:
-    """Tell why the arm is known not to fit."""
-    return _once_alone(
-        lambda: not_fitting(plan, attempts, room_gib(bench.device), bench.frees_gib()), run.ahead
-    )
-
-
-def _beyond_gpu(
-    attempt: Attempt, attempts: Sequence[Attempt], bench: Bench, run: TrialRun
-) -> NoNumber | None:
-    """Tell why an arm that was built does not fit at full depth."""
-    return _once_alone(lambda: beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)), run.ahead)
-
-
-def _once_alone(known: Callable[[], NoNumber | None], ahead: Ahead) -> NoNumber | None:
-    """Tell what is known with the fewest that compile ahead, whose memory it may have been."""
-    while (found := known()) and ahead.give_way():
-        pass
-    return found
 
 
 def without_times(run: TrialRun, no_number: NoNumber) -> Trial:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gzip
-import importlib
 import json
 import logging
 import os
 import shutil
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,6 @@ from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.ahead import HELPING, READY, Helpers, most_helpers
-from fp8doctor.worker.early_imports import early_imports
 from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.request import TrialRequest
 
@@ -41,10 +37,6 @@ _log = logging.getLogger("fp8doctor")
 
 PR_SET_PDEATHSIG = 1
 """``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
-
-
-BEHIND = 5
-"""Niceness of a helper: the trial has the cores first. A choice."""
 
 
 class _Channel:
@@ -80,9 +72,6 @@ def serve(request: str) -> None:
     """The child: examine what the request names, send everything as it comes."""
     asked = json.loads(request)
     _die_with(asked["parent"])
-    if HELPING in asked:
-        _help(asked)
-        return
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     channel = _Channel(asked)
     try:
@@ -112,20 +101,12 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     surroundings = examine_surroundings(source.target())
     channel.send(Examined(surroundings.to_dict()))
     may_time = _may_time(asked["trial"], surroundings)
-    helpers = Helpers(asked, wanted_helpers(asked, surroundings), early_imports(source))
-    try:
-        _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL, helpers)
-    finally:
-        helpers.end()
+    _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL)
 
 
-def _examine_job(
-    channel: _Channel, asked: dict[str, Any], target: Target, stages: int, helpers: Helpers
-) -> None:
+def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stages: int) -> None:
     channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
-    began = time.monotonic()
     job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
-    loaded_s = time.monotonic() - began
     channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     from fp8doctor.examine import examine
 
@@ -137,7 +118,7 @@ def _examine_job(
     facts = with_calls(job, facts)
     tried = None
     if asked["trial"] is not None:
-        tried = _trial(channel, job, facts, asked, helpers, loaded_s)
+        tried = _trial(channel, job, facts, asked)
     counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
     channel.send(Examined(counted.to_dict()))
 
@@ -147,26 +128,13 @@ def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
     return trial is not None and bool(trial["device"] or _sees_a_gpu(surroundings))
 
 
-def wanted_helpers(asked: dict[str, Any], surroundings: Facts) -> int:
-    """Return the number of helpers that a trial may want: none on a CPU, nor where it begins again."""
-    trial = asked["trial"]
-    wanted = trial is not None and trial["device"] != "cpu" and not asked["skip"]
-    return most_helpers() if wanted and _sees_a_gpu(surroundings) else 0
-
-
 def _sees_a_gpu(surroundings: Facts) -> bool:
     return any(gpu.visible for gpu in surroundings.gpus) if recorded(surroundings, "gpus") else False
 
 
-def _trial(
-    channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any], helpers: Helpers, loaded_s: float
-) -> Trial | None:
-    """Time the job and what the checks would change about it; None where there is nothing to time it on.
-
-    ``loaded_s`` is what loading it took.
-    """
+def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
+    """Time the job and what the checks would change about it; None where there is nothing to time it on."""
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
-    from fp8doctor.trial.ahead import how_many, layers_to_load
     from fp8doctor.trial.measure.device import choose_device
 
     request, skip = TrialRequest(**asked["trial"]), asked["skip"]
@@ -190,9 +158,6 @@ def _trial(
     def keep(trial: Trial) -> None:
         channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
 
-    layers = asked["layers"] or layers_to_load(job, facts)
-    shallow = bool(job.rebuild and layers)
-    helpers.load(str(device), layers, how_many(job, device, helpers.started, loaded_s, shallow=shallow))
     try:
         run = TrialRun(
             device,
@@ -203,7 +168,6 @@ def _trial(
             keep_trace,
             own_process=True,
             begin=teller.begin,
-            ahead=helpers,
         )
         return run_trial(job, facts, proposed, run)
     except DeviceLost as lost:
@@ -218,41 +182,6 @@ def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
     before = msgspec.structs.replace(facts, trial=NOT_RECORDED)
     checks = tuple(map(Path, request.checks))
     return hypotheses(before, select=request.select, ignore=request.ignore, checks=checks)
-
-
-def _help(asked: dict[str, Any]) -> None:
-    """Be a helper: import, load the target when a line says where and how, and build what each further line
-    names, at its cut and by its facts. Told on stdout, a line each: that work can be done, then the seconds
-    of each."""
-    os.nice(BEHIND)
-    told = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for name in asked[HELPING]:
-        with contextlib.suppress(Exception):  # loading the target says so, and the trial does without
-            importlib.import_module(name)
-    line = sys.stdin.readline()
-    if not line:
-        return
-    how = json.loads(line)
-    for name, value in how["environ"].items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    from fp8doctor.trial.ahead import compile_arms, confine, off_the_gpu
-    from fp8doctor.trial.measure.device import choose_device
-
-    device = choose_device(how["device"])
-    if device is None:
-        return
-    confine(device)
-    job = load(asked["target"], layers=how["layers"], batch=asked["batch"], seq=asked["seq"])
-    off_the_gpu(job, device)
-    request = TrialRequest(**asked["trial"])
-    os.write(told, READY)
-    work = map(json.loads, sys.stdin)
-    for answer in compile_arms(job, work, lambda facts: _proposed(facts, request), device):
-        os.write(told, json.dumps(answer).encode() + b"\n")
 
 
 def _kept(trace: Path, file: Path) -> Traced:

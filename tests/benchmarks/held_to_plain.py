@@ -165,7 +165,7 @@ def hold_report(
     held.summary.append(
         f"| {label.replace(' ', ' | ')} | {status} | {number(told)} | {number(true)} | {sign} "
         f"| {elapsed:.0f} of {allowed_s:.0f} s | {len(arms) - len(unasked) - len(refused)} of {len(arms)}"
-        f"{reasons('not asked', unasked)}{reasons('cannot be timed', refused)}{compiled_beside(trial)} |"
+        f"{reasons('not asked', unasked)}{reasons('cannot be timed', refused)} |"
     )
     held.missed += [f"{label}: sign {sign}"] if sign != "right" else []
     held.missed += [f"{label}: verdict {status}"] if status in ("not_measured", "too_noisy") else []
@@ -321,15 +321,6 @@ def reasons(what: str, arms: Mapping[str, Mapping[str, Any]]) -> str:
         f"{name} ({cell(arm.get('reason') or arm.get('why') or '')})" for name, arm in arms.items()
     )
     return f"; {what}: {said}" if said else ""
-
-
-def compiled_beside(trial: Mapping[str, Any]) -> str:
-    """Name the arms that were to be compiled beside the trial, with the seconds that they took there."""
-    said = ", ".join(
-        f"{name} {'not' if seconds is None else f'{seconds:.0f} s'}"
-        for name, seconds in (trial.get("compiled_ahead") or {}).items()
-    )
-    return f"; compiled beside it: {said}" if said else ""
 
 
 def cell(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,6 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import admission, conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer, window
-from fp8doctor.trial.measure.ahead import Nobody, Work, patience_s
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -148,10 +147,6 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
 """Model -> seconds before the first arm, seconds after the last proof, and the arms. The recipes of the
 Mixtral were left out: their seconds are `budget.DEARER_RECIPE` times those of what they change."""
 
-CACHED = 0.25
-"""Time to build what is in the compiler's caches / to build it: 0.13 to 0.24 were seen (H200, torch 2.11)."""
-
-
 REPORT_S = 4.0
 """Seconds from the end of a trial to that of the command: not recorded, but what is kept for them."""
 
@@ -167,72 +162,24 @@ class Clock:
         return self.now_s
 
 
-NOT_BEGUN_S = 1000.0
-
-
-class Others(Nobody):
-    """Compile arms on the clock: each takes so many seconds, from the first arm of the trial on, or so much
-    later. What takes longer than `NOT_BEGUN_S` is never begun."""
-
-    def __init__(self, clock: Clock, arms_s: Mapping[str, float], late_s: float = 0.0) -> None:
-        self._clock, self._arms_s, self._began = clock, arms_s, clock.now_s + late_s
-        self._passed: set[str] = set()
-
-    def take(self, work: Work, patience_s: float | None) -> float | None:
-        assert patience_s is not None
-        if work[0] in self.begun():
-            self._clock.now_s += min(patience_s, self._until(self._arms_s[work[0]]) - self._clock())
-        return self.took_s(work[0])
-
-    def pass_by(self, arm: str, least_s: float) -> None:
-        if self._clock() - self._began < least_s:
-            self._passed.add(arm)
-
-    def begun(self) -> frozenset[str]:
-        return frozenset(arm for arm in self.under_way() if self._arms_s[arm] < NOT_BEGUN_S)
-
-    def under_way(self) -> frozenset[str]:
-        return frozenset(self._arms_s) - self._passed - self._done()
-
-    def took_s(self, arm: str) -> float | None:
-        return self._arms_s[arm] if arm in self._done() else None
-
-    def _done(self) -> frozenset[str]:
-        return frozenset(
-            arm for arm, seconds in self._arms_s.items() if self._until(seconds) <= self._clock()
-        )
-
-    def wait_for_one(self, arms: Collection[str], timeout_s: float) -> frozenset[str]:
-        first = min(self._until(self._arms_s.get(arm, 0.0)) for arm in arms)
-        self._clock.now_s += max(0.0, min(first - self._clock(), timeout_s))
-        return frozenset(arms) - self.under_way()
-
-    def _until(self, seconds: float) -> float:
-        return self._began + seconds
-
-
 def took(
     name: str,
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     budget_s: float = 60.0,
     latest: float | None = None,
-    ahead_s: Mapping[str, float] | None = None,
     *,
-    late_s: float = 0.0,
     load_s: float = 0.0,
     told_at: int = 0,
 ) -> tuple[dict[str, float], list[str], int]:
-    """Seconds of every part, the arms that were timed, and the rounds. ``ahead_s`` is what others take to
-    compile arms meanwhile, from ``late_s`` after the first arm on, ``load_s`` what the command did before its
-    trial, ``told_at`` the rounds that tell FP8 from BF16. A build that takes too long is given up."""
+    """Seconds of every part, the arms that were timed, and the rounds. ``load_s`` is what the command did
+    before its trial, ``told_at`` the rounds that tell FP8 from BF16. A build that takes too long is given
+    up."""
     before_s, end_s, seen = TRIALS[name]
 
     def build(attempt: Attempt, until: float) -> None:
         of, began = seen[attempt.plan.name], clock.now_s
-        ahead_by_s = others.take((attempt.plan.name, 0), patience_s(until))
-        share = 1.0 if ahead_by_s is None else CACHED
-        clock.now_s += min(share * of.build_s, max(0.0, until - clock.now_s))
+        clock.now_s += min(of.build_s, max(0.0, until - clock.now_s))
         attempt.build_s = clock.now_s - began
         if clock.now_s >= until:
             attempt.no_number = NoNumber(Reason.NO_TIME_LEFT, "it was given up")
@@ -241,7 +188,6 @@ def took(
             SimpleNamespace(
                 step_s=ms / 1e3,
                 compiled=SimpleNamespace(graphs=int(of.compiles), from_caches=False),
-                warm_up_s=ahead_by_s or 0.0,
             )
             for ms in of.steps_ms
         ]  # type: ignore[misc]
@@ -265,8 +211,7 @@ def took(
         Budget.since(command_began, budget_s),
     )
     clock.now_s += before_s
-    others = Others(clock, ahead_s or {}, late_s)
-    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial, ahead=others))  # type: ignore[arg-type]
+    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
         admission.costs_of(timed),

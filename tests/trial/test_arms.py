@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -446,20 +445,6 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
     assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
 
 
-class Told(Nobody):
-    """Notes whether more was to come, and the arms that it was told last."""
-
-    def __init__(self) -> None:
-        self.more, self.arms = list[bool](), list[str]()
-
-    def begin(
-        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
-    ) -> bool:
-        self.more.append(more)
-        self.arms = [arm for arm, _ in work]
-        return False
-
-
 @pytest.mark.parametrize(
     ("waits", "own_process", "reason"),
     [
@@ -478,12 +463,8 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
         for plan in arms(examine(of), [], of)
         if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
     ]
-    beside = Told()
-    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process, ahead=beside)
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
     trial = conduct(of, ["model.layers"], planned, run)
-    asked = GRAPHS if waits and own_process else []
-    assert beside.more == [True, False], "helpers wait for what may be added, and for no more"
-    assert [name for name in beside.arms if name in GRAPHS] == asked
     names = [arm.name for arm in trial.arms]
     assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,16 +16,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, cuts, evidence, layout, timer
-from fp8doctor.trial.measure.ahead import Nobody, Work
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
@@ -211,66 +209,6 @@ def test_a_deep_model_whose_step_fills_the_gpu_is_cut(
     assert len(of.bases) == len(of.optimizers) == len(of.rates) == len(of.plan.cuts)
 
 
-class Holding(Nobody):
-    """Holds memory for so many blocks until it is ended."""
-
-    def __init__(self, memory: Memory, blocks: int) -> None:
-        self.memory, self.blocks, self.ended = memory, blocks, 0
-
-    def end(self) -> bool:
-        self.memory.blocks, held, self.blocks = self.memory.blocks + self.blocks, self.blocks, 0
-        self.ended += 1
-        return bool(held)
-
-
-@pytest.mark.parametrize(
-    ("room", "held", "expected", "ended"), [(100, 50, (4, 12), 0), (15, 85, (4, 12), 1), (10, 5, (2, 6), 1)]
-)
-def test_cuts_are_not_made_smaller_for_those_who_compile_ahead(
-    memory: Memory, room: int, held: int, expected: tuple[int, int], ended: int
-) -> None:
-    memory.blocks, ahead = room, Holding(memory, held)
-    of = of_tokens(on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
-    laid_out = bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=ahead)
-    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": count} for count in expected]
-    assert ahead.ended == ended
-
-
-def test_who_compiles_ahead_is_not_ended_to_time_a_deep_model_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    ahead, lay_out = Holding(Memory(0), 1), bench.Bench._lay_out
-
-    def beside(of: bench.Bench, plan: depth.Plan) -> None:
-        if plan.whole and not ahead.ended:
-            raise torch.OutOfMemoryError("planted")
-        lay_out(of, plan)
-
-    monkeypatch.setattr(bench.Bench, "_lay_out", beside)
-    monkeypatch.setattr(layout, "is_roomy", lambda root, room: True)
-    laid_out = bench.Bench(job(blocks=26), ["blocks"], CPU, ahead=ahead)
-    assert [cut.kept for cut in laid_out.plan.cuts] == [{"blocks": 4}, {"blocks": 12}]
-    assert not ahead.ended
-
-
-def test_what_cannot_be_cut_is_not_too_large_for_those_who_compile_ahead(memory: Memory) -> None:
-    """A model without a list of blocks has one plan, the whole."""
-    memory.blocks, ahead = 5, Holding(memory, 20)
-    of = of_tokens(Decoder(8), loss=memory.loss)
-    laid_out = bench.Bench(of, [], torch.device("cpu"), ahead=ahead)
-    assert (len(laid_out.bases), len(laid_out.optimizers), ahead.ended) == (1, 1, 1)
-
-
-def test_who_compiles_ahead_stays_beside_cuts_that_the_whole_gpu_is_too_small_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of = bench.Bench.__new__(bench.Bench)
-    of.job = Job(model=Decoder(26), target=Target(), workload=Workload())
-    of.device, of._ahead = torch.device("cpu"), (beside := Holding(Memory(0), 1))
-    monkeypatch.setattr(layout, "room_gib", lambda device: 0.0)
-    monkeypatch.setattr(layout, "whole_gib", lambda device: 1e-6)
-    assert not of._fits(depth.plans(of.job.model, ["blocks"])[0])
-    assert not beside.ended
-
-
 def test_a_memory_too_small_for_any_cut_is_the_reason(memory: Memory) -> None:
     memory.blocks = 3
     result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
@@ -432,89 +370,32 @@ def test_one_graph_is_compiled_anew_for_every_cut() -> None:
     assert shallow.recompilations == deep.recompilations == 0
 
 
-class Beside(Nobody):
-    """Notes what it is asked for and after how many steps, and has compiled all of it in 1,000 s."""
-
-    def __init__(self, steps: Callable[[], int] = lambda: 0) -> None:
-        self.steps, self.begun_at = steps, []
-
-    def begin(
-        self, work: Sequence[Work], cuts: Sequence[Mapping[str, int] | None], *, more: bool = False
-    ) -> bool:
-        self.asked, self.taken = [(arm, cuts[number]) for arm, number in work], []
-        self.begun_at.append(self.steps())
-        return True
-
-    def take(self, work: Work, patience_s: float | None) -> float | None:
-        self.taken.append(work)
-        return 1e3
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_one_graph_is_compiled_ahead_at_every_cut_and_begun_at_the_deepest(whole: bool) -> None:
-    model = Decoder(26)
-    if whole:
-        model.compile(backend="eager")
-    job = of_tokens(model)
-    plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("a", as_it_is)]
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
-    of.build(attempt := Attempt(plans[0]))
-    of.close()
-    shallow, deep = {"blocks": 2}, {"blocks": 6}
-    in_all = [(ArmName.AS_IS, shallow), ("a", deep), ("a", shallow)]
-    assert beside.asked == (in_all if whole else [(ArmName.AS_IS, None), ("a", None)])
-    assert beside.taken == [(ArmName.AS_IS, 1 if whole else 0), (ArmName.AS_IS, 0)]
-    assert [ready.warm_up_s for ready in attempt.ready] == [1e3, 1e3], "the seconds of cold caches"
-
-
-@pytest.mark.parametrize(("whole", "steps"), [(True, 2), (False, 0)])
-def test_blocks_are_compiled_beside_the_copying_of_the_cuts(whole: bool, steps: int) -> None:
-    """One graph is another at every cut, and which they are is known once they fit."""
-    taken: list[float] = []
-
-    def noted(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        taken.append(0.0)
-        return mean(output, batch)
-
-    model = Decoder(26)
-    if whole:
-        model.compile(backend="eager")
-    of = of_tokens(model, loss=noted)
-    beside = Beside(lambda: len(taken))
-    bench.Bench(of, ["blocks"], torch.device("cpu"), ahead=beside, for_others=[ArmPlan("a", as_it_is)])
-    assert beside.begun_at == [steps]
-    assert len(taken) == 2, "a step at each cut"
-
-
 def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     model = Decoder(26)
     model.compile(backend="eager")
     job = of_tokens(model)
     blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
-    plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan("compile-blocks", blocks, by_block=True)]
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"), ahead=(beside := Beside()), for_others=plans)
+    plan = ArmPlan("compile-blocks", blocks, by_block=True)
+    of = bench.Bench(job, ["blocks"], torch.device("cpu"))
     before = compiled_so_far().frames
-    of.build(attempt := Attempt(plans[1]))
+    of.build(attempt := Attempt(plan))
     frames = compiled_so_far().frames - before
     of.close()
-    assert beside.asked == [(ArmName.AS_IS, {"blocks": 2}), ("compile-blocks", None)]
-    assert beside.taken == [("compile-blocks", 2)] * 2
     assert attempt.no_number is None
     assert [ready.compiled.graphs for ready in attempt.ready] == [frames] * 2
 
 
 @pytest.mark.parametrize(
-    ("found", "ahead", "told", "seconds"),
+    ("found", "told", "seconds"),
     [
-        ([True, True], False, [True, True], [1.0, 1.0]),
-        ([False, True], False, [False, False], [0.0, 0.0]),
-        ([True, False], False, [True, False], [1.0, 0.0]),
-        ([True, True], True, [False, False], [1.0, 1.0]),
+        ([True, True], [True, True], [1.0, 1.0]),
+        ([False, True], [False, False], [0.0, 0.0]),
+        ([True, False], [True, False], [1.0, 0.0]),
     ],
-    ids=["an earlier run", "the other cut", "an earlier run at one cut", "others"],
+    ids=["an earlier run", "the other cut", "an earlier run at one cut"],
 )
 def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
-    found: list[bool], ahead: bool, told: list[bool], seconds: list[float], monkeypatch: pytest.MonkeyPatch
+    found: list[bool], told: list[bool], seconds: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graphs of the blocks are the same at both cuts where each is compiled on its own."""
     whole, of_caches = Decoder(26), iter(found)
@@ -528,14 +409,11 @@ def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
         return ready
 
     monkeypatch.setattr(bench.Bench, "_at_cut", noted)
-    others = Beside() if ahead else Nobody()
-    plan = ArmPlan("a", as_it_is)
-    of = bench.Bench(of_tokens(whole), ["blocks"], torch.device("cpu"), ahead=others, for_others=[plan])
-    of.build(attempt := Attempt(plan))
+    of = bench.Bench(of_tokens(whole), ["blocks"], torch.device("cpu"))
+    of.build(attempt := Attempt(ArmPlan("a", as_it_is)))
     of.close()
-    built = attempt.ready if not of._helped else attempt.ready[::-1]
-    assert [ready.compiled.from_caches for ready in built] == told
-    assert [ready.from_caches_s for ready in built] == seconds
+    assert [ready.compiled.from_caches for ready in attempt.ready] == told
+    assert [ready.from_caches_s for ready in attempt.ready] == seconds
 
 
 def test_only_what_the_compiler_takes_is_a_share_of_what_it_would_take_without_caches(

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 
 from fp8doctor.stages import BUDGET_S
 from fp8doctor.trial import admission, conductor
-from fp8doctor.trial.measure import ahead, bench, budget, timer, window
+from fp8doctor.trial.measure import bench, budget, timer, window
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import Budget, Cost
+from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import CPU, Decoder, job
-from tests.trial.recorded_trials import NOT_BEGUN_S, TRIALS, Clock, Others, Seen, took
+from tests.trial.recorded_trials import TRIALS, Clock, Seen, took
 from tests.trial.test_budget import COSTS
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (budget, timer, conductor, admission, ahead, window):
+    for module in (budget, timer, conductor, window):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
     return clock
 
@@ -56,97 +56,6 @@ def test_the_default_budget_holds_for_the_whole_command_and_what_decides_is_time
     assert sum(parts.values()) <= most_s <= budget.WITHIN * BUDGET_S, parts
     assert set(TRIALS[name][2]) - set(timed) == left_out
     assert rounds >= timer.LEAST_ROUNDS
-
-
-@pytest.mark.parametrize(
-    ("name", "budget_s", "ahead_s", "left_out"),
-    [
-        ("lora", 72.0, {"compile-blocks": 13.0}, set()),
-        ("lora", 66.0, {"compile-blocks": 300.0}, {"compile-blocks"}),
-        ("lora", 80.0, {"compile-blocks": 300.0}, set()),
-        ("llama_eager_attention", 60.0, {"prescribed": 9.0, "keep-in-bf16": 24.0}, set()),
-        ("encoder_decoder", 60.0, {"prescribed": 28.0}, set()),
-        (
-            "mixtral",
-            65.0,
-            {"prescribed": 15.0, "recipe-rowwise": 22.0, "recipe-rowwise-with-gw-hp": 22.0},
-            set(),
-        ),
-        ("flux", 65.0, {"bf16_compiled": 20.0}, set()),
-        ("llama_8b", 90.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 19.0}, set()),
-        ("llama_8b", 90.0, {}, {"recipe-rowwise-with-gw-hp"}),
-        (
-            "llama_8b",
-            85.0,
-            {"recipe-rowwise": 50.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
-            {"recipe-rowwise-with-gw-hp"},
-        ),
-        ("llama_8b", 110.0, {"recipe-rowwise": 32.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S}, set()),
-    ],
-)
-def test_what_others_compile_meanwhile_is_asked_when_they_have_done_it(
-    name: str,
-    budget_s: float,
-    ahead_s: dict[str, float],
-    left_out: set[str],
-    clock: Clock,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts, timed, rounds = took(name, clock, monkeypatch, budget_s, ahead_s=ahead_s)
-    assert set(TRIALS[name][2]) - set(timed) == left_out
-    within = budget.WITHIN if name == "encoder_decoder" else budget.ASKED_WITHIN
-    assert sum(parts.values()) <= within * budget_s, parts
-    assert rounds >= timer.LEAST_ROUNDS
-
-
-@pytest.mark.parametrize(("late_s", "arms_s"), [(0.0, 8.1 + 4.9 + 2.8), (6.0, 8.1 + 11.2)])
-def test_what_others_began_only_now_the_trial_compiles_itself(
-    late_s: float, arms_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It comes to the variant with all fixes 8.1 s after the first arm: others that need 13 s for it and
-    began 6 s late are waited for in vain."""
-    monkeypatch.setitem(
-        TRIALS, "mixtral", (*TRIALS["mixtral"][:2], dict(list(TRIALS["mixtral"][2].items())[:5]))
-    )
-    parts, timed, _ = took("mixtral", clock, monkeypatch, ahead_s={"prescribed": 13.0}, late_s=late_s)
-    assert "prescribed" in timed
-    assert parts["arms"] == pytest.approx(arms_s)
-
-
-def test_who_takes_too_long_is_not_waited_for_once_more(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last moment to compile it without others is when the trial begins to."""
-    alone, beside = (
-        took("llama_8b", clock, monkeypatch, 85.0, ahead_s=ahead_s)
-        for ahead_s in (
-            {"recipe-rowwise": 2 * NOT_BEGUN_S, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
-            {"recipe-rowwise": 300.0, "recipe-rowwise-with-gw-hp": 2 * NOT_BEGUN_S},
-        )
-    )
-    assert beside[1] == alone[1]
-    assert sum(beside[0].values()) <= budget.ASKED_WITHIN * 85.0
-
-
-@pytest.mark.parametrize("budget_s", [80.0, 130.0])
-def test_who_takes_too_long_for_what_is_needed_costs_no_other_variant(
-    budget_s: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is waited for in vain is no more than what it could have saved, and is no part of what the variant
-    cost, by which the recipes are estimated."""
-    alone, beside = (
-        took("mixtral", clock, monkeypatch, budget_s, ahead_s=ahead_s)
-        for ahead_s in ({}, {"prescribed": 300.0})
-    )
-    assert beside[1] == alone[1]
-    expected_s = budget.DEARER_FP8 * 6.6
-    assert beside[0]["arms"] - alone[0]["arms"] == pytest.approx((1 - budget.AHEAD_SHARE) * expected_s)
-
-
-def test_what_others_compiled_is_expected_to_take_the_trial_no_longer_than_its_own_caches() -> None:
-    cost = Cost(20.0, (0.1,), True, True)
-    assert budget.ahead_of(cost, 10.0).build_s == pytest.approx(0.3 * 10.0 + 0.3)
-    assert budget.ahead_of(cost, 90.0).build_s == pytest.approx(0.3 * 20.0 + 0.3)
 
 
 @pytest.mark.parametrize(
@@ -230,17 +139,6 @@ def test_an_open_sign_overruns_no_bound(clock: Clock) -> None:
         assert of.deadline == pytest.approx(1071.0)
         assert of.end == pytest.approx(min(1060.0 + prolonged_s, 1075.0))
         assert of.open_sign_s == pytest.approx(max(0.0, 15.0 - prolonged_s))
-
-
-def test_the_screen_says_what_is_waited_for(clock: Clock) -> None:
-    """The arm that was built last is not what takes the time."""
-    said: list[tuple[str, str | None]] = []
-    others = Others(clock, {"a": 9.0, "b": 20.0})
-    of = TrialRun(CPU, Budget(60.0, clock()), lambda *doing: said.append(doing), ahead=others)
-    assert admission.wait_for_one(["a", "b"], clock() + 30.0, of) == {"a"}
-    assert admission.wait_for_one(["b"], clock() - 1.0, of) == frozenset()
-    assert said == [("waiting for variants that are compiled beside the trial", None)]
-    assert clock() == 1009.0
 
 
 def test_with_twice_the_budget_everything_is_timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fp8doctor.trial.copies.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans, shallowest
+from fp8doctor.trial.copies.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans
 
 
 def llama(layers: int) -> nn.Module:
@@ -153,24 +153,12 @@ class Sliding(nn.Linear):
     pass
 
 
-@pytest.mark.parametrize(
-    ("kinds", "count"),
-    [("l" * 30, 2), ("sl" * 13, 3), ("sssl" * 8, 5), ("d" + "l" * 29, 2), ("d" + "sl" * 14, 3), ("ll", None)],
-)
-def test_the_shallowest_cut_has_each_kind_of_block_behind_another(kinds: str, count: int | None) -> None:
-    made = {"l": nn.Linear, "s": Sliding, "d": Dense}
-    model = nn.ModuleDict({"layers": nn.ModuleList(made[kind](8, 8) for kind in kinds)})
-    assert shallowest(model, ["layers"]).kept == ({} if count is None else {"layers": count})
-
-
 def test_a_short_list_stays_whole_beside_one_that_is_cut() -> None:
     counts = {"layers": 26, "stages": 4}
     model = nn.ModuleDict(
         {name: nn.ModuleList(nn.Linear(8, 8) for _ in range(count)) for name, count in counts.items()}
     )
     assert kept(model, *counts) == [{"layers": 4}, {"layers": 12}]
-    assert shallowest(model, list(counts)).kept == {"layers": 2}
-    assert shallowest(model, ["stages"]).kept == {"stages": 2}
 
 
 def test_blocks_without_a_pattern_are_measured_whole() -> None:

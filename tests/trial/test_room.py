@@ -17,7 +17,6 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import layout, pairs
-from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -199,23 +198,12 @@ class StandInBench:
         attempt.ready.clear()
 
 
-class Ends(Nobody):
-    """Compiles ahead, and takes memory until it gives way."""
-
-    ended = False
-
-    def give_way(self) -> bool:
-        first, self.ended = not self.ended, True
-        return first
-
-
-@pytest.mark.parametrize(("at_last", "built"), [(60.0, ["as_is"]), (120.0, ["as_is", "larger-batch"])])
-def test_what_does_not_fit_is_not_built_once_nobody_compiles_ahead(
-    at_last: float, built: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("room", "built"), [(60.0, ["as_is"]), (120.0, ["as_is", "larger-batch"])])
+def test_what_does_not_fit_is_not_built(
+    room: float, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead = Ends()
-    run = TrialRun(CPU, Budget(1e6), ahead=cast(Any, ahead))
-    monkeypatch.setattr(conductor, "room_gib", lambda device: at_last if ahead.ended else 60.0)
+    run = TrialRun(CPU, Budget(1e6))
+    monkeypatch.setattr(conductor, "room_gib", lambda device: room)
     stand_in = StandInBench(frees_gib=0.0)
     attempts = [Attempt(AS_IS.plan), Attempt(LARGER)]
     conductor._build(cast(Bench, stand_in), attempts, run)
@@ -223,13 +211,10 @@ def test_what_does_not_fit_is_not_built_once_nobody_compiles_ahead(
     assert (attempts[1].why is Reason.DOES_NOT_FIT) is (len(built) == 1)
 
 
-@pytest.mark.parametrize(("at_last", "fits"), [(100.0, False), (140.0, True)])
-def test_what_exceeds_the_gpu_is_let_go_of_once_nobody_compiles_ahead(
-    at_last: float, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ahead = Ends()
-    run = TrialRun(CPU, Budget(1e6), ahead=cast(Any, ahead))
-    monkeypatch.setattr(conductor, "gpu_gib", lambda device: at_last if ahead.ended else 100.0)
+@pytest.mark.parametrize(("gpu", "fits"), [(100.0, False), (140.0, True)])
+def test_what_exceeds_the_gpu_is_let_go_of(gpu: float, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = TrialRun(CPU, Budget(1e6))
+    monkeypatch.setattr(conductor, "gpu_gib", lambda device: gpu)
     stand_in = StandInBench(frees_gib=0.0)
     stand_in.plan = PLAN
     of = {each.plan.name: each.ready for each in (AT_CUTS, built("a", "checkpointing-off", more_gib=5.0))}
@@ -298,7 +283,6 @@ def test_cuts_that_cannot_fit_are_not_laid_out(
 ) -> None:
     of = Bench.__new__(Bench)
     of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
-    of._ahead = Nobody()
     asked: list[Plan] = []
     monkeypatch.setattr(layout, "room_gib", lambda device: room())
     monkeypatch.setattr(of, "_lay_out", asked.append)

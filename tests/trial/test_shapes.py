@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +29,14 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial import early
 from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import casts, gemms, shapes
 from fp8doctor.trial.measure import budget, timer
-from fp8doctor.trial.measure.ahead import Nobody
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.variant import ArmPlan
-from tests.trial.decoder import job as blocks_in_a_list
 
 pytestmark = pytest.mark.slow
 
@@ -421,154 +417,6 @@ def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.Mo
     assert seen["budget"].seconds == 60
     assert 0 < seen["budget"].spent_s < 60
     assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
-
-
-class Beside(Nobody):
-    """Notes what it is asked for, whether it is stopped, and whether it was ended."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.stopped = self.ended = False
-
-    def know(self, facts: Facts, changed: Collection[str] = ()) -> None:
-        self.asked.append(("know", recorded(facts.trial, "shapes"), set(changed)))
-
-    def begin(self, work: Any, cuts: Any, *, more: bool = False) -> bool:
-        self.asked.append(("begin", *(arm for arm, _ in work), list(cuts), more))
-        return True
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        assert not self.stopped
-        self.stopped = True
-        yield
-        self.stopped = False
-
-    def end(self) -> bool:
-        first, self.ended = not self.ended, True
-        return first
-
-
-def begun(of: Job, facts: Facts, *steps: Step, **fields: Any) -> tuple[list[str], list[ArmPlan]]:
-    """What others begin with before the shapes are timed, and how the arms are planned then."""
-    beside = Beside()
-    planned = early.begin(of, facts, steps, TrialRun(CPU, Budget(60), ahead=beside, **fields))
-    (known, *told) = beside.asked
-    assert known == ("know", False, set())
-    (work,) = [each[1:-2] for each in told] or [[]]
-    assert all(each[-2:] == ([None], True) for each in told)
-    return list(work), planned
-
-
-def untimed(of: Job) -> Facts:
-    return msgspec.structs.replace(examine(of), trial=Trial(device="cuda", gpu="NVIDIA H200"))
-
-
-def test_what_hangs_on_no_shape_is_begun_before_they_are_timed() -> None:
-    of = job(compiled(decoder()))
-    recipes = ["recipe-rowwise", "recipe-rowwise-with-gw-hp"]
-    baselines = ["bf16_compiled", "bf16_as_compiled"]
-    work, _ = begun(of, untimed(of))
-    assert work == [*baselines, *sorted(recipes, key=work.index)]
-    named = begun(of, untimed(of), step("0.k", code="NUM002"))[0]
-    assert named == [*baselines, "prescribed", *sorted(recipes, key=named.index)]
-    assert begun(of, untimed(of), step("0.k"))[0] == baselines, "nothing in the place of prescribed"
-    assert begun(of, untimed(of), skip={"bf16_compiled": "it died"})[0] == work[1:]
-
-
-def test_of_graphs_of_several_blocks_nothing_is_begun_before_the_cuts_are_known() -> None:
-    of = blocks_in_a_list(blocks=3)
-    compiled(of.model.blocks)
-    assert "recipe-rowwise" in begun(of, untimed(of))[0]
-    of.model.compile(backend="eager")
-    assert begun(of, untimed(of))[0] == []
-
-
-def test_what_the_shapes_change_is_named() -> None:
-    of, facts = planted(compiled(decoder()), "1.k")
-    _, before = begun(of, untimed(of))
-    now = arms(facts, (), of)
-    assert "keep-in-bf16" in {plan.name for plan in now} - {plan.name for plan in before}
-    assert early.changed(before, now) == set()
-    _, before = begun(of, untimed(of), step("0.k", "1.k"))
-    now = arms(facts, [step("0.k", "1.k")], of)
-    on_top = {plan.name for plan in before if plan.base == "prescribed"}
-    assert "recipe-rowwise" in on_top
-    assert early.changed(before, now) == {"prescribed", *on_top}, "other layers"
-    none_loses = arms(planted(compiled(decoder()))[1], [step("0.k", "1.k")], of)
-    assert early.changed(before, none_loses) == {"prescribed", *on_top}, "it is no more"
-    assert early.changed(before, before) == set()
-
-
-def test_others_begin_before_the_shapes_are_timed_and_learn_what_these_say(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    beside = Beside()
-    monkeypatch.setattr(early, "changed", lambda before, now: {before[0].name, now[0].name})
-    trial_of(monkeypatch, ahead=beside)
-    kinds = [(kind, more[-1]) for kind, *more in beside.asked]
-    assert kinds == [("know", set()), ("begin", True), ("know", {"as_is"})]
-    assert [each[1] for each in beside.asked if each[0] == "know"] == [False, True]
-
-
-def test_others_are_stopped_while_something_is_timed_and_not_while_it_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    beside, compiling, timing = Beside(), [], []
-
-    def backend(graph: Any, examples: Any) -> Any:
-        compiling.append(beside.stopped)
-        return graph
-
-    timed = shapes._host_ms
-    monkeypatch.setattr(torch._dynamo, "mark_dynamic", lambda tensor, side: None)
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, dynamic=False))
-    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 0.0})
-    monkeypatch.setattr(shapes, "_host_ms", lambda each: timing.append(beside.stopped) or timed(each))
-    found, _ = shapes.timed(examine(job(decoder())), CPU, until=5.0, ahead=beside)
-    assert all(shape.casts_ms for shape in found)
-    assert len(compiling) > 1, "anew for other sizes"
-    assert not any(compiling)
-    assert timing
-    assert all(timing)
-    assert not beside.stopped
-
-
-CUBLAS = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-FULL = torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.mark.parametrize("error", [CUBLAS, FULL, RuntimeError(f"backend='inductor' raised: {FULL!r}")])
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(gemms.Operands, "of"), (gemms, "scaled_mm"), (casts, "compiled"), (casts, "arguments")],
-)
-def test_no_shape_is_lost_for_the_memory_of_others(
-    module: Any, name: str, error: Exception, quick_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beside, whole = Beside(), getattr(module, name)
-
-    def short(*arguments: Any, **fields: Any) -> Any:
-        if not beside.ended:
-            raise error
-        return whole(*arguments, **fields)
-
-    monkeypatch.setattr(module, name, short)
-    found, gap = shapes.timed(examine(job(decoder())), CPU, until=5.0, ahead=beside)
-    assert (len(found), gap, {shape.reason for shape in found}) == (4, None, {None})
-    assert all(shape.fp8_ms and shape.casts_ms for shape in found)
-
-
-def test_others_stay_beside_a_gemm_that_fails_for_another_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Beside()
-
-    def fails(*arguments: Any, **fields: Any) -> Any:
-        raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
-
-    monkeypatch.setattr(gemms, "scaled_mm", fails)
-    found, _ = shapes.timed(examine(job(decoder())), CPU, until=5.0, ahead=beside)
-    assert [shape.fp8_ms for shape in found] == [None] * 4
-    assert not beside.ended
 
 
 def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(

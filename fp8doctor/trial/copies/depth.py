@@ -142,19 +142,6 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
 
 
-def shallowest(model: nn.Module, lists: Sequence[str]) -> Cut:
-    """Cut the ``lists`` to one of each kind of block behind another: what enters the first of all may be of
-    another kind.
-
-    Short lists stay whole beside one that is worth cutting, as in `plans`: a model may name each of their
-    blocks.
-    """
-    stacks = _stacks(model, lists)
-    worth = [stack for stack in stacks if stack.count >= LEAST_WORTH_CUTTING]
-    kept = {stack: max(1, stack.prefix) + stack.period for stack in worth or stacks}
-    return Cut({stack.name: count for stack, count in kept.items() if count < stack.count})
-
-
 def _stacks(model: nn.Module, lists: Sequence[str]) -> list[Stack]:
     return [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
 

@@ -34,7 +34,6 @@ from fp8doctor.trial.layers.gemms import (
     bf16_gemms,
     fp8_gemms,
 )
-from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.wording import percent, sentence
@@ -47,8 +46,8 @@ ARM = "shapes"
 """This part's name in ``skip``, which a new worker leaves out when the one before died of it."""
 
 SHARE = 0.1
-"""Of the trial's budget: six of 60 s. Eight shapes take about 2 s (`SHAPE_S`), where helpers are stopped for
-them 1.6 more, and the one compilation some seconds."""
+"""Of the trial's budget: six of 60 s. Eight shapes take about 2 s (`SHAPE_S`), and the one compilation some
+seconds."""
 
 COMPILING_S = {"cuda": 3.0, "cpu": 20.0}
 """Least time for compiling the casts, which cannot be stopped. One small graph takes 10 to 15 s with a CPU's
@@ -92,10 +91,8 @@ def probe_beside(
     until: float,
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
-    ahead: Ahead | None = None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
-    """Time the shapes in the user's process, and tell what is missing and why. ``ahead`` is who compiles
-    beside it.
+    """Time the shapes in the user's process, and tell what is missing and why.
 
     The process is left as it was, but for the compiler's workers. The shapes are not recorded where nothing
     could be timed. Raises `DeviceLost`.
@@ -107,7 +104,7 @@ def probe_beside(
     progress("timing the matmuls of its layers", ARM)
     try:
         with Undisturbed(job, keep_workers=True):
-            return timed(facts, device, until=until, ahead=ahead)
+            return timed(facts, device, until=until)
     except DeviceLost:
         raise
     except Exception as error:
@@ -116,11 +113,9 @@ def probe_beside(
         return NOT_RECORDED, sentence(error)
 
 
-def timed(
-    facts: Facts, device: torch.device, *, until: float, ahead: Ahead | None = None
-) -> tuple[tuple[LayerShape, ...], str | None]:
+def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[LayerShape, ...], str | None]:
     """Time the shapes, and tell what was left out of them and why."""
-    wanted, bench = distinct(facts), Timer(device, ahead)
+    wanted, bench = distinct(facts), Timer(device)
     shapes, reasons = [], _beyond(wanted)
     slow = {linear.name for linear in of_interest(facts) if linear.features.get("use_fast_accum") is False}
     for shape, _ in wanted[:MOST_SHAPES]:
@@ -190,40 +185,28 @@ def shape_in_words(shape: LayerShape) -> str:
 
 
 class Timer:
-    """Times operations that take turns, while those who compile ``ahead`` are stopped."""
+    """Times operations that take turns."""
 
-    def __init__(self, device: torch.device, ahead: Ahead | None = None) -> None:
-        self.device, self._ahead = device, ahead or Nobody()
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.on_gpu = device.type == "cuda"
         self._buffer: Tensor | None = None
         if self.on_gpu:
             # Twice the cache, so that nothing of an operand is left in it.
             size = 2 * getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or 2**27
-            self._buffer = self.alone_if_short(lambda: torch.empty(size, dtype=torch.int8, device=device))
-
-    def alone_if_short(self, run: Callable[[], Result]) -> Result:
-        """Run it, and once more without those who compile ahead where the memory is too small beside them."""
-        try:
-            return run()
-        except RuntimeError as error:
-            if not _of_memory(error) or not self._ahead.end():
-                raise
-        free(self.device)  # the error, which is gone by now, held what was made
-        return run()
+            self._buffer = torch.empty(size, dtype=torch.int8, device=device)
 
     def turns(self, operations: Mapping[str, Operation], flushes: int = FLUSHES) -> dict[str, float]:
-        """Return the median time in ms of each, after one run to warm up, in which it is compiled if ever:
-        who is stopped for the others may hold a lock of the compiler's caches."""
+        """Return the median time in ms of each, after one run to warm up, in which it is compiled if ever."""
         for operation in operations.values():
-            self.alone_if_short(operation)
+            operation()
         times: dict[str, list[float]] = {name: [] for name in operations}
-        with self._ahead.paused():
-            until = time.monotonic() + SHAPE_S
-            for number in range(ROUNDS):
-                if number >= FEWEST_ROUNDS and time.monotonic() > until:
-                    break
-                for name, ms in self._round(operations, flushes).items():
-                    times[name].append(ms)
+        until = time.monotonic() + SHAPE_S
+        for number in range(ROUNDS):
+            if number >= FEWEST_ROUNDS and time.monotonic() > until:
+                break
+            for name, ms in self._round(operations, flushes).items():
+                times[name].append(ms)
         return {name: statistics.median(each) for name, each in times.items()}
 
     def _round(self, operations: Mapping[str, Operation], flushes: int) -> dict[str, float]:
@@ -248,14 +231,6 @@ class Timer:
         free(self.device)
 
 
-def _of_memory(error: RuntimeError) -> bool:
-    """Whether the memory of the GPU was too small, in the words of torch or cuBLAS, or of a compiler that was
-    told by them."""
-    said = str(error).lower()
-    short = isinstance(error, torch.OutOfMemoryError)
-    return short or "out of memory" in said or "cublas_status_alloc_failed" in said
-
-
 def _host_ms(operation: Operation) -> float:
     began = time.perf_counter()
     operation()
@@ -266,12 +241,12 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
     """Time the GEMMs of the shape; ``fast`` says how the forward accumulates."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
         raise ValueError("too large to be timed on a CPU")
-    operands = bench.alone_if_short(lambda: Operands.of(shape, bench.device))
+    operands = Operands.of(shape, bench.device)
     bf16 = bf16_gemms(operands, shape.trained)
     try:
-        fp8 = bench.alone_if_short(lambda: fp8_gemms(operands, shape, fast))
+        fp8 = fp8_gemms(operands, shape, fast)
         for operation in fp8.values():
-            bench.alone_if_short(operation)
+            operation()
     except (RuntimeError, ValueError) as error:
         still_there(bench.device, ARM)
         times = bench.turns(bf16)
@@ -329,7 +304,7 @@ def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[L
     """Time the casts of shapes that have the same rows, as many as the time is enough for."""
     done: dict[LayerShape, LayerShape] = {}
     try:
-        compiled = bench.alone_if_short(lambda: casts.compiled(_examples(wanted, bench.device)))
+        compiled = casts.compiled(_examples(wanted, bench.device))
     except Exception as error:  # whatever the compiler raises
         _log.debug("compiling the casts raises", exc_info=True)
         return {shape: _failed(shape, error, bench) for shape in wanted}
@@ -340,7 +315,7 @@ def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[L
         if time.monotonic() > until and done:
             break
         try:
-            arguments = bench.alone_if_short(functools.partial(_cast_arguments, shape, bench.device))
+            arguments = _cast_arguments(shape, bench.device)
             operation = functools.partial(compiled, shape.recipe, shape.trained, *arguments)
             done[shape] = msgspec.structs.replace(
                 shape, casts_ms=bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -17,10 +17,8 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
-from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.copies.step import like, training_step
-from fp8doctor.trial.measure.ahead import Ahead, Nobody, Work, lost_beside, patience_s
 from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.cuts import one_graph
@@ -48,14 +46,6 @@ Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with code of its own."""
 
 
-class _LostBeside(Exception):
-    """The arm cost a process beside the trial its GPU: the trial's own is not risked for it."""
-
-    def __init__(self, no_number: NoNumber) -> None:
-        super().__init__(no_number.sentence)
-        self.no_number = no_number
-
-
 class Bench(Layout):
     """The cuts, and the arms that are built on them."""
 
@@ -66,37 +56,20 @@ class Bench(Layout):
         device: torch.device,
         *,
         interrupts: bool = False,
-        only: Cut | None = None,
-        ahead: Ahead | None = None,
-        for_others: Sequence[ArmPlan] = (),
-        more: bool = False,
         guard: Guard | None = None,
     ) -> None:
         """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
 
-        ``interrupts`` says that a build may be ended by an alarm of the process, ``only`` is the one cut that
-        is wanted, and ``ahead`` compiles ``for_others`` beside the trial, and ``more`` later: blocks at once,
-        one graph of several as soon as the cuts are known.
+        ``interrupts`` says that a build may be ended by an alarm of the process.
         """
-        super().__init__(job, lists, device, only, ahead or Nobody(), guard)
-        self.interrupts, self._rounding, self._helped = interrupts, rounding(job.model, device), False
+        super().__init__(job, lists, device, guard)
+        self.interrupts, self._rounding = interrupts, rounding(job.model, device)
         self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
         """The arm that is built, timed or proven now."""
-        if not self.as_one:
-            self.have_compiled(for_others, more=more)
         self.lay_out()
-        if self.as_one:
-            self.have_compiled(for_others, more=more)
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
-
-    def have_compiled(self, plans: Sequence[ArmPlan], *, more: bool = False) -> None:
-        """Have these arms compiled beside the trial, in their order; with ``more`` it is called again."""
-        work, cuts = (
-            self._at_every_cut(plans) if self.as_one else ([(each.name, 0) for each in plans], [None])
-        )
-        self._helped = self._ahead.begin(work, cuts, more=more)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
@@ -132,8 +105,6 @@ class Bench(Layout):
             if self.guard.written is not None:
                 raise
             attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
-        except _LostBeside as lost:
-            attempt.no_number = lost.no_number
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
             attempt.no_number = raised(error)
@@ -154,42 +125,20 @@ class Bench(Layout):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _at_every_cut(
-        self, plans: Sequence[ArmPlan]
-    ) -> tuple[Sequence[Work], Sequence[Mapping[str, int] | None]]:
-        """List each arm with the cuts at which others compile it, the deepest first: one graph of several
-        blocks at every cut, blocks at the smallest.
-
-        One graph of the step as it is is left to the trial at the deepest cut, where the trial begins then.
-        """
-        numbers, own = range(len(self.plan.cuts))[::-1], (ArmName.AS_IS, len(self.plan.cuts) - 1)
-        every = ((plan.name, self._ahead_at(plan, number)) for plan in plans for number in numbers)
-        work = [each for each in dict.fromkeys(every) if each != own]
-        return work, [*(cut.kept for cut in self.plan.cuts), None]
-
     def _as_one(self, plan: ArmPlan) -> bool:
         """Whether one graph of this arm holds several blocks. A step that is compiled stays one."""
         return self.as_one and not (plan.by_block and step_mark(self.job.training_step) is None)
-
-    def _ahead_at(self, plan: ArmPlan, number: int) -> int:
-        """Return the number under which an arm is compiled ahead for a cut: blocks have one for all."""
-        return number if self._as_one(plan) else len(self.plan.cuts) if self.as_one else 0
 
     def _build_cuts(self, attempt: Attempt, until: float) -> None:
         """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
         the others."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
-        cold_s: dict[int, float | None] = {}
         own: Classes = {}
         as_one = self._as_one(attempt.plan)
-        for number in numbers if as_one and not self._helped else reversed(numbers):
+        for number in numbers if as_one else reversed(numbers):
             if made and time.monotonic() + self._further_s(made, number, as_one=as_one) > until:
                 raise Overrun
-            work = attempt.plan.name, self._ahead_at(attempt.plan, number)
-            cold_s[number] = self._ahead.take(work, patience_s(until))
-            if lost := lost_beside(self._ahead, attempt.plan.name):
-                raise _LostBeside(lost)
             ready = self._at_cut(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_cut(attempt.plan, number, {})
@@ -200,9 +149,6 @@ class Bench(Layout):
             made[number] = ready
             if as_one or not self._serves_others(ready.model):
                 own = {}
-        for number, ready in made.items():
-            ready.warm_up_s = max(ready.warm_up_s, cold_s[number] or 0.0)
-            ready.compiled.from_caches &= all(each is None for each in cold_s.values())
         attempt.ready = [made[number] for number in numbers]
 
     def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:

@@ -33,8 +33,7 @@ at most. A process that lets go of a GPU has 2 s (`fp8doctor.worker.parent.GRACE
 
 ASKED_WITHIN, UNASKED_WITHIN = 1.05, 1.0
 """Budgets within which a finding's own proposal, and what no finding proposes, is expected to fit. The rest
-of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds; so is what
-others have compiled, whose few seconds are known."""
+of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
 
 WINDOW_SHARE = 0.2
 """Share of the budget in which rounds are added to the least ones where what they are taken for is decided. A
@@ -61,12 +60,9 @@ DEARER_FP8 = 2.5
 """Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
 2.11)."""
 
-AHEAD_SHARE = 0.3
-"""Time to build what was compiled ahead / to compile it ahead: with the caches of the run before, the blocks
-of a Llama 3B took 0.13 in BF16, 0.24 and 0.18 in FP8, tensorwise and rowwise (H200, torch 2.11)."""
-
 CACHED_SHARE, CACHED_SHARE_OF_FP8 = 0.13, 0.18
-"""Time to compile with everything in the caches / without, at the least, of BF16 and of FP8: the same."""
+"""Time to compile with everything in the caches / without, at the least, of BF16 and of FP8. The blocks of a
+Llama 3B took 0.13 in BF16, 0.24 and 0.18 in FP8, tensorwise and rowwise (H200, torch 2.11)."""
 
 LEAST_WARM_UP = 3
 """Steps of an arm before it is timed, at least; so many where the first finds everything compiled."""
@@ -326,19 +322,11 @@ def expected(
     return Cost(build_s, steps_s, compiles, fp8, like.by_block)
 
 
-def ahead_of(cost: Cost, took_s: float) -> Cost:
-    """Lower the cost of an arm that others compiled in so many seconds. What they took longer than the trial
-    would is not in the caches."""
-    from_caches_s = AHEAD_SHARE * min(took_s, cost.build_s) + LEAST_WARM_UP * sum(cost.steps_s)
-    return replace(cost, build_s=min(cost.build_s, from_caches_s))
-
-
 def compiled_anew(cost: Cost, from_caches_s: float) -> Cost:
     """Raise the cost of an arm to what it takes where the caches hold nothing of it, as they hold nothing of
-    an arm that was never built. So many seconds were spent on graphs that all came from there; few beside
-    what others took to compile them for this trial are no more than was measured."""
+    an arm that was never built. So many seconds were spent on graphs that all came from there."""
     steps_s = LEAST_WARM_UP * sum(cost.steps_s)
-    if from_caches_s <= AHEAD_SHARE * max(0.0, cost.build_s - steps_s):
+    if not from_caches_s:
         return cost
     share = CACHED_SHARE_OF_FP8 if cost.fp8 else CACHED_SHARE
     return replace(cost, build_s=max(cost.build_s, steps_s + from_caches_s / share))

@@ -18,11 +18,6 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 
 
-def compiles(job: Job) -> bool:
-    """Whether the step, or any module of the model, is compiled."""
-    return step_mark(job.training_step) is not None or _any_compiles(job.model.modules())
-
-
 def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
     """Whether the step, a list of blocks or what holds one is compiled."""
     return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))

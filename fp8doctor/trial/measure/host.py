@@ -152,48 +152,9 @@ def _quota() -> tuple[int, int] | None:
     return None
 
 
-def _own_cgroup(controller: str = "") -> str:
-    """Name the cgroup of version 2 that this process is in, or the one of version 1 for a controller; the
-    root where nothing tells."""
+def _own_cgroup() -> str:
+    """Name this process's cgroup of version 2; the root where nothing tells."""
     with suppress(OSError):
         groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
-        return next((path.strip("/") for _, names, path in groups if controller in names.split(",")), "")
+        return next((path.strip("/") for _, names, path in groups if not names), "")
     return ""
-
-
-def free_memory() -> int | None:
-    """Count the bytes of the host's memory that this process may still take; None where Linux does not tell.
-
-    The page cache gives way, in the machine's figure and in that of a cgroup, of either version.
-    """
-    known = [_free_of_machine(), *_free_of_cgroups()]
-    return min((each for each in known if each is not None), default=None)
-
-
-def _free_of_machine() -> int | None:
-    with suppress(OSError, ValueError, StopIteration):
-        lines = (PROC / "meminfo").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * 1024
-    return None
-
-
-def _free_of_cgroups() -> Iterator[int]:
-    """Tell what every limit around this process leaves: that of its own group, or of one above it."""
-    for folder in _and_above(CGROUPS / _own_cgroup()):
-        with suppress(OSError, ValueError, KeyError):
-            yield _left(folder, "memory.max", "memory.current", "inactive_file")
-    for folder in _and_above(CGROUPS / "memory" / _own_cgroup("memory")):
-        with suppress(OSError, ValueError, KeyError):
-            yield _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _and_above(own: Path) -> list[Path]:
-    """List the folder of a cgroup and those around it. In a container some may not be there."""
-    return [own, *(each for each in own.parents if each.is_relative_to(CGROUPS))]
-
-
-def _left(folder: Path, limit: str, used: str, cache: str) -> int:
-    """Subtract what a cgroup uses from its limit. Raises ValueError where it has none."""
-    most, taken = (int((folder / name).read_text()) for name in (limit, used))
-    counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    return most - taken + int(counts[cache])

@@ -16,7 +16,6 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, training_step
-from fp8doctor.trial.measure.ahead import Ahead
 from fp8doctor.trial.measure.cuts import compiled_as_one, cut_of
 from fp8doctor.trial.measure.evidence import executed
 from fp8doctor.trial.measure.finite import WatchedSteps
@@ -46,17 +45,14 @@ class Layout:
         job: Job,
         lists: Sequence[str],
         device: torch.device,
-        only: depth.Cut | None,
-        ahead: Ahead,
         guard: Guard | None,
     ) -> None:
-        """Plan the cuts, or ``only`` the one that is wanted; `lay_out` makes them.
+        """Plan the cuts; `lay_out` makes them.
 
-        ``ahead`` is who compiles beside it, and is ended where the memory is short. ``guard`` watches the
-        first steps, and may stand in all others.
+        ``guard`` watches the first steps, and may stand in all others.
         """
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
-        self.guard, self._ahead = guard or Guard(job), ahead
+        self.guard = guard or Guard(job)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):
@@ -75,37 +71,26 @@ class Layout:
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so that each depth is compiled anew."""
-        self._plans = (
-            depth.plans(root, within, as_one=self.as_one) if only is None else [depth.Plan((), (only,))]
-        )
+        self._plans = depth.plans(root, within, as_one=self.as_one)
         self._deeper: list[depth.Plan] = []
         """What is laid out instead where there is room beside all others: they save more than it tells."""
-        if only is None and is_roomy(root, whole_gib(device)):
+        if is_roomy(root, whole_gib(device)):
             roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
             self._deeper = [plan for plan in roomy if plan not in self._plans]
 
     def lay_out(self) -> None:
-        """Make the largest cuts that fit, at last without those who compile ahead. Raises
-        `torch.OutOfMemoryError` when none do."""
+        """Make the largest cuts that fit. Raises `torch.OutOfMemoryError` when none do."""
         *larger, last = self._plans
-        if (
+        if not (
             any(map(self._laid_out_roomily, self._deeper))
             or any(map(self._fits, larger))
             or self._laid_out(last)
         ):
-            return
-        if not self._ahead.end():
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
-        self._lay_out(last)
 
     def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where it may fit, at last without those who compile ahead, whose memory it may
-        have been. They stay where the whole GPU is too small."""
+        """Lay the plan out where it may fit."""
         least = laid_out_gib(unwrapped(self.job.model), plan)
-        if not exceeds(least, room_gib(self.device)) and self._laid_out(plan):
-            return True
-        if exceeds(least, whole_gib(self.device)) or not self._ahead.end():
-            return False
         return not exceeds(least, room_gib(self.device)) and self._laid_out(plan)
 
     def _laid_out(self, plan: depth.Plan) -> bool:

@@ -48,7 +48,6 @@ def report(
         host=tracer.bench.host.load(),
         gaps=tracer.gaps | _unknown_peaks(plan, [*attempts, *(final.attempts if final else ())]),
         why=None,
-        compiled_ahead=tracer.run.ahead.outcomes(),
         budget_s=tracer.run.budget.seconds,
         elapsed_s=tracer.run.budget.elapsed_s,
     )

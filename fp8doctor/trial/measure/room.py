@@ -31,7 +31,7 @@ off a plain script's in 27 jobs, and the allocator cannot use every gap."""
 ROOMY = 0.2
 """Share of the GPU's memory that weights and gradients take at most where a deep model is timed whole. A
 choice: Adam's two moments are as much again, and three fifths are left for the user's own model and what a
-step saves for its backward. Not of what is free, which helpers change meanwhile."""
+step saves for its backward."""
 
 LEAVES = 0.4
 """Share of the GPU's memory that the first step of a deep model has to leave where it is timed whole. A

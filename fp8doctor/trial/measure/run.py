@@ -12,7 +12,6 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.stages import Stage
-from fp8doctor.trial.measure.ahead import Ahead, Nobody
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.state.guard import Guard
 
@@ -44,8 +43,6 @@ class TrialRun:
     """Receives the stage of the trial that begins."""
     own_process: bool = False
     """Whether the process is there for the trial, and no user's."""
-    ahead: Ahead = field(default_factory=Nobody)
-    """Who compiles beside the trial until it times the arms."""
     guard: Guard | None = None
     """Who stands before what is the user's in every step."""
 
