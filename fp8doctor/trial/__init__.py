@@ -45,18 +45,23 @@ __all__ = [
 ]
 
 
-def budget_for(job: Job, facts: Facts, asked_s: float | None, began: float) -> Budget:
-    """Make the budget that was asked for, or one by the size of the model and what the job compiles, of a
-    command that began at this clock (``time.monotonic``)."""
+def budget_for(
+    job: Job, facts: Facts, asked_s: float | None, began: float, deadline: float | None = None
+) -> Budget:
+    """Make the budget that was asked for, or one by the size of the model and what the job compiles.
+
+    The command began at this clock (``time.monotonic``). A trial that begins again has the ``deadline`` of
+    the first.
+    """
     if asked_s is not None:
-        return Budget.since(began, asked_s)
+        return Budget.since(began, asked_s, deadline)
     try:
         within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
     except NotReplicable:  # which the trial tells
         within = []
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
     long = large or compiled_as_one(job, within)
-    return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S)
+    return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S, deadline)
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:

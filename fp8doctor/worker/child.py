@@ -143,7 +143,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
         return None
     proposed = _proposed(facts, request)
 
-    budget = budget_for(job, facts, request.budget_s, asked["began"])
+    budget = budget_for(job, facts, request.budget_s, asked["began"], asked["ends"])
     teller = Teller(
         lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
         budget.end,

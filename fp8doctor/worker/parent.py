@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -95,8 +96,9 @@ def examine_in_worker(
     Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
     had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
     followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept. The budget of the trial begins here, and a child that overstays it is ended. ``python`` is another
-    interpreter for the child to run in. ``printed`` holds back what is printed on stderr.
+    kept. The budget of the trial begins here, is one for all of these children, and the child that overstays
+    it is ended. ``python`` is another interpreter for the child to run in. ``printed`` holds back what is
+    printed on stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None
@@ -113,6 +115,7 @@ def examine_in_worker(
         "seq": seq,
         "trial": asdict(trial) if trial else None,
         "began": time.monotonic(),
+        "ends": None,
         "skip": {},
         "python": python or sys.executable,
         "borrowed": borrowed,
@@ -122,6 +125,7 @@ def examine_in_worker(
         try:
             return replace(_examined(request, facts, load_timeout, progress, traces, printed), traces=traces)
         except _ArmFailed as failed:
+            facts, request["ends"] = failed.facts, failed.ends
             request["skip"][failed.arm] = failed.reason
             progress(Doing(f"{failed.arm}: {failed.reason}; starting again without it"))
     return _incomplete(
@@ -132,11 +136,11 @@ def examine_in_worker(
 
 
 class _ArmFailed(Exception):
-    """The child died, or lost its GPU, while it built or timed an arm."""
+    """The child died, or lost its GPU, in an arm. Its trial was to end at the clock ``ends``."""
 
-    def __init__(self, arm: str, reason: str) -> None:
+    def __init__(self, arm: str, reason: str, facts: Facts, ends: float) -> None:
         super().__init__(reason)
-        self.arm, self.reason = arm, reason
+        self.arm, self.reason, self.facts, self.ends = arm, reason, facts, ends
 
 
 def _examined(
@@ -147,15 +151,20 @@ def _examined(
     traces: dict[str, str | None],
     printed: Printed | None,
 ) -> Examination:
-    """One child from its start to its end. ``traces`` takes the files that it writes."""
-    doing, arm, ends, is_timing = "starting", None, time.monotonic() + load_timeout, False
+    """One child from its start to its end. ``traces`` takes the files that it writes.
+
+    A child that starts again after another keeps the facts of that one until it knows as much, and its end.
+    """
+    doing, arm, is_timing = "starting", None, False
+    last = math.inf if request["ends"] is None else request["ends"]
+    ends = min(time.monotonic() + load_timeout, last)
     messages = decoder(Message)
     with _Child(request, printed) as child:
         for line in child.lines():
             if isinstance(line, float):
                 if line <= ends:
                     continue
-                if is_timing:
+                if is_timing or ends == last:
                     return _out_of_time(facts, doing, arm)
                 return _incomplete(
                     facts,
@@ -165,7 +174,9 @@ def _examined(
             try:
                 message = messages.decode(line)
                 if isinstance(message, Examined):
-                    facts = Facts.from_dict(message.facts)
+                    found = Facts.from_dict(message.facts)
+                    if recorded(found, "trial") or not recorded(facts, "trial"):
+                        facts = found
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 return _incomplete(
                     facts,
@@ -174,18 +185,18 @@ def _examined(
                 )
             if isinstance(message, Begun):
                 doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
-                ends = time.monotonic() + load_timeout if message.until is None else message.until
+                ends = min(time.monotonic() + load_timeout if message.until is None else message.until, last)
                 progress(message.doing)
             elif isinstance(message, Traced):
                 traces[message.file] = message.problem
             elif isinstance(message, Lost):
-                return _without(facts, message.arm, message.reason, printed)
+                return _without(facts, message.arm, message.reason, ends, printed)
             elif not isinstance(message, Examined):
                 child.finish()
                 return _concluded(message, facts)
         end = _end(child.returncode)
         if arm is not None:
-            return _without(facts, arm, f"the process {end}", printed)
+            return _without(facts, arm, f"the process {end}", ends, printed)
         return _incomplete(facts, f"the worker {end} while {doing}")
 
 
@@ -196,12 +207,12 @@ def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
     return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
 
 
-def _without(facts: Facts, arm: str, reason: str, printed: Printed | None) -> Examination:
+def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed | None) -> Examination:
     """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
     if printed is not None:
         printed.failed = True
     if not _has_times(facts):
-        raise _ArmFailed(arm, reason)
+        raise _ArmFailed(arm, reason, facts, ends)
     kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
     return Examination(msgspec.structs.replace(facts, trial=kept), None)
 

@@ -277,6 +277,15 @@ def test_the_load_counts_but_leaves_the_trial_half_of_the_budget(
     assert (of.end, of.deadline, of.elapsed_s) == (1000.0 + ends, 1000.0 + deadline, load_s)
 
 
+def test_a_trial_that_begins_again_has_the_deadline_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1040.0))
+    first = Budget.since(1000.0, 60.0)
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1080.0))
+    again = Budget.since(1000.0, 60.0, first.deadline)
+    assert (again.deadline, again.end, again.elapsed_s) == (first.deadline, first.end, 80.0)
+    assert Budget.since(1000.0, 60.0).deadline == first.deadline + 40.0
+
+
 def test_profiles_are_left_out_where_they_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     of, cost = Budget(60.0, 0.0), Cost(1.0, (0.1, 0.2))
     last = 75 - of.closing_s() - budget.profile_s(cost)

@@ -201,6 +201,51 @@ def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_worker_that_starts_again_ends_when_the_first_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The load took longer than half of the budget: the trial began with half, and a retry gets no other."""
+    ends: list[float] = []
+    messages = worker.decoder(worker.Message)
+
+    def decode(line: bytes) -> worker.Message:
+        message = messages.decode(line)
+        if isinstance(message, worker.Begun) and message.until is not None:
+            ends.append(message.until)
+        return message
+
+    began = worker.time.monotonic() - 1e4
+    monkeypatch.setattr(worker, "decoder", lambda kind: SimpleNamespace(decode=decode))
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: began, sleep=worker.time.sleep))
+    _, arms, said = tried(tmp_path, "os._exit(7)")
+    assert any("starting again without it" in line for line in said)
+    assert arms["as_is"].tried
+    assert max(ends) - min(ends) == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_worker_that_starts_again_is_ended_with_the_budget_while_it_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died, hung = tmp_path / "died", tmp_path / "hung"
+    late_while_it_grows(hung, monkeypatch)
+    (tmp_path / "model.py").write_text(
+        MODEL.replace("{compile}", f"open({str(died)!r}, 'w').close(); os._exit(7)")
+        + f"\nif os.path.exists({str(died)!r}): {hang(hung)}\n"
+    )
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
+    )
+    assert examination.problem is None
+    assert recorded(examination.facts, "network")
+    trial = examination.facts.trial
+    assert (trial.why, trial.reason) == (
+        Reason.NO_TIME_LEFT,
+        "the budget of 180 s was used up while fp8doctor was loading model.py",
+    )
+
+
+@pytest.mark.usefixtures("forked")
 def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "os._exit(7)"))
     examination = examine_in_worker(str(tmp_path / "model.py"), progress=lambda text: None)

@@ -106,11 +106,18 @@ class Budget:
     """Seconds by which windows went on for a sign that was not told: what follows may end so much later."""
 
     @classmethod
-    def since(cls, began: float, seconds: float) -> Budget:
+    def since(cls, began: float, seconds: float, deadline: float | None = None) -> Budget:
         """Make the budget of a command that began at this clock, for the trial that begins now: what was done
-        before counts, but leaves the trial `LEAST_SHARE`."""
+        before counts, but leaves the trial `LEAST_SHARE`.
+
+        A trial that begins again has the ``deadline`` of the first, whatever that leaves.
+        """
         counted = max(began, time.monotonic() - (1.0 - LEAST_SHARE) * seconds)
-        return cls(seconds, counted, uncounted_s=counted - began)
+        first = cls(seconds, counted, uncounted_s=counted - began)
+        if deadline is None or first.deadline <= deadline:
+            return first
+        earlier_s = first.deadline - deadline
+        return cls(seconds, counted - earlier_s, uncounted_s=first.uncounted_s - earlier_s)
 
     @property
     def end(self) -> float:
