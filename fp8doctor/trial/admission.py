@@ -17,7 +17,6 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import (
     ASKED_WITHIN,
-    UNASKED_WITHIN,
     WITHIN,
     Cost,
     compiled_anew,
@@ -56,7 +55,7 @@ def _within(plan: ArmPlan, costs: Mapping[str, Cost]) -> float:
     """Choose the budgets within which the arm has to fit."""
     if is_needed(plan, costs):
         return WITHIN
-    return UNASKED_WITHIN if plan.explored else ASKED_WITHIN
+    return 1.0 if plan.explored else ASKED_WITHIN
 
 
 def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:

@@ -87,8 +87,11 @@ class ArmBuilder:
     job: Job
 
     def baselines(self, in_fp8: bool) -> list[ArmPlan]:
-        """Plan every form of BF16 that the user could write, without the one that equals the step as it
-        is."""
+        """Plan every form of BF16 that the user could write, without the one that equals the step as it is.
+
+        If the step is compiled, compiled BF16 comes first. FP8 is compared with it, and the first BF16 is
+        built whatever it is expected to take.
+        """
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own = self.own_autocast()
         forms = {
@@ -96,6 +99,7 @@ class ArmBuilder:
             ArmName.BF16_COMPILED: in_fp8 or not compiled or bool(own) or self.compiles_otherwise,
             ArmName.BF16_AS_COMPILED: (in_fp8 or bool(own)) and self.compiles_otherwise,
         }
+        first = ArmName.BF16_COMPILED if compiled else ArmName.BF16
         return [
             ArmPlan(
                 form,
@@ -105,8 +109,8 @@ class ArmBuilder:
                 compiled=form != ArmName.BF16,
                 by_block=form == ArmName.BF16_COMPILED,
             )
-            for form, is_another in forms.items()
-            if is_another
+            for form in sorted(forms, key=lambda form: form != first)
+            if forms[form]
         ]
 
     @functools.cached_property

@@ -148,9 +148,8 @@ def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
 def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
     """Time the arms in turn. One that raises costs itself, and the others begin anew; the step as it is costs
     them all."""
-    bench = tracer.bench
+    bench, run = tracer.bench, tracer.run
     while True:
-        run = tracer.run  # another after a window that an arm ended
         timed = [attempt for attempt in attempts if attempt.no_number is None]
         run.progress(f"timing {len(timed)} variants of the step", None)
         costs, plans = costs_of(timed), [each.plan for each in timed]
@@ -196,7 +195,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
         trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
         run.keep(trial)
         run.progress("measuring what FP8 does to each layer", NUMERICS)
-        until = tracer.run.budget.numerics_until()  # later where a window went on
+        until = tracer.run.budget.numerics_until()
         trial = with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
         run.keep(trial)
         run.progress("following the loss in BF16 and FP8", LOSSES)

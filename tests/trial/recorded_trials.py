@@ -45,8 +45,8 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         3.5,
         {
             "as_is": Seen(11.6, (132.0, 277.7), 1.3, True),
-            "bf16": Seen(1.7, (163.7, 371.2), 0.4),
             "bf16_compiled": Seen(4.4, (148.0, 326.8), 1.3, True),
+            "bf16": Seen(1.7, (163.7, 371.2), 0.4),
             ArmName.SELF_CHECK: Seen(0.5, (163.7,), 0.0),
             "recipe-rowwise": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
             "recipe-rowwise-with-gw-hp": Seen(18.9, (144.5, 312.8), 0.4, True, "as_is", True),
@@ -82,8 +82,8 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         1.4,
         {
             "as_is": Seen(11.0, (648.8,), 4.8, True),
-            "bf16": Seen(2.4, (656.9,), 2.8),
             "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
+            "bf16": Seen(2.4, (656.9,), 2.8),
             ArmName.SELF_CHECK: Seen(2.2, (656.9,), 0.0),
             "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
         },
@@ -93,8 +93,8 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         0.8,
         {
             "as_is": Seen(14.2, (182.1,), 0.8, True),
-            "bf16": Seen(1.2, (358.7,), 0.5),
             "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
+            "bf16": Seen(1.2, (358.7,), 0.5),
             "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"),
             ArmName.SELF_CHECK: Seen(1.1, (358.7,), 0.0),
             "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
@@ -118,8 +118,8 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         0.9,
         {
             "as_is": Seen(35.1, (67.4,), 0.7, True, fp8=True),
-            "bf16": Seen(0.4, (73.0,), 0.3, fp8=False),
             "bf16_compiled": Seen(12.5, (65.8,), 0.5, True, fp8=False),
+            "bf16": Seen(0.4, (73.0,), 0.3, fp8=False),
             ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0, fp8=False),
         },
     ),
@@ -138,8 +138,8 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         1.2,
         {
             "as_is": Seen(35.1, (67.4,), 0.7, True),
-            "bf16": Seen(0.4, (73.0,), 0.3),
             "bf16_compiled": Seen(12.5, (65.8,), 0.5, True),
+            "bf16": Seen(0.4, (73.0,), 0.3),
             ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0),
         },
     ),

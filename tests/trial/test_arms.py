@@ -119,6 +119,13 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     assert [name for name, plan in found.items() if plan.explored] == list(recipes)
 
 
+def test_compiled_bf16_comes_before_eager_bf16_if_the_step_is_compiled() -> None:
+    """FP8 is held to it. Eager BF16 checks the copy, and is next."""
+    found = list(plans(job(compiled_by_block())))
+    assert found[:4] == ["as_is", "bf16_compiled", "bf16", "bf16_again"]
+    assert "recipe-rowwise" in found[4:]
+
+
 def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> None:
     found = plans(
         job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16", "unset-variable", "stay-in-bf16"
@@ -466,7 +473,7 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
     trial = conduct(of, ["model.layers"], planned, run)
     names = [arm.name for arm in trial.arms]
-    assert names == ["as_is", "bf16", "bf16_compiled", *(GRAPHS if waits else []), "recipe-rowwise"]
+    assert names == ["as_is", "bf16_compiled", "bf16", *(GRAPHS if waits else []), "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
     assert reasons == ({reason} if reason else set())
     assert trial.why is None

@@ -62,6 +62,13 @@ def test_bf16_is_expected_to_compile_in_less_than_fp8_did() -> None:
     assert in_bf16 == Cost(14.4, (0.1, 0.2), True)
 
 
+def test_eager_bf16_is_expected_to_compile_nothing() -> None:
+    """However long the step as it is compiled."""
+    costs = {"as_is": replace(FP8, build_s=36.0)}
+    found = expected(costs, None, name=ArmName.BF16, compiles=False, fp8=False)
+    assert found == Cost(pytest.approx(0.9), (0.1, 0.2))
+
+
 def test_the_copy_of_the_check_is_expected_to_cost_what_eager_bf16_did() -> None:
     """However long the step as it is compiled. It has one cut."""
     costs = {"as_is": replace(FP8, build_s=36.0), "bf16": Cost(0.5, (0.1, 0.3))}
@@ -108,10 +115,10 @@ def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -
     window = least * (3 * 0.1 + 2 * 0.3 + 3 * 0.1 + 3 * 0.2)
     two = {"as_is": Cost(1.0, (0.1, 0.2))}
     profiles = (2 * 0.3 + 6 * 0.3) + (2 * 0.3 + 6 * 0.4)
-    for numerics, noted_s, closing_s in ((False, 0.0, 5.2), (True, 0.0, 7.0), (True, 3.0, 10.0)):
+    for numerics, noted_s, closing_s in ((False, 0.0, 5.2), (True, 0.0, 7.6), (True, 3.0, 10.6)):
         of = Budget(60.0, 0.0, numerics=numerics, noted_s=noted_s)
         spent = 60 - 0.5 - window - profiles - closing_s
-        for within in (1.0, 1.05, 1.25):
+        for within in (1.0, 1.25):
             begun = spent + (within - 1) * 60
             assert of.fits(Cost(0.5, (0.1, 0.3)), "bf16", two, begun - 0.01, within=within)
             assert not of.fits(Cost(0.5, (0.1, 0.3)), "bf16", two, begun + 0.01, within=within)
@@ -165,7 +172,7 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
         left: dict[str, Cost] = {}
         spent_s = before_s
         for number, (cost, unasked) in enumerate(arms):
-            within = budget.UNASKED_WITHIN if unasked else budget.WITHIN
+            within = 1.0 if unasked else budget.WITHIN
             if number < 2 or of.fits(cost, f"arm{number}", costs, spent_s, within=within):
                 costs[f"arm{number}"] = cost
                 spent_s += cost.build_s
@@ -219,8 +226,6 @@ def test_the_budget_that_is_named_is_enough_where_the_caches_hold_nothing_of_wha
     eager = ("as_is", True, 0.4, 0.0)
     cold, warm = (enough(eager, ("bf16_compiled", False, *each)) for each in ((8.0, 0.0), (1.3, 1.0)))
     assert warm >= cold >= 8.0 * budget.DEARER_FP8
-    others = enough(eager, ("bf16_compiled", False, 8.0, 1.0))
-    assert others == cold, "others compiled it for this trial, in 8 s"
     fp8 = [enough(eager, ("compile-blocks", True, *each)) for each in ((16.0, 0.0), (3.2, 2.9))]
     assert fp8[1] >= fp8[0] >= 16.0
 
@@ -247,7 +252,7 @@ def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: f
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
     of = Budget(60.0, 1000.0)
     assert of.build_until(COSTS) == 1000 + 75 - of.after_builds_s(COSTS)
-    assert of.build_until({}) == pytest.approx(1000 + 75 - 0.12 * 60 - of.closing_s()), "of unknown steps"
+    assert of.build_until({}) == pytest.approx(1000 + 67.5 - of.closing_s()), "of unknown steps"
 
 
 def test_the_arm_that_is_built_has_its_own_window_kept_free() -> None:

@@ -19,38 +19,31 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.measure import timer
 
 WITHIN = 1.25
-"""Budgets within which the whole command ends. The conductor starts no arm that is not expected to end by
-then, gives up a build that takes longer, and the parent process ends a child that overstays. The project's
-bound."""
+"""Budgets within which the whole command ends: the one hard deadline. The conductor starts no variant that is
+not expected to end by then, gives up a build that takes longer, and the parent process ends a child that
+overstays. The project's bound."""
 
 LEAST_SHARE = 0.5
 """Share of the budget that the trial has however long the import and the load took, which count otherwise. A
 choice: a model that loads for minutes is timed too."""
 
-REPORT_S, REPORT_SHARE = 4.0, 0.07
-"""Seconds kept for the end of the process and for the report, and the share of a small budget that they are
-at most. A process that lets go of a GPU has 2 s (`fp8doctor.worker.parent.GRACE_S`)."""
+REPORT_S, CLOSING_S, ENDING_SHARE = 4.0, 1.2, 0.12
+"""Seconds kept for the end of the process and the report, seconds kept before for letting go of everything,
+and the share of a small budget that both are at most. A process that lets go of a GPU has 2 s
+(`fp8doctor.worker.parent.GRACE_S`)."""
 
-ASKED_WITHIN, UNASKED_WITHIN = 1.05, 1.0
-"""Budgets within which a finding's own proposal, and what no finding proposes, is expected to fit. The rest
-of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
+ASKED_WITHIN = 1.05
+"""Budgets within which a finding's own proposal is expected to fit, and what no finding proposes in one. The
+rest of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
+
+NUMERICS_SHARE = 0.04
+"""Share of the budget for the numerics and the loss, if they can say something. 11 jobs took 0.6 to 2.6 s of
+60 or 120 s."""
 
 WINDOW_SHARE = 0.2
 """Share of the budget in which rounds are added to the least ones where what they are taken for is decided. A
 choice: with 15 rounds instead of 6 a Llama 3B was predicted no better (0.3 to 1.5 % off, and 1.0 to 1.7), and
 its trial took 16 s longer (H200, torch 2.11)."""
-
-LEAST_WINDOW_SHARE = 0.12
-"""Share of the budget that is kept for the window, its profiles and proofs while the steps of no arm are
-known."""
-
-NUMERICS_SHARE, LEAST_NUMERICS_SHARE = 0.08, 0.03
-"""Shares of the budget for the numerics, where they can say something: what they may take, and what is kept
-for them, which was enough for the numerics and the loss of 11 jobs (0.6 to 2.6 s of 60 or 120 s)."""
-
-CLOSING_S, CLOSING_SHARE = 1.2, 0.05
-"""Seconds kept for letting go of everything, beside looking at what was changed, and the share of a small
-budget that they are at the most."""
 
 DEARER_RECIPE = 1.5
 """Time to build the first other recipe / time to build the arm that it changes. Rowwise compiled 1.2 to 1.6
@@ -60,9 +53,9 @@ DEARER_FP8 = 2.5
 """Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
 2.11)."""
 
-CACHED_SHARE, CACHED_SHARE_OF_FP8 = 0.13, 0.18
-"""Time to compile with everything in the caches / without, at the least, of BF16 and of FP8. The blocks of a
-Llama 3B took 0.13 in BF16, 0.24 and 0.18 in FP8, tensorwise and rowwise (H200, torch 2.11)."""
+CACHED_SHARE = 0.13
+"""Time to compile with everything in the caches / without, at the least. The blocks of a Llama 3B took 0.13
+in BF16, 0.24 and 0.18 in FP8, tensorwise and rowwise (H200, torch 2.11)."""
 
 LEAST_WARM_UP = 3
 """Steps of an arm before it is timed, at least; so many where the first finds everything compiled."""
@@ -102,8 +95,6 @@ class Budget:
     """Whether the numerics can say something, so that time is kept for them."""
     noted_s: float = 0.0
     """Seconds that noting the state of the model took, which is looked at once more at the end."""
-    prolonged_s: float = 0.0
-    """Seconds by which windows went on for a sign that was not told: what follows may end so much later."""
 
     @classmethod
     def since(cls, began: float, seconds: float, deadline: float | None = None) -> Budget:
@@ -121,34 +112,27 @@ class Budget:
 
     @property
     def end(self) -> float:
-        return self.over(1.0)
+        return self.began + self.seconds
+
+    @property
+    def last(self) -> float:
+        """The clock at which the whole command has to be over."""
+        return self.began + WITHIN * self.seconds
 
     @property
     def deadline(self) -> float:
         """The clock at which the parent process ends the trial, to report what was sent."""
-        return self.over(WITHIN) - self._report_s
+        return self.last - self._at_most(REPORT_S)
 
     @property
     def elapsed_s(self) -> float:
         """The seconds since the command began."""
         return self.spent_s + self.uncounted_s
 
-    def over(self, budgets: float) -> float:
-        """Return the clock at which so many budgets are over, up to `WITHIN` not counting what an open sign
-        took."""
-        return self.began + min(budgets * self.seconds + self.prolonged_s, WITHIN * self.seconds)
-
     @property
     def open_sign_s(self) -> float:
         """The seconds by which a window may go on while it does not tell FP8 from BF16."""
-        return max(0.0, (WITHIN - 1.0) * self.seconds - self.prolonged_s)
-
-    def after_window(self, until: float, began: float, rounds: int) -> Budget:
-        """Note by how much a window of so many rounds, which began and was to end at these clocks, went on
-        for its sign. A late one has its least rounds in any case."""
-        now = time.monotonic()
-        beyond_s = min(now - until, (now - began) * (1.0 - timer.LEAST_ROUNDS / rounds))
-        return replace(self, prolonged_s=self.prolonged_s + max(0.0, beyond_s))
+        return self.last - self.end
 
     @property
     def spent_s(self) -> float:
@@ -169,7 +153,7 @@ class Budget:
     @property
     def numerics_share(self) -> float:
         """The share that is kept for the numerics."""
-        return LEAST_NUMERICS_SHARE if self.numerics else 0.0
+        return NUMERICS_SHARE if self.numerics else 0.0
 
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
@@ -178,12 +162,11 @@ class Budget:
     @property
     def _ending_s(self) -> float:
         """The seconds kept for the end, after the numerics."""
-        return min(CLOSING_S, CLOSING_SHARE * self.seconds) + self.noted_s + self._report_s
+        return self._at_most(CLOSING_S + REPORT_S) + self.noted_s
 
-    @property
-    def _report_s(self) -> float:
-        """The seconds kept for what follows the trial."""
-        return min(REPORT_S, REPORT_SHARE * self.seconds)
+    def _at_most(self, seconds: float) -> float:
+        """Take a part of the seconds kept for the end; less of a small budget."""
+        return seconds * min(1.0, ENDING_SHARE * self.seconds / (CLOSING_S + REPORT_S))
 
     def after_window_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the window."""
@@ -207,13 +190,7 @@ class Budget:
     ) -> bool:
         """Whether one more arm, beside those that were built, can be built and timed within so many
         budgets."""
-        return self.began + spent_s <= self.latest_begin({name: cost}, costs, within=within)
-
-    def latest_begin(self, more: Mapping[str, Cost], costs: Mapping[str, Cost], *, within: float) -> float:
-        """Return the clock until which more arms can be begun, one after the other, to end within so many
-        budgets."""
-        whole_s = sum(cost.build_s for cost in more.values()) + self.after_builds_s({**costs, **more})
-        return self.began + self.seconds * within - whole_s
+        return spent_s + cost.build_s + self.after_builds_s({**costs, name: cost}) <= within * self.seconds
 
     def after_builds_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up the least window and what follows it."""
@@ -221,9 +198,10 @@ class Budget:
 
     def build_until(self, costs: Mapping[str, Cost]) -> float:
         """Return the clock at which the build of an arm is given up, so that what is in ``costs``, as the arm
-        itself, can be timed."""
-        unknown_s = 0.0 if costs else LEAST_WINDOW_SHARE * self.seconds
-        return self.over(WITHIN) - unknown_s - self.after_builds_s(costs)
+        itself, can be timed. While no step is known, half of the time beyond the budget is kept for that."""
+        if not costs:
+            return (self.end + self.last) / 2 - self.closing_s()
+        return self.last - self.after_builds_s(costs)
 
     def enough_s(
         self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str], spent_s: float
@@ -256,16 +234,16 @@ class Budget:
         """Return the clock after which not even the least rounds go on. They are worth more than profiles,
         and nothing without proofs."""
         proofs_s = sum(PROOF_STEPS * cost.steps_s[-1] for cost in costs.values())
-        return self.over(WITHIN) - proofs_s - self.closing_s()
+        return self.last - proofs_s - self.closing_s()
 
     def profile_fits(self, cost: Cost) -> bool:
         """Whether an arm can be profiled at every cut before the end."""
-        return time.monotonic() + profile_s(cost) <= self.over(WITHIN) - self.closing_s()
+        return time.monotonic() + profile_s(cost) <= self.last - self.closing_s()
 
     def numerics_until(self) -> float:
         """Return the clock after which no layer is compared any more, so that the end is in time too."""
         until = max(self.end - self._ending_s, time.monotonic() + NUMERICS_SHARE * self.seconds)
-        return min(until, self.over(WITHIN) - self._ending_s)
+        return min(until, self.last - self._ending_s)
 
 
 def round_s(costs: Iterable[Cost]) -> float:
@@ -310,6 +288,9 @@ def expected(
     like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
     if like is None:
         return None
+    if name == ArmName.BF16:  # which compiles nothing, whatever the step as it is does
+        eager_s = min(like.build_s, LEAST_WARM_UP * sum(like.steps_s))
+        return Cost(eager_s, like.steps_s)
     if name == COMPILE_BLOCKS and like.compiles:
         return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8, by_block=True)
     recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
@@ -335,8 +316,7 @@ def compiled_anew(cost: Cost, from_caches_s: float) -> Cost:
     steps_s = LEAST_WARM_UP * sum(cost.steps_s)
     if not from_caches_s:
         return cost
-    share = CACHED_SHARE_OF_FP8 if cost.fp8 else CACHED_SHARE
-    return replace(cost, build_s=max(cost.build_s, steps_s + from_caches_s / share))
+    return replace(cost, build_s=max(cost.build_s, steps_s + from_caches_s / CACHED_SHARE))
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
