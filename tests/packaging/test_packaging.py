@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fp8doctor import registry
 from fp8doctor.areas import AREAS
@@ -180,6 +182,15 @@ def test_wheel_holds_the_data_files(distributions: dict[str, Path], tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_sdist_holds_the_pages_and_no_half_of_the_tests(distributions: dict[str, Path]) -> None:
+    with tarfile.open(distributions["sdist"]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages | {"README.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md"} <= names
+    assert not [name for name in names if name.startswith("tests")]
+
+
+@pytest.mark.slow
 def test_the_page_of_an_index_has_no_link_into_the_checkout(distributions: dict[str, Path]) -> None:
     with zipfile.ZipFile(distributions["wheel"]) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
@@ -187,6 +198,18 @@ def test_the_page_of_an_index_has_no_link_into_the_checkout(distributions: dict[
     assert "\n# fp8doctor\n" in page
     assert "Description-Content-Type: text/markdown" in page
     assert [each for each in re.findall(r"\]\(([^)]*)\)", page) if not each.startswith("https://")] == []
+
+
+def test_the_hooks_run_the_ruff_of_the_gate() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    (rev,) = (each["rev"] for each in hooks if each["repo"].endswith("/ruff-pre-commit"))
+    assert f"ruff=={rev.removeprefix('v')}\n" in (ROOT / "setup.cfg").read_text("utf-8")
+
+
+def test_only_a_tag_releases() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text("utf-8"))
+    assert workflow[True] == {"push": {"tags": ["v*"]}}, "YAML reads the key 'on' as True"
+    assert [name for name, job in workflow["jobs"].items() if "permissions" in job] == ["publish"]
 
 
 def test_git_ignores_build_folders() -> None:
