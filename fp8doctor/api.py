@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.loading.batch import core, describe, resolve
+from fp8doctor.loading.given_batch import core, describe, resolve
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,

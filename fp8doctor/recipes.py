@@ -21,7 +21,7 @@ FIRST_WITH_FP8 = (8, 9)
 
 
 class CastBytes(NamedTuple):
-    """Effective bytes per element that all casts of one step move, as `fp8doctor.cost.casts` counts them."""
+    """Effective bytes per element that a step's casts move. Counted in `fp8doctor.cost.cast_cost`."""
 
     activation: float
     """Per element of input and of output gradient."""

@@ -29,7 +29,7 @@ from fp8doctor.cost import (
     visible_amd,
     weight_casts_ms,
 )
-from fp8doctor.cost.step import in_bf16, layer_ms, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import in_bf16, layer_ms, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload

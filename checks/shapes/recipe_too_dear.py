@@ -39,7 +39,7 @@ from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
-from fp8doctor.cost.step import modelled_step, with_recipe
+from fp8doctor.cost.step_cost import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window

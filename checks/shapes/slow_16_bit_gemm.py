@@ -36,7 +36,7 @@ from fp8doctor.analysis.timed_step import as_is
 from fp8doctor.cost import GpuSpec, calls_of, gemms, micro_batches, modelled_gpu, rows_of, step_gemms_ms
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gemm import MULTIPLE
-from fp8doctor.cost.step import modelled_step
+from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check

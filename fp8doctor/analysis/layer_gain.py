@@ -26,7 +26,7 @@ from fp8doctor.cost import (
     modelled_gpu,
     rows_of,
 )
-from fp8doctor.cost.casts import layer_casts_ms, recipe_on
+from fp8doctor.cost.cast_cost import layer_casts_ms, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Unrecorded, recorded
 from fp8doctor.gpus import GpuSpec

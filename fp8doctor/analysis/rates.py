@@ -20,7 +20,7 @@ from fp8doctor.cost import (
     visible_amd,
 )
 from fp8doctor.cost.recompute import without_checkpointing
-from fp8doctor.cost.step import (
+from fp8doctor.cost.step_cost import (
     in_bf16,
     modelled_step,
     with_linears_compiled,

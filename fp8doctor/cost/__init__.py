@@ -1,14 +1,18 @@
 """What FP8 should cost and give, from the datasheet of a GPU and efficiencies measured on an H200.
 
-A time for every GEMM by its shape, the bytes that casts move, and Amdahl's law; `fp8doctor.cost.step` puts a
-whole training step together. A number that comes from here carries the basis ``modelled`` and the name of the
+A time for every matmul by its shape, the bytes that casts move, and Amdahl's law; `fp8doctor.cost.step_cost` puts
+a whole training step together. A number that comes from here carries the basis ``modelled`` and the name of the
 GPU. Lengths are counts of elements, times ms. On another GPU the efficiencies of the H200 are assumed. How
 far it is off: tests/benchmarks/cost_model.py.
 """
 
 from fp8doctor.amd_gpus import visible_amd
-from fp8doctor.cost.casts import casts_ms, weight_casts_ms
-from fp8doctor.cost.counts import (
+from fp8doctor.cost.cast_cost import casts_ms, weight_casts_ms
+from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
+from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
+from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
+from fp8doctor.cost.linear import LinearCost, linear_cost
+from fp8doctor.cost.matmul_counts import (
     calls_of,
     gemms,
     micro_batches,
@@ -17,10 +21,6 @@ from fp8doctor.cost.counts import (
     rows_seen,
     step_tokens,
 )
-from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
-from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
-from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
-from fp8doctor.cost.linear import LinearCost, linear_cost
 from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 
 __all__ = [

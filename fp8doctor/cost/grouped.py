@@ -1,13 +1,13 @@
 """Experts in MXFP8: the grouped GEMMs that it makes faster, and the casts around them.
 
-Bytes are effective, as in `fp8doctor.cost.casts`. All of it is published for one GPU, a B200.
+Bytes are effective, as in `fp8doctor.cost.cast_cost`. All of it is published for one GPU, a B200.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from fp8doctor.cost.counts import gemms, rows_seen, step_tokens
+from fp8doctor.cost.matmul_counts import gemms, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.recipes import recipe_of

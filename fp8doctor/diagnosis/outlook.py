@@ -12,7 +12,7 @@ from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedu
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView, trial_view
-from fp8doctor.cost.step import with_tokens
+from fp8doctor.cost.step_cost import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded

@@ -19,7 +19,7 @@ from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
-from fp8doctor.loading.batch import core
+from fp8doctor.loading.given_batch import core
 from fp8doctor.report import Report, ReportFailed
 from fp8doctor.running.messages import Message, Note, Observed
 from fp8doctor.running.settings import STEPS, WARMUP, Settings

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.known_errors import recognise
-from fp8doctor.loading.batch import describe, resolve
 from fp8doctor.loading.find_model import ModelCandidate, blamed, build, find, takes_layers, user_frames
+from fp8doctor.loading.given_batch import describe, resolve
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,

@@ -9,7 +9,7 @@ from fp8doctor.facts import Family, KernelGroup, ModuleTime
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.activities import cpu_activities, gpu_activities
 from fp8doctor.profiling.operators import Modules, Place
-from fp8doctor.profiling.ownership import by_module, grouped, milliseconds, sweep
+from fp8doctor.profiling.profiled_step import by_module, grouped, milliseconds, sweep
 from fp8doctor.profiling.trace import Trace, collector_paused
 
 

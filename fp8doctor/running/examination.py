@@ -24,7 +24,7 @@ from fp8doctor.examine.training import trainer_arguments
 from fp8doctor.examine.variables import variables_put_back
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
-from fp8doctor.loading.batch import Batch, describe
+from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.ownership import Ownership

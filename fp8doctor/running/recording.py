@@ -20,7 +20,7 @@ from torch.autograd.profiler import profile
 from fp8doctor.facts import Observation
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import read_trace
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan

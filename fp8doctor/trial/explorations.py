@@ -21,7 +21,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.cost.recompute import without_checkpointing
-from fp8doctor.cost.step import modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, stack_of

@@ -14,7 +14,7 @@ from fp8doctor import cost, inspect_model
 from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
 from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
-from fp8doctor.cost.step import modelled_step
+from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Linear, Target, Trial, Workload, recorded

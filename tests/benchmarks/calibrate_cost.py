@@ -26,7 +26,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
-from fp8doctor.cost import casts_ms, gemm, gpu_spec, step, step_gemms_ms
+from fp8doctor.cost import casts_ms, gemm, gpu_spec, step_cost, step_gemms_ms
 from fp8doctor.recipes import TORCHAO, of_stack
 from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
 from tests.recordings import text_of
@@ -93,9 +93,9 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
         copied, ms = max(parts["copy"])
         found.append(("gpus.MEMORY_EFFICIENCY", gpus.MEMORY_EFFICIENCY, 4 * copied / ms / peak_bytes))
     for name, constant, now in (
-        ("adamw torch.bfloat16", "step.OPTIMIZER_BYTES", step.OPTIMIZER_BYTES),
-        ("loss fp32", "step.LOSS_BYTES fp32", step.LOSS_BYTES["fp32"]),
-        ("loss 16bit", "step.LOSS_BYTES 16bit", step.LOSS_BYTES["16bit"]),
+        ("adamw torch.bfloat16", "step_cost.OPTIMIZER_BYTES", step_cost.OPTIMIZER_BYTES),
+        ("loss fp32", "step_cost.LOSS_BYTES fp32", step_cost.LOSS_BYTES["fp32"]),
+        ("loss 16bit", "step_cost.LOSS_BYTES 16bit", step_cost.LOSS_BYTES["16bit"]),
     ):
         if name in parts:
             elements, ms = max(parts[name])
@@ -104,7 +104,7 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
         found.append(
             (f"gemm.BACK_TO_BACK clock ({kind} at {(m, k, n)})", gemm.BACK_TO_BACK.clock, burst / sustained)
         )
-    for width, efficiency in step.ATTENTION_EFFICIENCY.items():
+    for width, efficiency in step_cost.ATTENTION_EFFICIENCY.items():
         rates = [
             4
             * batch
@@ -112,7 +112,7 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
             * length**2
             * head
             * (0.5 if causal else 1.0)
-            * (1 + step.BACKWARD_OF_ATTENTION)
+            * (1 + step_cost.BACKWARD_OF_ATTENTION)
             / both
             / (gpu.bf16_tflops * 1e9)
             for batch, heads, length, head, causal, _, both in parts.get("attention", ())
@@ -121,7 +121,7 @@ def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str
         if rates:
             found.append(
                 (
-                    f"step.ATTENTION_EFFICIENCY {width} ({min(rates):.2f} to {max(rates):.2f})",
+                    f"step_cost.ATTENTION_EFFICIENCY {width} ({min(rates):.2f} to {max(rates):.2f})",
                     efficiency,
                     statistics.median(rates),
                 )

@@ -2,7 +2,7 @@
 tests/benchmarks/cost_model.py [FOLDER...]``
 
 Prints Markdown. Every row of measured/h200_steps: its time, and its ratio to compiled BF16 of the same
-job, as modelled by `fp8doctor.cost.step` and by ``torchao.testing.training.roofline_utils``. Tables 2.1 and
+job, as estimated by `fp8doctor.cost.step_cost` and by torchao's ``roofline_utils``. Tables 2.1 and
 2.2 have bounds (`BOUND`, right sign, nearer than torchao); the others are shown. Then the reports of timed
 models in FOLDERs (tests/patients/recorded, and recorded/ beside this file): what a user without a GPU would
 have been told of each (`fp8doctor.analysis.modelled_speedup`) beside what its trial measured (bound: by how

@@ -13,7 +13,7 @@ from typing import Any
 
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
-from fp8doctor.cost.step import modelled_step
+from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload
 from tests.recordings import text_of
 

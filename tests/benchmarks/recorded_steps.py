@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import gpu_spec
-from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems

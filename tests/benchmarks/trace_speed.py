@@ -29,7 +29,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.profiling.step import step_of
+from fp8doctor.profiling.profiled_step import step_of
 from fp8doctor.profiling.trace import read_trace
 from fp8doctor.profiling.users_trace import traced_step
 from tests.benchmarks.machine import machine

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.batch import Batch, describe, extent, resolve
+from fp8doctor.loading.given_batch import Batch, describe, extent, resolve
 from fp8doctor.loading.job import Plan
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 
 

@@ -28,7 +28,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Family
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
 from tests.benchmarks.trace_speed import Composer
@@ -557,7 +557,7 @@ def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 
 def test_reading_a_trace_needs_no_torch() -> None:
-    code = "import sys, fp8doctor.profiling.step; sys.exit('torch' in sys.modules)"
+    code = "import sys, fp8doctor.profiling.profiled_step; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=600)
 
 

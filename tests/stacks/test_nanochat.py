@@ -10,7 +10,7 @@ from torch import nn
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.cost import casts_ms, gpu_spec
-from fp8doctor.cost.step import modelled_step, with_linears_compiled
+from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts
 from fp8doctor.recipes import RECIPES, recipe_of, stack_of

@@ -15,7 +15,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
 from fp8doctor.analysis.rates import rates
-from fp8doctor.cost.step import modelled_step
+from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload, recorded
 from fp8doctor.loading.job import Job

@@ -22,7 +22,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.profiling.step import ProfiledStep, step_of
+from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, Event, Trace, read_trace
 from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.conductor import conduct

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.profiling.step import ProfiledStep
+from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure.evidence import Compilations, StepProof

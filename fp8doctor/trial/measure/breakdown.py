@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.facts import Breakdown, KernelGroup
-from fp8doctor.profiling.step import ProfiledStep
+from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 
 MOST_SCALE = 1.15

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from fp8doctor.facts import Workload
 from fp8doctor.loading.job import Plan, is_trainer
-from fp8doctor.loading.made_up_batch import TARGETS, make_up
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
+from fp8doctor.loading.synthetic_batch import TARGETS, make_up
 from fp8doctor.loading.trainer_batch import own_batch
 from fp8doctor.stacks.held_tensors import named_tensors
 from fp8doctor.stacks.lineage import home

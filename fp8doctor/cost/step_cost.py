@@ -5,7 +5,7 @@ It is rough where the facts are. Attention is recognised by the names of its pro
 heads is assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears
 around them. There is no guess where it has no numbers: experts, emulated FP8, stacks and recipes that were
 not measured, and 32-bit weights give None. All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2,
-November 2026; bytes are effective, as in `fp8doctor.cost.casts`.
+November 2026; bytes are effective, as in `fp8doctor.cost.cast_cost`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.casts import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
-from fp8doctor.cost.counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
+from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
+from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
 from fp8doctor.cost.recompute import (
     RECOMPUTED,
     TE_RECOMPUTE_HOST_MS,
