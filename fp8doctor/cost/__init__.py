@@ -1,9 +1,9 @@
-"""What FP8 should cost and give, from the datasheet of a GPU and efficiencies measured on an H200.
+"""Estimate what FP8 costs and saves, from a GPU's datasheet and efficiencies measured on an H200.
 
-A time for every matmul by its shape, the bytes that casts move, and Amdahl's law; `fp8doctor.cost.step_cost` puts
-a whole training step together. A number that comes from here carries the basis ``modelled`` and the name of the
-GPU. Lengths are counts of elements, times ms. On another GPU the efficiencies of the H200 are assumed. How
-far it is off: tests/benchmarks/cost_model.py.
+The model has a time for every matmul by its shape, the bytes that casts move, and Amdahl's law;
+`fp8doctor.cost.step_cost` adds up a training step. Its numbers have the basis ``modelled`` and a GPU name.
+Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies. Its error:
+tests/benchmarks/cost_model.py.
 """
 
 from fp8doctor.amd_gpus import visible_amd

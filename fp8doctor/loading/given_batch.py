@@ -12,7 +12,7 @@ from fp8doctor.facts import Workload
 from fp8doctor.loading.job import Plan, is_trainer
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.loading.synthetic_batch import TARGETS, make_up
-from fp8doctor.loading.trainer_batch import own_batch
+from fp8doctor.loading.trainer import own_batch
 from fp8doctor.stacks.held_tensors import named_tensors
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import behind_compile, method, read

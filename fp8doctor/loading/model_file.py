@@ -34,7 +34,7 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.loading.target import Source, compiled, locate
-from fp8doctor.loading.trainer_prepared import prepare
+from fp8doctor.loading.trainer import prepare
 from fp8doctor.stacks.looking import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from fp8doctor import forked, inspect_model
-from fp8doctor.loading import trainer_batch
+from fp8doctor.loading import trainer as loaded_trainer
 
 ROWS, LENGTH, SIZE = 12, 10, 3
 
@@ -139,7 +139,7 @@ class Mlp(nn.Module):
 def test_a_data_loader_of_a_subclass_and_what_its_loss_alone_takes(make: Make) -> None:
     rows = [{"x": torch.ones(8), "labels": torch.zeros(1), "weight": torch.ones(1)} for _ in range(ROWS)]
     trainer = make(rows, OwnLoader, Mlp())
-    batch = trainer_batch.own_batch(trainer, trainer.model)
+    batch = loaded_trainer.own_batch(trainer, trainer.model)
     assert {name: tuple(value.shape) for name, value in batch.items()} == {"x": (2, 8), "labels": (2, 1)}
     assert not hasattr(trainer, "loader")
 
@@ -231,7 +231,7 @@ class Dying(Counting):
 
 @pytest.mark.parametrize("data", [Endless, Dying])
 def test_data_that_never_come(data: type[Counting], make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_batch, "LONGEST_S", 0.2)
+    monkeypatch.setattr(loaded_trainer, "LONGEST_S", 0.2)
     workload = inspect_model(make(data()), trial=False).facts.workload
     assert workload.batch_source == "made up"
     assert workload.note is not None

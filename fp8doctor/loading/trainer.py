@@ -1,15 +1,11 @@
-"""One batch from the data loader of a transformers Trainer, read in a process that is forked for it.
-
-A dataset, a collator or a sampler may keep a position, a cache or a generator of its own, and the loader
-draws random numbers. All of that moves on in the other process alone, as it does in a worker of torch's
-DataLoader.
-"""
+"""A transformers Trainer in a model file: start its training, and read a batch from its data loader."""
 
 from __future__ import annotations
 
 import fcntl
 import inspect
 import io
+import logging
 import os
 import stat
 from collections.abc import Mapping
@@ -20,6 +16,49 @@ from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.model_inputs import NoBatchError
 from fp8doctor.stacks.looking import read, read_class
 from fp8doctor.wording import error_in_words
+
+_log = logging.getLogger("fp8doctor")
+
+
+class _TrainingBegins(BaseException):
+    """Ends ``train()`` before its first step; no error, which the Trainer might handle."""
+
+
+class _Stop:
+    """A callback that is called first, so that no other one begins to log or to write."""
+
+    def on_train_begin(self, *each: Any, **named: Any) -> None:
+        raise _TrainingBegins
+
+
+def prepare(trainer: Any) -> None:
+    """Have the Trainer convert, wrap and compile its model as ``train()`` does; it stays as it is where it
+    has no data or needs other processes or GPUs.
+
+    For a process of its own: the model and the optimizer are changed as training changes them.
+    """
+    if read(trainer, "train_dataset") is None or _is_spread(trainer):
+        return
+    callbacks, stop = trainer.callback_handler.callbacks, _Stop()
+    callbacks.insert(0, stop)
+    try:
+        trainer.train()
+    except _TrainingBegins:
+        pass
+    except Exception as error:
+        _log.debug("the Trainer's train() raises", exc_info=True)
+        _log.warning("the Trainer is looked at unprepared: its train() raises %s", error_in_words(error))
+    finally:
+        callbacks.remove(stop)
+        trainer.is_in_train = False
+
+
+def _is_spread(trainer: Any) -> bool:
+    """Whether the Trainer would wrap the model for several GPUs or processes."""
+    arguments = read(trainer, "args")
+    engines = ("is_deepspeed_enabled", "is_fsdp_enabled", "is_fsdp_xla_enabled")
+    return (read(arguments, "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)
+
 
 LONGEST_S = 30.0
 """Seconds that reading one batch may take. A choice: a dataset that is streamed opens a connection first."""
