@@ -13,10 +13,6 @@ from fp8doctor.facts import Family, KernelGroup, ModuleTime
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.activities import Kind, Span, Works, cpu_activities, gpu_activities
 from fp8doctor.profiling.operators import Modules, Place
-<<<<<<< HEAD:fp8doctor/profiling/profiled_step.py
-from fp8doctor.profiling.profiled_step import by_module, grouped, milliseconds, sweep
-=======
->>>>>>> 018a3b81 (loading: merge the Trainer's files; profiling likewise):fp8doctor/profiling/profiled_step.py
 from fp8doctor.profiling.trace import Trace, collector_paused
 
 Gap = tuple[int, int, int]

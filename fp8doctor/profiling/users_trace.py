@@ -10,18 +10,10 @@ from pathlib import Path
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Works, gpu_activities
-<<<<<<< HEAD
-from fp8doctor.profiling.step_marks import Host
-from fp8doctor.profiling.not_a_trace import read_or_explain
-from fp8doctor.profiling.operators import Modules
-from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
-from fp8doctor.profiling.step_marks import Marks, Times, marks_of, span
-=======
 from fp8doctor.profiling.not_a_trace import read_or_explain
 from fp8doctor.profiling.operators import Modules
 from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
 from fp8doctor.profiling.step_marks import Host, Marks, Times, marks_of, span
->>>>>>> 018a3b81 (loading: merge the Trainer's files; profiling likewise)
 from fp8doctor.profiling.trace import Event, Trace, collector_paused
 
 Edges = list[int]
