@@ -38,7 +38,7 @@ _IN_PROGRESS = threading.RLock()
 @contextmanager
 def _alone() -> Iterator[None]:
     """The only inspection in this process, outside of the caller's dispatch modes, variables put back."""
-    from fp8doctor.examine.variables import variables_put_back
+    from fp8doctor.examine.environment import variables_put_back
 
     with _IN_PROGRESS, without_modes(), variables_put_back():
         yield

@@ -19,7 +19,7 @@ from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.facts import Facts, Ranks
-    from fp8doctor.running.ranks import Place
+    from fp8doctor.running.rank_reports import Place
     from fp8doctor.running.seen import Seen
 
 
@@ -123,7 +123,7 @@ def run(
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
-    from fp8doctor.running.meeting import Gathering, Telling
+    from fp8doctor.running.rank_reports import Gathering, Telling
     from fp8doctor.running.settings import Settings
 
     script = checked_script(ctx.meta[SCRIPT])
@@ -168,7 +168,7 @@ def run(
 
 def checked_place(stop: bool, trial: bool | None) -> Place | None:
     """Find which of several ranks this process is; None of a single one. Refuses what is for that alone."""
-    from fp8doctor.running.ranks import place_of
+    from fp8doctor.running.rank_reports import place_of
 
     place = place_of(os.environ)
     if place is not None and (stop or trial):

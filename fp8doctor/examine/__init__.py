@@ -23,12 +23,11 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Examine a whole job; ``surroundings`` is what `examine_surroundings` gave, if it was asked before."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.autocasts import autocast_within, fp8_autocast
-    from fp8doctor.examine.configured_name import configured_name
     from fp8doctor.examine.distributed import examine_distributed
-    from fp8doctor.examine.network import examine_network
+    from fp8doctor.examine.linears import examine_scaling
+    from fp8doctor.examine.network import configured_name, examine_network
     from fp8doctor.examine.recipe_tries import try_recipes
     from fp8doctor.examine.saving import examine_saving, has_save_pretrained
-    from fp8doctor.examine.scaling import examine_scaling
     from fp8doctor.examine.training import examine_training
     from fp8doctor.examine.walk import walk
 

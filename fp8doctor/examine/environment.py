@@ -16,7 +16,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.examine.backend_imports import try_backends
-from fp8doctor.examine.debug_switches import debug_switches
 from fp8doctor.examine.device import driver_version
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
@@ -315,3 +315,31 @@ def _config_of_accelerate() -> Any:
 def _config_of_trainer() -> Any:
     integration = sys.modules.get("transformers.integrations.deepspeed")
     return integration.deepspeed_config() if integration else None
+
+
+def debug_switches() -> dict[str, bool]:
+    """Read each switch of this process, without cuDNN's: it concerns convolutions, and FP8 has none."""
+    import torch
+
+    inspect = sys.modules.get("nvdlfw_inspect.api")
+    return {
+        "anomaly_detection": torch.is_anomaly_enabled(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "fill_uninitialized_memory": bool(
+            getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+        ),
+        "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None)
+        is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
+    }
+
+
+@contextmanager
+def variables_put_back() -> Iterator[None]:
+    """Put the variables back: torch's compiler sets one when it is imported."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

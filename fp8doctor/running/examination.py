@@ -15,20 +15,19 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
-from fp8doctor.examine.accelerate import examine_accelerate
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.dynamo import compiled_nothing
+from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_arguments import fp8_arguments
-from fp8doctor.examine.training import trainer_arguments
-from fp8doctor.examine.variables import variables_put_back
+from fp8doctor.examine.training import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
 from fp8doctor.running.messages import Message, Progress
-from fp8doctor.running.ownership import Ownership
 from fp8doctor.running.settings import Settings
+from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.running.window import Window
 from fp8doctor.stacks.looking import behind_compile, read, without_modes
 from fp8doctor.stages import Course, Doing, Teller

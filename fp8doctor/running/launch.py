@@ -29,8 +29,8 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
-from fp8doctor.running.meeting import Gathering, Telling
 from fp8doctor.running.messages import Ended, Imported, Message, Note, Observed, Progress, Stepped
+from fp8doctor.running.rank_reports import Gathering, Telling
 from fp8doctor.running.seen import Seen
 from fp8doctor.running.settings import Settings
 

@@ -25,11 +25,10 @@ from fp8doctor.loading.job import Job
 from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_follows
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import Examination
-from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
-from fp8doctor.running.ownership import held, only_trainer, owner_of
 from fp8doctor.running.recording import CUT_SHORT, Recording
 from fp8doctor.running.settings import Settings
+from fp8doctor.running.stepped_model import Living, held, only_trainer, owner_of
 from fp8doctor.running.traceback_frames import without_own_frames
 from fp8doctor.running.window import Window, frames_compiled
 from fp8doctor.signals import signals_deferred

@@ -8,7 +8,7 @@ from torch import nn
 from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import ScalingType
 
-from fp8doctor.examine.scaling import examine_scaling
+from fp8doctor.examine.linears import examine_scaling
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Scaling
 

@@ -12,11 +12,10 @@ from torch import nn
 
 from fp8doctor.facts import recorded
 from fp8doctor.running.calls import ATTRIBUTE
-from fp8doctor.running.living import Living
 from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
-from fp8doctor.running.ownership import owner
 from fp8doctor.running.settings import Settings
+from fp8doctor.running.stepped_model import Living, owner
 from tests.checks.environment.live import finding_of
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train

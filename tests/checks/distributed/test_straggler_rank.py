@@ -13,7 +13,7 @@ from fp8doctor.checks.distributed.straggler_rank import straggler_rank
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.running.ranks import rank_of
+from fp8doctor.running.rank_reports import rank_of
 from fp8doctor.running.seen import Seen
 from fp8doctor.running.window import Window
 

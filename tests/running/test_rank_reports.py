@@ -21,9 +21,8 @@ from fp8doctor.facts import (
     Ranks,
     Training,
 )
-from fp8doctor.running import meeting
-from fp8doctor.running.meeting import Gathering, Telling
-from fp8doctor.running.ranks import Place, place_of, rank_of, what_became_of
+from fp8doctor.running import rank_reports
+from fp8doctor.running.rank_reports import Gathering, Place, Telling, place_of, rank_of, what_became_of
 from fp8doctor.running.seen import Seen
 
 TORCHRUN = {
@@ -132,8 +131,8 @@ def test_ranks_that_end_in_the_ordinary_way(places: list[Place]) -> None:
 
 
 def test_rank_0_may_come_later_and_end_first(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 60.0)
-    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 60.0)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 60.0)
+    monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 60.0)
     seen = Seen(watched(10.0), ended=True, all_steps=20)
     others = [
         threading.Thread(target=Telling(place).ended, args=(seen,), kwargs={"patient": False})
@@ -150,8 +149,8 @@ def test_rank_0_may_come_later_and_end_first(places: list[Place], monkeypatch: p
 
 
 def test_nobody_is_waited_for_for_ever(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
-    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 0.1)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.1)
     gathering, telling = Gathering(places[0]), Telling(places[1])
     telling.changed(Seen(watched(10.0), running=True))
     own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
@@ -164,7 +163,7 @@ def test_nobody_is_waited_for_for_ever(places: list[Place], monkeypatch: pytest.
 def test_a_listener_that_is_gone_counts_as_killed(
     places: list[Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     gathering, telling = Gathering(places[0]), Telling(places[1])
     telling.changed(Seen(watched(10.0), running=True))
     assert telling._socket is not None
@@ -175,7 +174,7 @@ def test_a_listener_that_is_gone_counts_as_killed(
 
 
 def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.0)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.0)
     gathering, telling = Gathering(places[0]), Telling(places[1])
     seen = Seen(watched(10.0), running=True)
     telling.changed(seen)
@@ -192,9 +191,9 @@ def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch:
 
 
 def test_what_is_no_rank_is_not_heard(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     gathering = Gathering(places[0])
-    stranger = meeting._met(places[0].address)
+    stranger = rank_reports._met(places[0].address)
     stranger.sendall(b'{"rank": {"rank": "one"}}\nnonsense\n{"rank": {"rank": 1, "end": "ended"}, "at_s"')
     own = Seen(watched(3.0), complete=True, ended=True)
     gathering.ended(own, patient=False)
@@ -203,11 +202,11 @@ def test_what_is_no_rank_is_not_heard(places: list[Place], monkeypatch: pytest.M
 
 
 def test_ranks_of_two_jobs_are_not_mixed(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "MEETS_WITHIN_S", 0.0)
-    monkeypatch.setattr(meeting, "OTHERS_END_WITHIN_S", 0.1)
+    monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.0)
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     processes: dict[object, int] = {}
     monkeypatch.setattr(
-        meeting, "_peer_of", lambda met: (processes.setdefault(met, len(processes)), os.getuid())
+        rank_reports, "_peer_of", lambda met: (processes.setdefault(met, len(processes)), os.getuid())
     )
     gathering, late = Gathering(places[0]), Gathering(places[0])
     for at, ms in ((1, 10.0), (2, 10.0), (1, 90.0)):

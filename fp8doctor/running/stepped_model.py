@@ -1,8 +1,15 @@
-"""Whose parameters an optimizer steps: the model among all modules that are alive, and who may be called."""
+"""Find the model whose parameters an optimizer steps, among all live modules, and who may be called.
+
+Live objects include those that ``gc.freeze()`` hides from a search: long trainings freeze what exists before
+they fork workers or after their first step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +22,33 @@ from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.optimizer import written_back
 from fp8doctor.examine.walk import wrapped_child
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.running.living import Living
 from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
 from fp8doctor.stacks.tensors import whole_size
+
+
+class Living:
+    """What is alive. It keeps nothing alive itself."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, weakref.ref[Any]] = {}
+
+    def note(self, objects: Iterable[Any]) -> None:
+        """Remember objects as long as others hold them; a class may forbid it."""
+        for each in objects:
+            with contextlib.suppress(TypeError):
+                self._noted[id(each)] = weakref.ref(each)
+
+    def __iter__(self) -> Iterator[Any]:
+        """All that the garbage collector lists and all that were noted, which may come twice."""
+        yield from gc.get_objects()
+        for reference in list(self._noted.values()):
+            if (each := reference()) is not None:
+                yield each
+
+    def forget(self) -> None:
+        """Remember nothing any more."""
+        self._noted.clear()
+
 
 MOST = 0.5
 """Share of the stepped parameters, by their elements, that a module has to own to be the model."""
