@@ -28,7 +28,8 @@ from fp8doctor.loading.job import (
     plan_of,
 )
 from fp8doctor.report import Report
-from fp8doctor.stacks.looking import is_a, tensors_of, without_modes
+from fp8doctor.stacks.looking import is_a, tensors_of
+from fp8doctor.stacks.torch_private import without_modes
 from fp8doctor.stages import Doing, Teller
 
 _IN_PROGRESS = threading.RLock()

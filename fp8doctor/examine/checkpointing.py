@@ -14,6 +14,7 @@ from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.code_names import LIBRARIES, named, names_in
 from fp8doctor.stacks.lineage import home
 from fp8doctor.stacks.looking import forward_of, is_a, modules_of, read, read_class, state_of
+from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget, original
 
 CHECKPOINT_MODULES = (
     "torch.utils.checkpoint",
@@ -25,11 +26,8 @@ CHECKPOINT_MODULES = (
 ENDINGS = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpointer")
 """How their functions end; the others beside them set something, or move tensors."""
 
-WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
 UNSLOTH = ("unsloth_checkpoint", "unsloth_gradient_checkpoint", "unsloth_offloaded_gradient_checkpoint")
-COMPOSABLE = "torch.distributed._composable.checkpoint_activation"
-"""Where the hooks of ``torch.distributed._composable.checkpoint`` are from (torch 2.6 to 2.15)."""
 
 TRANSFORMER_ENGINE = "transformer_engine"
 AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
@@ -39,7 +37,7 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None:
     """Read the checkpointing that this very module stands for, if any."""
     state = state_of(module)
-    if (WRAPPERS, "CheckpointWrapper") in kind.lineage:
+    if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in kind.lineage:
         implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
         return Checkpointing(
@@ -49,7 +47,7 @@ def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None
             reentrant=reentrant,
             **in_fp8(module, state.get("checkpoint_fn")),
         )
-    if (WRAPPERS, "OffloadWrapper") in kind.lineage:
+    if (CHECKPOINT_WRAPPERS, "OffloadWrapper") in kind.lineage:
         return Checkpointing(name=name, form="offload", active=read(module, "training"), reentrant=None)
     if state.get("gradient_checkpointing", kind.once(_flag_of_class)) is True:
         function = state.get("_gradient_checkpointing_func")
@@ -96,7 +94,7 @@ def is_checkpoint(value: Any) -> bool:
 
 def is_composable(hook: Any) -> bool:
     """Whether this hook is one by which torch's composable checkpoint begins or ends a region."""
-    return bool(read(hook, "__module__") == COMPOSABLE)
+    return bool(read(hook, "__module__") == COMPOSABLE_CHECKPOINT)
 
 
 def whole_forward(module: Any) -> bool:
@@ -141,7 +139,7 @@ def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     """List the code of a module's forward and of the wrappers around it, each with the names bound around
     it."""
     for link in chain(forward_of(module)):
-        function = read(link, "_torchdynamo_orig_callable", link)
+        function = original(link) or link
         function = read(function, "__func__", function)
         code = read(function, "__code__")
         if isinstance(code, CodeType):
@@ -183,8 +181,7 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
     torch_checkpoint = sys.modules.get("torch.utils.checkpoint")
     if getattr(getattr(torch_checkpoint, "checkpoint", None), "__name__", None) in UNSLOTH:
         found.append(Checkpointing(name="", form="unsloth", active=active, reentrant=None))
-    budget = getattr(sys.modules.get("torch._functorch.config"), "activation_memory_budget", 1.0)
-    if isinstance(budget, int | float) and budget < 1.0:
+    if memory_budget() < 1.0:
         found.append(Checkpointing(name="", form="compiler_budget", active=True, reentrant=None))
     return tuple(found)
 

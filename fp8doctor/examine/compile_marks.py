@@ -9,9 +9,17 @@ from torch import nn
 
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.looking import behind_compile, forward_of, read, read_class, state_of
-
-OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
+from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
+from fp8doctor.stacks.torch_private import (
+    COMPILED_CALL,
+    OPTIMIZED_MODULE,
+    behind_compile,
+    call_code,
+    disabled,
+    disabled_below,
+    inner_backend,
+    original,
+)
 
 
 def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
@@ -27,7 +35,7 @@ def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
             backend=_backend(read(state.get("dynamo_ctx"), "callback")),
             compiles=is_called(module),
         )
-    if (call := state.get("_compiled_call_impl")) is not None:
+    if (call := state.get(COMPILED_CALL)) is not None:
         return CompileMark(
             name=name,
             form="in_place",
@@ -72,7 +80,7 @@ def is_called(module: Any) -> bool:
 def _compiles_in_place(module: Any, call: Any) -> bool | None:
     """Whether ``module.compile()`` compiles a frame of the module.
 
-    Before torch 2.14 what it compiles is ``Module._call_impl``, a frame that Dynamo skips as it skips
+    Before torch 2.14 what it compiles is the code of `call_code`, a frame that Dynamo skips as it skips
     forwards of torch.nn; 2.14 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9,
     2.13, 2.14 and 2.15.
     """
@@ -80,16 +88,16 @@ def _compiles_in_place(module: Any, call: Any) -> bool | None:
         return False
     if not forward_of_torch(module):
         return True
-    inner = read(call, "_torchdynamo_orig_callable")
-    return None if inner is None else read(inner, "__code__") is not nn.Module._call_impl.__code__
+    inner, skipped = original(call), call_code()
+    return None if inner is None or skipped is None else read(inner, "__code__") is not skipped
 
 
 def compiled_function(function: Any) -> Any:
     """Find the compiled link in a chain of wrappers; `torch.compiler.disable` ends the search."""
     for link in chain(function):
-        if read(link, "_torchdynamo_disable"):
+        if disabled(link):
             return None
-        if read(link, "_torchdynamo_orig_callable") is not None:
+        if original(link) is not None:
             return link
     return None
 
@@ -110,9 +118,9 @@ def _has_disabled_forward(kind: type) -> bool:
 
 def _disables(function: Any) -> bool:
     for link in chain(function):
-        if read(link, "_torchdynamo_disable"):
-            return read(link, "_torchdynamo_disable_recursive", True) is not False
-        if read(link, "_torchdynamo_orig_callable") is not None:
+        if disabled(link):
+            return disabled_below(link)
+        if original(link) is not None:
             return False
     return False
 
@@ -138,7 +146,7 @@ def _backend_of_function(function: Any) -> str | None:
 def _backend(callback: Any) -> str | None:
     """Name the innermost backend; torch 2.6 chains them by the name that is later kept for functions."""
     for _ in range(32):
-        inner = read(callback, "_torchdynamo_orig_backend") or read(callback, "_torchdynamo_orig_callable")
+        inner = inner_backend(callback)
         if inner is None:
             break
         callback = inner

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fp8doctor.examine.compile_marks import OPTIMIZED_MODULE, compile_mark
+from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.converter import calls_by_name, has_run
 from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.walk import Place, Tree, parameters
@@ -31,6 +31,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import class_name, lineage
 from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, read_class, state_of, tensor
+from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
 
 _log = logging.getLogger("fp8doctor")
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
+from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.stacks.looking import parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
-
-FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
-"""Where ``FSDPModule`` has lived: torch 2.6 to 2.15."""
 
 WRAPPERS: dict[str, Literal["DDP", "FSDP1"]] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "DDP",
@@ -89,7 +86,7 @@ def _amax_ranks(tree: Tree) -> int | None:
 
 
 def _optimize_ddp() -> bool | None:
-    config: Any = sys.modules.get("torch._dynamo.config")
+    config = torch_private.config()
     return None if config is None else config.optimize_ddp in (True, "ddp_optimizer")
 
 
@@ -110,7 +107,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 def is_fsdp2(place: Place) -> bool:
     """Whether ``fully_shard`` was called on this very module, whose class it replaces."""
     return any(
-        base.__name__ == "FSDPModule" and str(base.__module__).startswith(FSDP2)
+        base.__name__ == "FSDPModule" and str(base.__module__).startswith(torch_private.FSDP2)
         for base in type(place.module).__mro__
     )
 
@@ -124,7 +121,7 @@ def gathered_as(place: Place) -> str | None:
     while at is not None:
         policies = [read(each, "mixed_precision") for each in at.wrappers]
         if is_fsdp2(at):
-            policies.append(_fsdp2_policy(at.module))
+            policies.append(torch_private.fsdp2_policy(at.module))
         for policy in policies:
             if (dtype := read(policy, "param_dtype")) is not None:
                 return str(dtype).removeprefix("torch.")
@@ -132,12 +129,6 @@ def gathered_as(place: Place) -> str | None:
             return None
         at = at.parent
     return None
-
-
-def _fsdp2_policy(module: torch.nn.Module) -> Any:
-    """Read FSDP2's policy of a module, which only a private function of torch gives (2.6 to 2.13)."""
-    state_of = getattr(sys.modules.get("torch.distributed._composable_state"), "_get_module_state", None)
-    return read(state_of(module), "_mp_policy") if state_of else None
 
 
 def pieces(weight: Tensor) -> int | None:

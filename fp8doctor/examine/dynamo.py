@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from fp8doctor.facts import Dynamo
 from fp8doctor.facts.scrub import scrub
+from fp8doctor.stacks import torch_private
 
 AT_MOST = 3
 """Failures that are kept."""
@@ -18,7 +18,7 @@ AT_MOST = 3
 
 def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
     """Read Dynamo's switches and counters; where it was never imported, its variables say them."""
-    config: Any = sys.modules.get("torch._dynamo.config")
+    config = torch_private.config()
     if config is None:
         return Dynamo(
             disabled=disabled_by_variable(),
@@ -28,13 +28,13 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
             frames_ok=0,
             failures=(),
         )
-    stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", None)
-    utilities = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(utilities, "counters", {})
-    frames = counters.get("frames", {})  # not counters["frames"], which would create it
-    metrics = getattr(utilities, "_compilation_metrics", None)
-    if stance is None or metrics is None:
-        gaps["training.dynamo"] = "this torch keeps Dynamo's stance or metrics where 2.6 to 2.15 do not"
+    stance = getattr(torch_private.stance(), "stance", None)
+    frames, metrics = torch_private.counters("frames"), torch_private.compilation_metrics()
+    if stance is None or frames is None or metrics is None:
+        gaps["training.dynamo"] = (
+            "this torch keeps Dynamo's stance, counters or metrics where 2.6 to 2.15 do not"
+        )
+    frames = frames or {}
     return Dynamo(
         disabled=bool(config.disable),
         suppress_errors=bool(config.suppress_errors),
@@ -54,9 +54,9 @@ def compiled_nothing() -> bool:
     Frames that it loads from a package of compiled code are counted nowhere, so False where it may.
     """
     state = examine_dynamo({})
-    config: Any = sys.modules.get("torch._dynamo.config")
+    config = torch_private.config()
     switched = state.disabled or state.stance != "default" or os.environ.get("TORCHDYNAMO_DISABLE") == "1"
-    tried = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
+    tried = torch_private.frames_tried()
     packaged = getattr(config, "caching_precompile", False)
     return not (switched or tried or packaged or state.frames_total)
 

@@ -9,6 +9,7 @@ from typing import Any
 from fp8doctor.facts import Linear
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.recipes import TORCHAO, of_stack
+from fp8doctor.stacks.torch_private import scaled_mm
 
 _log = logging.getLogger("fp8doctor")
 
@@ -21,7 +22,7 @@ def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
 
     Empty before CUDA is initialized in this process, which to try would do, and on AMD.
     """
-    if not cuda_in_use():
+    if not cuda_in_use() or scaled_mm() is None:
         return {}
     used = {
         each.recipe
@@ -44,16 +45,18 @@ def cuda_in_use() -> bool:
 
 
 def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    """Return the first line of what ``torch._scaled_mm`` raises, or None. A valid call: it is refused before
+    """Return the first line of what torch's FP8 matmul raises, or None. A valid call: it is refused before
     a kernel starts, or runs."""
     import torch
 
+    product = scaled_mm()
+    assert product is not None
     try:
         with torch.no_grad():
             left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
             shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
             scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
-            torch._scaled_mm(
+            product(
                 left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
             ).float().sum().item()
     except Exception as error:

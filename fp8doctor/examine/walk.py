@@ -21,21 +21,19 @@ from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, tensor, tensors_of
+from fp8doctor.stacks.torch_private import (
+    CHECKPOINT_WRAPPERS,
+    CHECKPOINTED_CHILD,
+    COMPILED_CHILD,
+    FSDP1_CHILD,
+    OPTIMIZED_MODULE,
+)
 
 WRAPPERS = {
-    ("torch._dynamo.eval_frame", "OptimizedModule"): "_orig_mod",
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "CheckpointWrapper",
-    ): "_checkpoint_wrapped_module",
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "OffloadWrapper",
-    ): "_checkpoint_wrapped_module",
-    (
-        "torch.distributed.fsdp.fully_sharded_data_parallel",
-        "FullyShardedDataParallel",
-    ): "_fsdp_wrapped_module",
+    OPTIMIZED_MODULE: COMPILED_CHILD,
+    (CHECKPOINT_WRAPPERS, "CheckpointWrapper"): CHECKPOINTED_CHILD,
+    (CHECKPOINT_WRAPPERS, "OffloadWrapper"): CHECKPOINTED_CHILD,
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): FSDP1_CHILD,
     ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",

@@ -35,7 +35,7 @@ from fp8doctor.loading.job import (
 )
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.loading.trainer import prepare
-from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 
 if TYPE_CHECKING:

@@ -16,23 +16,17 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-import torch
 from torch import nn
 
 from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks.looking import without_modes
+from fp8doctor.stacks import torch_private
+from fp8doctor.stacks.torch_private import COMPILED_CALL, without_modes
 
 _log = logging.getLogger("fp8doctor")
 
-ATTRIBUTE = "_compiled_call_impl"
-
-_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_dynamo_listens = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)
-"""What Dynamo traces the next call of a function with in this thread; None while it traces none."""
-
-CALL = getattr(getattr(nn.Module, "_wrapped_call_impl", None), "__code__", None)
-"""The code of ``Module.__call__`` (torch 2.6 to 2.14); without it no call is seen."""
+CALL = torch_private.outer_call_code()
+"""The code of ``Module.__call__``; without it no call is seen."""
 
 Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
 """Told of a call before it runs; may return what is told the output."""
@@ -112,18 +106,18 @@ class Calls:
 
 
 class _Mark:
-    """What a class has for `ATTRIBUTE` for a while. A pickle of it, with a class by value, is None."""
+    """What a class has for `COMPILED_CALL` for a while. A pickle of it, with a class by value, is None."""
 
     def __init__(self, calls: Calls, kind: type, modules: Iterable[nn.Module]) -> None:
         self._calls, self._kind = calls, kind
         self._modules: dict[int, Callable[[], Any]] = {id(each): weakref.ref(each) for each in modules}
-        self._had, self._own = ATTRIBUTE in vars(kind), getattr(kind, ATTRIBUTE, None)
+        self._had, self._own = COMPILED_CALL in vars(kind), getattr(kind, COMPILED_CALL, None)
 
     def place(self) -> None:
         """Stand in the class, unless something of someone else's has come to stand there."""
-        if self._modules and vars(self._kind).get(ATTRIBUTE) is (self._own if self._had else None):
+        if self._modules and vars(self._kind).get(COMPILED_CALL) is (self._own if self._had else None):
             with suppress(TypeError):  # a class that cannot be written to
-                type.__setattr__(self._kind, ATTRIBUTE, self)
+                type.__setattr__(self._kind, COMPILED_CALL, self)
 
     def leave(self, modules: Collection[int]) -> None:
         """Watch these modules, by their ids, no longer."""
@@ -134,31 +128,31 @@ class _Mark:
 
     def take_off(self) -> None:
         """Leave the class as it was; what someone else has put there meanwhile stays."""
-        if vars(self._kind).get(ATTRIBUTE) is self:
+        if vars(self._kind).get(COMPILED_CALL) is self:
             if self._had:
-                type.__setattr__(self._kind, ATTRIBUTE, self._own)
+                type.__setattr__(self._kind, COMPILED_CALL, self._own)
             else:
-                type.__delattr__(self._kind, ATTRIBUTE)
+                type.__delattr__(self._kind, COMPILED_CALL)
 
     def __get__(self, module: Any, kind: type) -> Any:
         own: Any = self._own
         if module is not None:
-            own = object.__getattribute__(module, "__dict__").get(ATTRIBUTE, own)
+            own = object.__getattribute__(module, "__dict__").get(COMPILED_CALL, own)
         watched = self._modules.get(id(module))
         if watched is None or watched() is not module or sys._getframe(1).f_code is not CALL:
             return own  # the look is not torch's, or at another module of the class
-        if _dynamo_listens() is not None:  # it would trace our call in the place of the module's
+        if torch_private.is_traced():  # it would trace our call in the place of the module's
             return own
-        call = own if own is not None else module._call_impl
+        call = own if own is not None else torch_private.plain_call(module)
         return partial(self._calls.run, module, call)
 
     def __set__(self, module: Any, value: Any) -> None:
-        _state(module)[ATTRIBUTE] = value
+        _state(module)[COMPILED_CALL] = value
 
     def __delete__(self, module: Any) -> None:
-        if ATTRIBUTE not in _state(module):
-            raise AttributeError(ATTRIBUTE)
-        del _state(module)[ATTRIBUTE]
+        if COMPILED_CALL not in _state(module):
+            raise AttributeError(COMPILED_CALL)
+        del _state(module)[COMPILED_CALL]
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
@@ -169,7 +163,7 @@ def _state(module: Any) -> dict[str, Any]:
 
 
 class _Compiling:
-    """Tells when Dynamo begins and ends to trace, by its own callbacks (private, torch 2.6 to 2.13)."""
+    """Tells when Dynamo begins and ends to trace, by its own callbacks."""
 
     def __init__(self, ended: Callable[[], None], began: Callable[[], None]) -> None:
         self._told = [("start", self._calling(began)), ("end", self._calling(ended))]
@@ -177,9 +171,8 @@ class _Compiling:
 
     def begin(self) -> None:
         """Listen, where Dynamo is loaded: making an optimizer loads it."""
-        self._handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-        if skip := getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None):
-            skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
+        self._handler = torch_private.tracing_callbacks()
+        torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
         for when, told in self._told:
             if self._handler is not None:
                 getattr(self._handler, f"register_{when}_callback")(told)

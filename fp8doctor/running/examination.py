@@ -29,7 +29,8 @@ from fp8doctor.running.messages import Message, Progress
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.running.window import Window
-from fp8doctor.stacks.looking import behind_compile, read, without_modes
+from fp8doctor.stacks.looking import read
+from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stages import Course, Doing, Teller
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
-
 from fp8doctor.running.clock import Moment
 from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.stacks.torch_private import loader_iterator
 
 
 class LoaderWaits:
@@ -20,12 +19,15 @@ class LoaderWaits:
 
     def __init__(self, now: Callable[[], Moment], waited: Callable[[Moment, Moment], None]) -> None:
         self._now, self._waited, self._thread = now, waited, get_ident()
-        self._own: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
+        self._kind = loader_iterator()
+        self._own: Callable[[Any], Any] | None = getattr(self._kind, "__next__", None)
         self._depth = 0
 
     def begin(self) -> None:
-        """Stand before the iterator's ``__next__``."""
+        """Stand before the iterator's ``__next__``; nowhere if this torch has no such iterator."""
         own, waits = self._own, self
+        if own is None:
+            return
 
         def next_batch(iterator: Any) -> Any:
             if get_ident() != waits._thread:
@@ -44,9 +46,9 @@ class LoaderWaits:
             return batch
 
         self._placed = next_batch
-        _BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign, assignment]
+        self._kind.__next__ = next_batch
 
     def end(self) -> None:
         """Put the iterator's own back, unless someone else has changed it meanwhile."""
-        if _BaseDataLoaderIter.__next__ is self._placed:
-            _BaseDataLoaderIter.__next__ = self._own  # type: ignore[method-assign, assignment]
+        if self._own is not None and self._kind.__next__ is self._placed:
+            self._kind.__next__ = self._own

@@ -30,9 +30,10 @@ from fp8doctor.running.recording import CUT_SHORT, Recording
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.stepped_model import Living, held, only_trainer, owner_of
 from fp8doctor.running.traceback_frames import without_own_frames
-from fp8doctor.running.window import Window, frames_compiled
+from fp8doctor.running.window import Window
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural, sentence
 
 _log = logging.getLogger("fp8doctor")

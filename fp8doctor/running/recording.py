@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import read_trace
+from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.breakdown import breakdown
@@ -59,7 +59,7 @@ class Recording:
         """Why nothing is recorded; None while something is."""
         self._profile: Any = None
         self._started = False
-        self._own: Any = profile._prepare_trace
+        self._own: Any = torch_private.profiler_preparation()
         self._placed: Any = None
 
     def begin(self) -> None:
@@ -96,7 +96,7 @@ class Recording:
         self._profile = profile(
             use_kineto=True, use_device="cuda" if self.on_gpu else None, record_shapes=True
         )  # without Kineto no kernels are recorded
-        self._profile._prepare_trace()
+        self._own(self._profile)
         own, recording = self._own, self
 
         def prepare(theirs: Any) -> Any:
@@ -104,12 +104,12 @@ class Recording:
             return own(theirs)
 
         self._placed = prepare
-        profile._prepare_trace = prepare  # type: ignore[method-assign]
+        torch_private.prepare_profilers_with(prepare)
 
     def _start(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize()  # what was launched before is none of the step
-        self._profile._start_trace()
+        torch_private.start_profiler(self._profile)
         self._started = True
 
     def _stop(self) -> None:
@@ -119,8 +119,8 @@ class Recording:
 
     def _make_room(self) -> None:
         """Let others begin as they would, unless someone else has changed it meanwhile."""
-        if self._placed is not None and profile._prepare_trace is self._placed:
-            profile._prepare_trace = self._own  # type: ignore[method-assign]
+        if self._placed is not None and torch_private.profiler_preparation() is self._placed:
+            torch_private.prepare_profilers_with(self._own)
 
     def added_to(self, seen: Observation) -> Observation:
         """Add what the step ran. Raises `fp8doctor.facts.record.UnreadableDocument` where the profile tells
@@ -166,7 +166,7 @@ def detaching() -> Iterator[None]:
 def _uses_cuda_graphs() -> bool:
     """Whether this process holds CUDA graphs, or Inductor may have captured some (torch 2.6 to 2.14)."""
     graph = torch.cuda.CUDAGraph
-    return "torch._inductor.cudagraph_trees" in sys.modules or any(type(x) is graph for x in gc.get_objects())
+    return torch_private.may_hold_cuda_graphs() or any(type(x) is graph for x in gc.get_objects())
 
 
 def _why_not(step_ms: float) -> str | None:

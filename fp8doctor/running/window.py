@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,11 +13,12 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Observation
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.clock import Clock, Moment
 from fp8doctor.running.loader_waits import LoaderWaits
-from fp8doctor.stacks.looking import without_modes
+from fp8doctor.stacks.torch_private import counters, frames_compiled, in_backward, without_modes
 
 FEWEST_STEPS = 3
 """Steps from which on a window that was cut short still tells a median."""
@@ -147,7 +147,7 @@ class Window:
             else None,
             calls=self.calls,
             losses=self._losses(),
-            compiled=frames_compiled() - self._frames,
+            compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
             optimizers=optimizers,
             share_pct=100 * share,
             peak_gib=clock.peak_gib(),
@@ -169,8 +169,7 @@ class Window:
         self._step.waits.append((begin, end))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recomputed = torch._C._current_graph_task_id() >= 0  # inside a backward pass, by checkpointing
-        if recomputed or not torch.is_grad_enabled():
+        if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
             return None
         step, self.seen = self._step, True
         step.calls += 1
@@ -191,9 +190,3 @@ def _all(told: tuple[Callable[[Any], None], ...], output: Any) -> None:
 def _recorded(tensor: torch.Tensor) -> bool:
     """Whether the script records a CUDA graph, of which a copy would become a part."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def frames_compiled() -> int:
-    """Frames that Dynamo has compiled in this process so far."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils.counters["frames"]["ok"] if utils is not None else 0

@@ -10,6 +10,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from fp8doctor.stacks.looking import is_a, read
+from fp8doctor.stacks.torch_private import original
 
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
 """Packages whose forwards decide by a flag or a wrapper of their own; their code is not searched."""
@@ -58,7 +59,7 @@ def is_own(function: Any) -> bool:
 
 def wrapped(function: Any) -> Any:
     """Return what ``torch.compile`` or a library's wrapper is around; None for the user's own function."""
-    inner = read(function, "_torchdynamo_orig_callable")
+    inner = original(function)
     return read(function, "__wrapped__") if inner is None and not is_own(function) else inner
 
 

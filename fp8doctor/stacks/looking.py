@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -130,16 +129,6 @@ def children_of(module: Module) -> dict[str, Module | None]:
     return _members(module, "_modules")
 
 
-def behind_compile(thing: Any) -> Module | None:
-    """Return the module that ``torch.compile`` wrapped; None for what is no such wrapper.
-
-    Private name read here, verified on torch 2.6 to 2.15: ``OptimizedModule._orig_mod``.
-    """
-    if ancestor(type(thing), "torch._dynamo.", ("OptimizedModule",)) is None:
-        return None
-    return children_of(thing).get("_orig_mod")
-
-
 def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
     """Yield every module of a tree once, with its name, in the order of ``named_modules``."""
     seen: set[int] = set()
@@ -203,15 +192,6 @@ def method(thing: Any, name: str) -> Any:
     if owner is None or _package(owner) not in LIBRARIES or not isinstance(found, FunctionType):
         return None
     return MethodType(found, thing)
-
-
-@contextmanager
-def without_modes() -> Iterator[None]:
-    """Outside of the dispatch modes that are in force: they would see what is not the user's."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():
-        yield
 
 
 @functools.cache

@@ -22,7 +22,8 @@ from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.code_names import loads, names_in
 from fp8doctor.stacks.lineage import lineage
 from fp8doctor.stacks.looking import forward_of, is_a, parameters_of, read, read_class, state_of, tensor
-from fp8doctor.stacks.tensors import FAKE, is_float8, local, stored, subclass
+from fp8doctor.stacks.tensors import is_float8, local, stored, subclass
+from fp8doctor.stacks.torch_private import FAKE_TENSOR
 
 ORDER = 90
 STACK = "own"
@@ -192,7 +193,7 @@ def _is_library(module: str | None) -> bool:
 
 def _is_quantized(weight: Tensor) -> bool:
     inside = subclass(local(weight))
-    return is_float8(stored(weight)) or inside not in (None, FAKE) or not weight.is_floating_point()
+    return is_float8(stored(weight)) or inside not in (None, FAKE_TENSOR) or not weight.is_floating_point()
 
 
 def _layers(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from fp8doctor.stacks.lineage import class_name, home, lineage
 from fp8doctor.stacks.looking import read
+from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
-
-FAKE = "torch._subclasses.fake_tensor.FakeTensor"
 
 TE_COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
 TE_DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *TE_COLUMNWISE)
@@ -24,7 +23,7 @@ versions can be flattened)."""
 
 def local(tensor: Tensor) -> Tensor:
     """Find the tensor of this process behind a DTensor; any other tensor unchanged."""
-    inner = read(tensor, "_local_tensor") if home(type(tensor)).startswith("torch.distributed") else None
+    inner = local_tensor(tensor) if home(type(tensor)).startswith("torch.distributed") else None
     return tensor if inner is None else inner
 
 
@@ -45,7 +44,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 def has_data(tensor: Tensor) -> bool:
     """Whether a tensor has numbers: those of the meta device and of FakeTensorMode have none."""
-    return not tensor.is_meta and class_name(type(tensor)) != FAKE
+    return not tensor.is_meta and class_name(type(tensor)) != FAKE_TENSOR
 
 
 def whole_size(parameter: Tensor) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.stacks.torch_private import behind_compile
 from tests.examine.models import Block, Stacked, training
 
 

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from fp8doctor import inspect_model
 from fp8doctor.report import ReportFailed
 from fp8doctor.running import clock
-from fp8doctor.running.calls import ATTRIBUTE
+from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.markdown import fenced
 from tests.stand_ins import transformer_engine
 
@@ -96,7 +96,7 @@ def callback(**options: Any) -> FP8DoctorCallback:
 
 def left_behind(model: nn.Module) -> list[str]:
     """Everything of ours that could be in the way of a training."""
-    left = [name for name, each in model.named_modules() if ATTRIBUTE in vars(each)]
+    left = [name for name, each in model.named_modules() if COMPILED_CALL in vars(each)]
     left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
     left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
     left += ["registrations"] * len(torch_module._global_module_registration_hooks)

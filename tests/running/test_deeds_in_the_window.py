@@ -17,8 +17,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fp8doctor.running.calls import ATTRIBUTE
 from fp8doctor.running.observer import Observer
+from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.running.loops import train
 
@@ -99,7 +99,7 @@ def done(deed: Callable[[Any], Any], observer: Observer | None) -> tuple[Any, ..
     train(model, WARMUP + 1, optimizer=optimizer)
     if observer is not None:
         assert observer.window is not None
-        assert ATTRIBUTE in vars(Own)
+        assert COMPILED_CALL in vars(Own)
     counters.clear()
     result = deed(model)
     counted = dict(counters["frames"]), dict(counters["graph_break"]), dict(counters["stats"])
@@ -119,7 +119,7 @@ def test_a_deed_in_the_window(
     name: str, without_an_observer: dict[str, tuple[Any, ...]], observer: Observer, heard: Heard
 ) -> None:
     assert done(DEEDS[name], observer) == without_an_observer[name]
-    assert ATTRIBUTE not in vars(Own)
+    assert COMPILED_CALL not in vars(Own)
     assert len(heard.facts.observed.steps_ms) == STEPS
 
 
@@ -129,7 +129,7 @@ def test_compiling_does_not_end_the_watch(observer: Observer, heard: Heard) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     train(model, WARMUP + 1, optimizer=optimizer)
     compiled(nn.Linear(16, 16))(X)
-    assert ATTRIBUTE in vars(Own)
+    assert COMPILED_CALL in vars(Own)
     train(model, STEPS, optimizer=optimizer)
     assert heard.facts.observed.calls == 1
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import recorded
-from fp8doctor.running.calls import ATTRIBUTE
 from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
 from fp8doctor.running.settings import Settings
 from fp8doctor.running.stepped_model import Living, owner
+from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.checks.environment.live import finding_of
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
@@ -35,7 +35,7 @@ def test_a_plain_loop(observer: Observer, heard: Heard) -> None:
     assert (seen.warmup, seen.calls, seen.clock, seen.share_pct) == (WARMUP, 1, "host", 100)
     assert seen.data_ms is None
     assert heard.notes == []
-    assert all(ATTRIBUTE not in vars(module) for module in model.modules())
+    assert all(COMPILED_CALL not in vars(module) for module in model.modules())
     before = len(heard.messages)
     train(model, 2, optimizer=optimizer)
     assert len(heard.messages) == before
@@ -57,7 +57,7 @@ def test_a_window_that_is_cut_short(heard: Heard, observer: Observer) -> None:
     train(model, WARMUP + STEPS)
     assert observer.closed() == WARMUP + STEPS
     assert len(heard.facts.observed.steps_ms) == STEPS
-    assert ATTRIBUTE not in {*vars(model), *vars(type(model))}
+    assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
 def test_the_weights_of_a_moving_average_are_not_the_model(observer: Observer, heard: Heard) -> None:
@@ -94,7 +94,7 @@ def test_a_trial_run_with_an_optimizer_of_its_own(observer: Observer, heard: Hea
     second = Net()
     train(second, IDLE_STEPS + STEPS + PROFILED)
     assert kept.param_groups
-    assert all(ATTRIBUTE not in vars(module) for module in first.modules())
+    assert all(COMPILED_CALL not in vars(module) for module in first.modules())
     assert len(heard.facts.observed.steps_ms) == STEPS
     assert observer.done
 

@@ -17,11 +17,11 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fp8doctor.running.calls import ATTRIBUTE
 from fp8doctor.running.clock import Clock
 from fp8doctor.running.observer import Observer
 from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.settings import Settings
+from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slicing, train
@@ -30,7 +30,7 @@ from tests.running.loops import Net, Slicing, train
 def test_a_model_that_ends_in_the_window_is_not_kept_alive(observer: Observer) -> None:
     model = Net()
     train(model, WARMUP + 1)
-    assert ATTRIBUTE in vars(type(model))
+    assert COMPILED_CALL in vars(type(model))
     ended = weakref.ref(model)
     gc.disable()
     try:
@@ -163,25 +163,25 @@ def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: H
 def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
     model = Net()
     optimizer = train(model, WARMUP + 1)
-    assert ATTRIBUTE in vars(type(model))
+    assert COMPILED_CALL in vars(type(model))
     with pytest.raises(RuntimeError) as raised:
         model(torch.randn(8, 17))
     frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
     assert not [each for each in frames if "fp8doctor/running" in each]
     train(model, STEPS, optimizer=optimizer)
-    assert ATTRIBUTE not in {*vars(model), *vars(type(model))}
+    assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
 def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None:
     wrapped = nn.Sequential(Net())
     train(wrapped, WARMUP + 1)
-    assert ATTRIBUTE in vars(type(wrapped))
+    assert COMPILED_CALL in vars(type(wrapped))
     twin = copy.deepcopy(wrapped)
     file = io.BytesIO()
     torch.save(wrapped, file)
     file.seek(0)
     for other in (twin, torch.load(file, weights_only=False), pickle.loads(pickle.dumps(wrapped))):
-        assert vars(other).get(ATTRIBUTE) is None
+        assert vars(other).get(COMPILED_CALL) is None
         other(torch.randn(8, 16))
 
 
@@ -226,7 +226,7 @@ def test_a_failure_of_ours_is_told_and_reaches_nobody(
     model = Net()
     train(model, WARMUP + STEPS + 1)
     assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]
-    assert ATTRIBUTE not in {*vars(model), *vars(type(model))}
+    assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
 def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:

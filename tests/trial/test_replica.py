@@ -17,7 +17,8 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.trial.copies.compiling import context_of, give_own_code
+from fp8doctor.stacks.torch_private import context_of
+from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, Tripwire, replicate
 
 

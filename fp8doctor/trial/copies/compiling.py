@@ -1,10 +1,5 @@
 """torch.compile on replicas: apply a user's own compile marks to a copy, and keep its cache apart from the
 user's code.
-
-Private names read here, verified on torch 2.11 and 2.13: the closure variable ``self`` of a compiled callable
-(a ``torch._dynamo.eval_frame`` context, callable on a new function), ``_compiled_call_impl``,
-``_torchdynamo_orig_callable``, and ``torch._dynamo.external_utils.wrap_inline``, the frame that Dynamo puts
-around what it would skip (also on 2.6 and 2.15).
 """
 
 from __future__ import annotations
@@ -19,28 +14,21 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fp8doctor.stacks.looking import behind_compile
-
-
-def context_of(compiled: Any) -> Callable[[Any], Any] | None:
-    """Return what ``torch.compile`` made ``compiled`` with: called on another function, it compiles that one
-    alike.
-
-    Takes an ``OptimizedModule`` or a compiled function; None for anything else.
-    """
-    context = getattr(compiled, "dynamo_ctx", None)
-    if context is None and hasattr(compiled, "_torchdynamo_orig_callable"):
-        cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
-        context = cells["self"].cell_contents if "self" in cells else None
-    return context if callable(context) else None
+from fp8doctor.stacks.torch_private import (
+    COMPILED_CALL,
+    DYNAMO,
+    behind_compile,
+    context_of,
+    is_dynamos_frame,
+    original,
+    settings_of,
+)
 
 
 def has_settings(compiled: Any) -> bool:
     """Whether ``torch.compile`` was given a backend, a mode, options or shapes that are not its default."""
     mine, default = context_of(compiled), context_of(torch.compile(_nothing))
-    return mine is not None and any(
-        getattr(mine, name, None) != getattr(default, name, None) for name in ("compiler_config", "_dynamic")
-    )
+    return mine is not None and settings_of(mine) != settings_of(default)
 
 
 def _nothing() -> None:
@@ -50,7 +38,7 @@ def _nothing() -> None:
 def own_step(function: Any, *, as_compiled: bool) -> Any:
     """Give a variant the user's training step: where it is compiled, with a code object of its own, or
     eager."""
-    context, inner = context_of(function), getattr(function, "_torchdynamo_orig_callable", None)
+    context, inner = context_of(function), original(function)
     if context is None or not isinstance(inner, types.FunctionType):
         return function
     return context(clone_function(inner)) if as_compiled else inner
@@ -61,9 +49,9 @@ def records_cuda_graphs(model: nn.Module) -> bool:
     marks = (
         mark
         for module in model.modules()
-        for mark in (module, module.__dict__.get("_compiled_call_impl"), module.__dict__.get("forward"))
+        for mark in (module, module.__dict__.get(COMPILED_CALL), module.__dict__.get("forward"))
     )
-    settings = (getattr(context_of(mark), "compiler_config", None) or {} for mark in marks)
+    settings = (settings_of(context_of(mark))[0] or {} for mark in marks)
     return any(each.get("triton.cudagraphs") for each in settings)
 
 
@@ -83,7 +71,7 @@ def before_compiled(model: nn.Module, function: Callable[[], object]) -> Iterato
 def _outermost_marks(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield where the compiled call of each module lies that is in no other compiled one."""
     state = module.__dict__
-    for name in ("_compiled_call_impl", "forward"):
+    for name in (COMPILED_CALL, "forward"):
         if context_of(state.get(name)) is not None:
             yield state, name
             return
@@ -123,12 +111,8 @@ def give_wrappers_own_code(model: nn.Module) -> None:
     codes: dict[types.CodeType, types.CodeType] = {}
     for wrapper in (each for each in model.modules() if behind_compile(each) is not None):
         compiled, context = wrapper.__dict__.get("forward"), context_of(wrapper)
-        frame = getattr(compiled, "_torchdynamo_orig_callable", None)
-        if (
-            context is not None
-            and isinstance(frame, types.FunctionType)
-            and frame.__globals__["__name__"] == "torch._dynamo.external_utils"
-        ):
+        frame = original(compiled)
+        if context is not None and isinstance(frame, types.FunctionType) and is_dynamos_frame(frame):
             clone = clone_function(frame)
             clone.__code__ = codes.setdefault(frame.__code__, clone.__code__)
             wrapper.__dict__["forward"] = context(clone)
@@ -136,9 +120,7 @@ def give_wrappers_own_code(model: nn.Module) -> None:
 
 def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
     forward = kind.forward
-    if not isinstance(forward, types.FunctionType) or kind.__module__.startswith(
-        ("torch.nn.", "torch._dynamo.")
-    ):
+    if not isinstance(forward, types.FunctionType) or kind.__module__.startswith(("torch.nn.", DYNAMO)):
         return kind
     metaclass: Any = type(kind)
     own = cast(

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, COMPILED_CHILD, FSDP1_CHILD
+
 DEPTHS = ((4, 12), (2, 6), (1, 3))
 """Blocks kept at the two depths (measured, see above), then smaller pairs for a small memory."""
 
@@ -39,7 +41,7 @@ MOST_WHOLE = 32
 holds several of them. Of a Llama 3B, 28 blocks, five rounds took 12.0 s whole and 11.3 at two cuts, and the
 four times came out 0.7 % off at most instead of 4.1 (H200, tests/benchmarks/results/trial_jobs_h200.md)."""
 
-WRAPPED = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+WRAPPED = frozenset((COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD))
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
 
 LIBRARIES = ("torch.", "torchao.", "transformer_engine.", "peft.")

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.stacks.looking import behind_compile
-from fp8doctor.trial.copies.compiling import clone_function, context_of
+from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
+from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
@@ -79,11 +79,7 @@ def replicate(
         _memoize_neighbours([module for _, module in kept], memo, device)
     for name, module in kept:
         _memoize_tensors(name, module, memo, device, share)
-    marks = {
-        name: context
-        for name, module in kept
-        if (context := context_of(getattr(module, "_compiled_call_impl", None)))
-    }
+    marks = {name: context for name, module in kept if (context := context_of(compiled_call(module)))}
     try:
         for name, keep in (cuts or {}).items():
             _memoize_cut(root.get_submodule(name), keep, memo)
@@ -97,8 +93,7 @@ def replicate(
             if "forward" in module.__dict__:
                 twin.__dict__["forward"] = rebind(module.__dict__["forward"], memo)
     for name, context in marks.items():
-        twin = memo[id(root.get_submodule(name))]
-        twin._compiled_call_impl = context(twin._call_impl)
+        compile_call(memo[id(root.get_submodule(name))], context)
     return (wrapper_context(replica) if wrapper_context else replica), memo
 
 
@@ -283,7 +278,7 @@ class _Rebinding:
         if isinstance(value, types.FunctionType):
             context = context_of(value)
             if context is not None:
-                return context(self.of(value._torchdynamo_orig_callable))  # type: ignore[attr-defined]
+                return context(self.of(original(value)))
             return self._made.get(id(value)) or self._clone(value)
         return self._memo[id(value)]
 

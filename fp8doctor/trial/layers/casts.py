@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from fp8doctor.stacks.torch_private import mark_dynamic
 from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.trial.measure.evidence import compiled_so_far
 
@@ -55,13 +56,13 @@ def compiled(examples: Iterable[tuple[Kind, tuple[Tensor, ...]]]) -> Callable[..
     compiles nothing.
     """
     function: Callable[..., object] = torch.compile(clone_function(casts))  # type: ignore[arg-type]
-    before = compiled_so_far().frames
+    before = compiled_so_far()
     for kind, tensors in examples:
         for tensor, sides in zip(tensors, OPEN_SIDES, strict=True):
             for side in sides:
-                torch._dynamo.mark_dynamic(tensor, side)
+                mark_dynamic(tensor, side)
         function(*kind, *tensors)
-    if compiled_so_far().frames == before:
+    if compiled_so_far() == before:
         raise RuntimeError("torch.compile compiles nothing in this process")
     return function
 

@@ -25,6 +25,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingTold, told_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors, with_tensors
+from fp8doctor.stacks.torch_private import fake_tensor_mode
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate, unwrapped
@@ -138,9 +139,7 @@ def _hooks(model: nn.Module) -> int:
 
 def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
     """Make an uncompiled 16-bit copy of the first cut of a model, and its batch, on fake tensors."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
     copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True, stand_ins=stand_ins)[0]

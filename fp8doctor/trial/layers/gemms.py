@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp8doctor.facts import LayerShape, Layout
 from fp8doctor.recipes import named
+from fp8doctor.stacks import torch_private
 from fp8doctor.trial.layers import casts
 
 Operation = Callable[[], object]
@@ -93,6 +94,9 @@ def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, fast: b
 
     ``fast`` accumulates with less precision.
     """
-    return torch._scaled_mm(
+    product = torch_private.scaled_mm()
+    assert product is not None
+    result: Tensor = product(
         a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=fast
     )
+    return result

@@ -21,6 +21,7 @@ from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGI
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks.code_names import LIBRARIES, named
 from fp8doctor.stacks.looking import forward_of, read
+from fp8doctor.stacks.torch_private import Unknown, call_code
 from fp8doctor.stacks.transformer_engine import state_manager
 from fp8doctor.trial.state.transformer_engine_state import ENTERS, EXITS
 
@@ -138,13 +139,15 @@ def _once(forward: Callable[[], object], layers: Mapping[str, nn.Module], model:
 
 
 def _where(frame: FrameType | None, names: Mapping[int, str]) -> _Where:
+    if (module_call := call_code()) is None:
+        raise Unknown("torch calls modules by another name")
     outermost, innermost, call = "", None, None
     while frame is not None:
         home = frame.f_globals.get("__name__", "")
         if home in CHECKPOINT_MODULES:
             reentrant = frame.f_locals.get("use_reentrant", call and call.reentrant)
             call = Call(home.partition(".")[0], reentrant if isinstance(reentrant, bool) else None)
-        elif frame.f_code is nn.Module._call_impl.__code__:
+        elif frame.f_code is module_call:
             name = names.get(id(frame.f_locals.get("self")))
             if name is not None and call is not None:
                 return _Where(outermost, name, call)

@@ -1,11 +1,7 @@
 """Proof that an arm ran what its label says: graphs compiled, broken, compiled again and run, FP8 GEMMs,
 executed blocks.
 
-Private names read here, verified on torch 2.11 and 2.13: ``torch._dynamo.utils.counters`` (``frames``,
-``graph_break``; ``inductor`` on 2.13 alone), ``torch._dynamo.utils._compilation_metrics`` (its
-``duration_us`` on 2.13 alone) and the raw events of the profiler, whose ``key_averages`` would take seconds,
-``torch.autograd.profiler._is_profiler_enabled`` and ``torch._C._autograd._profiler_enabled``,
-``torch._C._current_graph_task_id``, and ``ids_to_funcs`` of Inductor's manager of CUDA graphs.
+The raw events of the profiler are counted (torch 2.11 and 2.13): its ``key_averages`` would take seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ import logging
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections import deque
@@ -27,13 +22,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._autograd import DeviceType
 
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace
+from fp8doctor.stacks import torch_private
 from fp8doctor.trial.copies.depth import cleaned
 
 _log = logging.getLogger("fp8doctor")
@@ -66,10 +61,10 @@ class Compiled:
     breaks: int
 
 
-def compiled_so_far() -> Compiled:
-    from torch._dynamo.utils import counters
-
-    return Compiled(counters["frames"].get("ok", 0), sum(counters["graph_break"].values()))
+def compiled_so_far() -> Compiled | None:
+    """Count what Dynamo compiled; None where this torch does not tell."""
+    frames, breaks = torch_private.counters("frames"), torch_private.counters("graph_break")
+    return None if frames is None or breaks is None else Compiled(frames.get("ok", 0), sum(breaks.values()))
 
 
 @dataclass
@@ -99,29 +94,29 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     Dynamo's own list of compilations holds the last 64: a longer one takes its place meanwhile, and the
     user's comes back as it was.
     """
-    from torch._dynamo import utils
 
-    seen, before, broken = Compilations(), compiled_so_far(), dict(utils.counters["graph_break"])
-    kept, log = getattr(utils, "_compilation_metrics", None), deque[Any]()
+    seen, before, broken = Compilations(), compiled_so_far(), torch_private.counters("graph_break") or {}
+    kept, log = torch_private.compilation_metrics(), deque[Any]()
     asked, recorded = _asked_of_caches(), _recorded()
     if kept is not None:
-        utils._compilation_metrics = log
+        torch_private.keep_metrics_in(log)
     try:
         yield seen
     finally:
         if kept is not None:
-            utils._compilation_metrics = kept
+            torch_private.keep_metrics_in(kept)
         after, now = compiled_so_far(), _recorded()
         if recorded and now:
             seen.recorded = now[1] - (recorded[1] if now[0] is recorded[0] else 0)
         hits, misses = (now - was for now, was in zip(_asked_of_caches(), asked, strict=True))
         seen.from_caches = hits > 0 and not misses
-        seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
-        seen.break_reasons = _few(
-            _break(reason)
-            for reason, count in utils.counters["graph_break"].items()
-            if count > broken.get(reason, 0)
-        )
+        if before and after:
+            seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
+            seen.break_reasons = _few(
+                _break(reason)
+                for reason, count in (torch_private.counters("graph_break") or {}).items()
+                if count > broken.get(reason, 0)
+            )
         if kept is not None and all(
             hasattr(each, "recompile_reason") for each in log
         ):  # which torch 2.6 lacks
@@ -136,9 +131,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
 
 def _asked_of_caches() -> tuple[int, int]:
     """Count the graphs that Inductor found in its caches so far, and those that it compiled."""
-    from torch._dynamo.utils import counters
-
-    counted = counters["inductor"]
+    counted = torch_private.counters("inductor") or {}
     compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
     return counted.get("fxgraph_cache_hit", 0), compiled
 
@@ -146,13 +139,11 @@ def _asked_of_caches() -> tuple[int, int]:
 def _recorded() -> tuple[object, int] | None:
     """Count the functions that Inductor has recorded as CUDA graphs, beside the manager that holds them; None
     where this torch does not tell."""
-    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is None or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None, 0
     try:
-        manager = trees.get_container(torch.cuda.current_device()).tree_manager
-        return manager, 0 if manager is None else len(manager.ids_to_funcs)
-    except Exception:  # as of a private name that is gone
+        return torch_private.recorded_functions(torch.cuda.current_device())
+    except torch_private.Unknown:
         _log.debug("the CUDA graphs of Inductor cannot be counted", exc_info=True)
         return None
 
@@ -239,8 +230,7 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
 
 def profiler_in_use() -> bool:
     """Whether the user profiles this process; False where this torch does not tell."""
-    in_this_thread: Callable[[], bool] = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
-    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False)) or in_this_thread()
+    return torch_private.is_profiled()
 
 
 def why_not_profiled() -> str | None:
@@ -289,10 +279,11 @@ def counted(profile: torch.autograd.profiler.profile | None, device: torch.devic
     regions: list[tuple[int, int]] = []
     linears: list[int] = []
     raw: Any = profile
+    gpu = torch_private.gpu_events()
     for event in raw.kineto_results.events():
         name = event.name()
         operators += name in FP8_OPERATORS
-        on_gpu = event.device_type() == DeviceType.CUDA
+        on_gpu = event.device_type() == gpu
         seen += on_gpu
         kernels += on_gpu and bool(FP8_GEMM_KERNEL.search(name))
         if name.startswith(COMPILED_REGION):
@@ -381,7 +372,7 @@ def executed(model: nn.Module) -> Iterator[Executed]:
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, arguments: object) -> None:
             seen.at_all.add(name)
-            if torch._C._current_graph_task_id() >= 0:
+            if torch_private.in_backward():
                 seen.in_backward.add(name)
 
         return hook

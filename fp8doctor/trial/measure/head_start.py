@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from fp8doctor.stacks import torch_private
 from fp8doctor.trial.copies.compiling import before_compiled
 from fp8doctor.trial.measure.attempt import Ready
 
@@ -34,7 +35,7 @@ CYCLES = 10**7
 def waits_for_host(ready: Ready, device: torch.device) -> bool:
     """Whether a head start of the launches makes the step of an arm shorter, one of a single micro-batch;
     False on a CPU, and where torch has nothing to keep a GPU busy with."""
-    wait = getattr(torch.cuda, "_sleep", None)  # private; torch 2.6 to 2.13
+    wait = torch_private.busy_wait()
     if device.type != "cuda" or wait is None or ready.model is None:
         return False
     rounds = 1 if ready.step_s > LONG_STEP_S else ROUNDS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.decided import is_decided, sign_is_told
-from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.timer import interleave
 
@@ -58,9 +58,9 @@ def _watched(bench: Bench, arm: str, ready: Ready) -> Callable[[], object]:
     """Take the step, noting whose it is and whether something was compiled in it."""
 
     def step() -> object:
-        bench.at_work, before = arm, compiled_so_far().frames
+        bench.at_work, before = arm, frames_compiled()
         result = ready.step()
-        ready.frames_in_window += compiled_so_far().frames - before
+        ready.frames_in_window += frames_compiled() - before
         return result
 
     return step

@@ -1,8 +1,6 @@
 """torch.compile's state in this process: settings, counters, workers, and its entries for the user's code.
 
-Private names read here, verified on torch 2.13 (entries and ``reset_code`` on 2.11 too): ``counters``,
-``_compilation_metrics``, ``_stance``, ``_debug_get_cache_entry_list``, ``reset_code``, ``AsyncCompile.pool``
-and ``process_pool``; on torch 2.11 with a GPU: ``reset_cudagraph_trees``. One that is missing is left out.
+Settings that this torch keeps elsewhere are left out.
 """
 
 from __future__ import annotations
@@ -10,37 +8,50 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
-CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+from fp8doctor.stacks import torch_private
+from fp8doctor.stacks.torch_private import compiled_entries
 
 
 def _read_counters() -> dict[str, dict[str, int]]:
-    return {key: dict(value) for key, value in _utilities().counters.items()}
+    return {key: dict(value) for key, value in _counters().items()}
 
 
 def _write_counters(value: dict[str, dict[str, int]]) -> None:
-    counters = _utilities().counters
+    counters = _counters()
     counters.clear()
     for key, counted in value.items():
         counters[key].update(counted)
 
 
 def _write_metrics(value: list[Any]) -> None:
-    metrics = _utilities()._compilation_metrics
+    metrics = _metrics()
     metrics.clear()
     metrics.extend(value)
 
 
-def _utilities() -> Any:
-    return sys.modules["torch._dynamo.utils"]
+def _counters() -> Any:
+    return _known(torch_private.all_counters())
+
+
+def _metrics() -> Any:
+    return _known(torch_private.compilation_metrics())
+
+
+def _known(found: Any) -> Any:
+    """Return what was found. Raises `Unknown` for None: the setting is then left out."""
+    if found is None:
+        raise torch_private.Unknown("Dynamo is not loaded, or keeps this elsewhere")
+    return found
 
 
 def _read_configs() -> dict[str, dict[str, Any]]:
-    return {name: sys.modules[name].get_config_copy() for name in CONFIGS if name in sys.modules}
+    return {
+        name: sys.modules[name].get_config_copy() for name in torch_private.CONFIGS if name in sys.modules
+    }
 
 
 def _write_configs(before: dict[str, dict[str, Any]]) -> None:
@@ -52,19 +63,11 @@ def _write_configs(before: dict[str, dict[str, Any]]) -> None:
                 setattr(config, key, value)
 
 
-def _read_stance() -> Any:
-    return sys.modules["torch._dynamo.eval_frame"]._stance
-
-
-def _write_stance(value: Any) -> None:
-    sys.modules["torch._dynamo.eval_frame"]._set_stance(value)
-
-
 SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("counters of torch.compile", _read_counters, _write_counters),
-    ("metrics of torch.compile", lambda: list(_utilities()._compilation_metrics), _write_metrics),
+    ("metrics of torch.compile", lambda: list(_metrics()), _write_metrics),
     ("settings of torch.compile", _read_configs, _write_configs),
-    ("stance of torch.compile", _read_stance, _write_stance),
+    ("stance of torch.compile", lambda: _known(torch_private.stance()), torch_private.set_stance),
 )
 """Name, how to read and how to write."""
 
@@ -73,26 +76,22 @@ class Entries:
     """Dynamo's compiled entries for the user's code objects, as they are now."""
 
     def __init__(self, model: nn.Module, *functions: Any) -> None:
-        self._before = [(code, _compiled(code)) for code in _codes(model, functions)]
+        self._before = [(code, compiled_entries(code)) for code in _codes(model, functions)]
 
     def put_back(self) -> bool:
         """Forget what was compiled since for code that had nothing compiled; return whether all is as it was.
 
         Single entries cannot be taken out: beside the user's own a new one stays.
         """
-        from torch._C._dynamo import eval_frame
-
         for code, entries in self._before:
-            if not entries and _compiled(code):
-                eval_frame.reset_code(code)
-        return all(set(map(id, entries)) == set(map(id, _compiled(code))) for code, entries in self._before)
+            if entries == [] and compiled_entries(code):
+                torch_private.reset_code(code)
+        return all(_same(entries, compiled_entries(code)) for code, entries in self._before)
 
 
-def _compiled(code: types.CodeType) -> list[Any]:
-    """List the compiled code of every entry that is still valid."""
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    return [entry.code for entry in _debug_get_cache_entry_list(code) if entry.code is not None]
+def _same(before: list[types.CodeType] | None, now: list[types.CodeType] | None) -> bool:
+    """Whether two lists hold the very same objects; False if torch does not tell."""
+    return before is not None and now is not None and set(map(id, before)) == set(map(id, now))
 
 
 def _codes(model: nn.Module, functions: Iterable[Any]) -> list[types.CodeType]:
@@ -123,41 +122,22 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
 def forget_recorded_kernels() -> None:
     """Give up every CUDA graph of torch.compile in this process, the user's too: what was compiled with one
     stays in memory on a GPU, and its graphs with it (torch 2.11)."""
-    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is not None:
-        with suppress(AttributeError):
-            trees.reset_cudagraph_trees()
+    torch_private.forget_cuda_graphs()
 
 
-def workers() -> dict[str, Any]:
-    """List what compiling has started in this process and keeps running, by name."""
-    running = {}
-    compiling: Any = sys.modules.get("torch._inductor.async_compile")
-    if compiling is not None:
-        with suppress(AttributeError):
-            running.update(
-                {
-                    name: True
-                    for name in ("pool", "process_pool")
-                    if getattr(compiling.AsyncCompile, name).cache_info().currsize
-                }
-            )
+def workers() -> set[str]:
+    """Name what compiling has started in this process and keeps running."""
+    running = set(torch_private.compile_pools())
     bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if getattr(bars, "monitor", None) is not None:
-        running["tqdm"] = True
-    return running
+    return running if getattr(bars, "monitor", None) is None else running | {"tqdm"}
 
 
-def stop_new_workers(before: dict[str, Any]) -> None:
+def stop_new_workers(before: set[str]) -> None:
     """End the workers that compiling started since; it starts them again when it needs them."""
-    new = workers().keys() - before.keys()
-    if "process_pool" in new:
-        sys.modules["torch._inductor.async_compile"].shutdown_compile_workers()
-    if "pool" in new:
-        pool = sys.modules["torch._inductor.async_compile"].AsyncCompile.pool
-        pool().shutdown(wait=True)
-        pool.cache_clear()
-    if "tqdm" in new:
-        bars = sys.modules["tqdm"].tqdm
-        bars.monitor.exit()
-        bars.monitor = None
+    for name in sorted(workers() - before, reverse=True):
+        if name == "tqdm":
+            bars = sys.modules["tqdm"].tqdm
+            bars.monitor.exit()
+            bars.monitor = None
+        else:
+            torch_private.stop_pool(name)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from fp8doctor.stacks import torch_private
 from fp8doctor.trial.state import dynamo_state, transformer_engine_state
 
 _log = logging.getLogger("fp8doctor")
@@ -206,7 +207,7 @@ def _random() -> Iterator[Setting]:
 
 def _of_torch() -> Iterator[Setting]:
     yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting("the default device", lambda: torch.utils._device.CURRENT_DEVICE, torch.set_default_device)
+    yield Setting("the default device", torch_private.default_device, torch.set_default_device)
     yield Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield Setting(
         "anomaly mode",
@@ -218,8 +219,8 @@ def _of_torch() -> Iterator[Setting]:
     )
     yield Setting(
         "deterministic algorithms: fill",
-        torch._C._get_deterministic_fill_uninitialized_memory,
-        torch._C._set_deterministic_fill_uninitialized_memory,
+        partial(_get, "utils.deterministic", "fill_uninitialized_memory"),
+        partial(_set, "utils.deterministic", "fill_uninitialized_memory"),
     )
     yield Setting(
         "precision and backend flags: matmul",

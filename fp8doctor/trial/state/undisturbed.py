@@ -16,6 +16,7 @@ import torch
 from fp8doctor.examine.allocator import not_the_users
 from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
+from fp8doctor.stacks import torch_private
 from fp8doctor.trial.state import dynamo_state, settings
 from fp8doctor.trial.state.belongings import Belongings
 from fp8doctor.trial.state.optimizers import Settings, inner
@@ -112,10 +113,10 @@ class Undisturbed:
 
 
 def free(device: torch.device) -> None:
-    """Give memory back, cuBLAS's workspaces (66 MiB on an H200) included where torch has the private call for
-    it."""
+    """Give memory back, cuBLAS's workspaces (66 MiB on an H200) included where torch can free
+    them."""
     gc.collect()
     if device.type == "cuda":
-        with suppress(AttributeError, RuntimeError):
-            torch._C._cuda_clearCublasWorkspaces()
+        with suppress(RuntimeError):
+            torch_private.clear_cublas_workspaces()
             torch.cuda.empty_cache()

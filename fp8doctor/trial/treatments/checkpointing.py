@@ -11,6 +11,7 @@ from torch import nn
 from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.stacks.looking import forward_of, read
+from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
 from fp8doctor.trial.treatments.cache import without_cache
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
@@ -43,7 +44,7 @@ def keep_activations(model: nn.Module, asking: Collection[str] = ()) -> nn.Modul
 
     def inside(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal found
-        inner: Any = getattr(module, "_checkpoint_wrapped_module", None)
+        inner: Any = getattr(module, CHECKPOINTED_CHILD, None)
         found += inner is not None
         return inner if inner is None else swap(inner, inside)
 

@@ -14,7 +14,7 @@ from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compi
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import CompileMark, Facts, Linear, recorded
-from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.stacks.torch_private import behind_compile, compiled_call, original, uncompile_call
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.cache import without_cache
@@ -131,7 +131,7 @@ def _is_idle(mark: CompileMark) -> bool:
 
 def _compiled_of(module: nn.Module) -> tuple[Any, ...]:
     """List what may hold a compile mark of this very module."""
-    return module, module._compiled_call_impl, module.__dict__.get("forward"), type(module).forward
+    return module, compiled_call(module), module.__dict__.get("forward"), type(module).forward
 
 
 def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
@@ -178,12 +178,11 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
             if (inside := behind_compile(child)) is not None:
                 setattr(parent, name, inside)
     for module in model.modules():
-        module._compiled_call_impl = None
+        uncompile_call(module)
         forward = module.__dict__.get("forward")
-        original = getattr(forward, "_torchdynamo_orig_callable", None)
-        if original is not None:
-            module.__dict__["forward"] = original
-        decorated = getattr(type(module).forward, "_torchdynamo_orig_callable", None)
+        if (eager := original(forward)) is not None:
+            module.__dict__["forward"] = eager
+        decorated = original(type(module).forward)
         if decorated is not None:
             module.__class__ = type(
                 type(module).__name__,

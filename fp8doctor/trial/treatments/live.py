@@ -11,7 +11,7 @@ from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
 from fp8doctor.analysis.treatment_table import TREATMENTS, traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
-from fp8doctor.stacks.looking import behind_compile
+from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, function_of, known
 from fp8doctor.trial.variant import Variant
 

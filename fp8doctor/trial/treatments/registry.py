@@ -19,8 +19,7 @@ from fp8doctor.analysis.treatment_table import TREATMENTS, traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import behind_compile
-from fp8doctor.trial.copies.compiling import context_of
+from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.variant import Variant
 
@@ -101,11 +100,11 @@ def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
     if behind_compile(old) is not None:
         return new
     call, forward = (
-        context_of(getattr(old, "_compiled_call_impl", None)),
+        context_of(compiled_call(old)),
         context_of(old.__dict__.get("forward")),
     )
     if call is not None:
-        new._compiled_call_impl = call(new._call_impl)
+        compile_call(new, call)
     if forward is not None:
         new.__dict__["forward"] = forward(new.forward)
     return new

@@ -1,0 +1,391 @@
+"""The private names of torch that fp8doctor uses, one small function for each.
+
+A name that is missing answers None, so what rests on it becomes unknown. Each docstring ends with the
+versions of torch on which the name was verified. Nothing here imports torch before it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from fp8doctor.stacks.lineage import ancestor
+from fp8doctor.stacks.looking import children_of, read
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
+"""Class of what ``torch.compile(module)`` returns (2.6 to 2.15)."""
+
+DYNAMO = "torch._dynamo."
+"""Begins the names of Dynamo's own modules (2.6 to 2.15)."""
+
+CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
+"""Settings of torch.compile: modules with ``get_config_copy`` (2.6 to 2.13)."""
+
+COMPILED_CALL = "_compiled_call_impl"
+"""Attribute of a module that ``module.compile()`` sets (2.6 to 2.15)."""
+
+
+class Unknown(Exception):
+    """A private name is missing, or does not do what it did in the verified versions."""
+
+
+def _loaded(module: str, *names: str) -> Any:
+    """Read a name of a module that the process has loaded; None if either is missing."""
+    found: Any = sys.modules.get(module)
+    for name in names:
+        found = getattr(found, name, None)
+    return found
+
+
+# What torch.compile leaves on modules and functions
+
+
+def behind_compile(thing: Any) -> Module | None:
+    """Return the module that ``torch.compile`` wrapped; None for what is no such wrapper (2.6 to 2.15)."""
+    if ancestor(type(thing), DYNAMO, OPTIMIZED_MODULE[1:]) is None:
+        return None
+    return children_of(thing).get("_orig_mod")
+
+
+def original(function: Any) -> Any:
+    """Return the function that ``torch.compile`` compiled; None for any other object (2.6 to 2.15)."""
+    return read(function, "_torchdynamo_orig_callable")
+
+
+def disabled(function: Any) -> bool:
+    """Whether ``torch.compiler.disable`` made this function (2.6 to 2.15)."""
+    return bool(read(function, "_torchdynamo_disable"))
+
+
+def disabled_below(function: Any) -> bool:
+    """Whether a disabled function disables what it calls too (2.6 to 2.15)."""
+    return read(function, "_torchdynamo_disable_recursive", True) is not False
+
+
+def inner_backend(backend: Any) -> Any:
+    """Return the backend that a backend wraps; None for the innermost (2.6 to 2.15)."""
+    return read(backend, "_torchdynamo_orig_backend") or original(backend)
+
+
+def context_of(compiled: Any) -> Callable[[Any], Any] | None:
+    """Return what compiles another function with the same settings as this one.
+
+    Takes an ``OptimizedModule`` or a compiled function, whose closure holds it as ``self``; None for anything
+    else (2.6 to 2.13).
+    """
+    context = getattr(compiled, "dynamo_ctx", None)
+    if context is None and original(compiled) is not None:
+        cells = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=False))
+        context = cells["self"].cell_contents if "self" in cells else None
+    return context if callable(context) else None
+
+
+def settings_of(context: Any) -> tuple[Any, Any]:
+    """Return options and dynamic shapes of a `context_of` (2.11 and 2.13)."""
+    return getattr(context, "compiler_config", None), getattr(context, "_dynamic", None)
+
+
+def is_dynamos_frame(function: Any) -> bool:
+    """Whether Dynamo put this function around one that it would skip (2.6 to 2.15)."""
+    return str(function.__globals__["__name__"]) == "torch._dynamo.external_utils"
+
+
+def compiled_call(module: Any) -> Any:
+    """Return what ``module.compile()`` left on a module, or None (2.6 to 2.15)."""
+    return getattr(module, COMPILED_CALL, None)
+
+
+def compile_call(module: Any, context: Callable[[Any], Any]) -> None:
+    """Compile a module's call as ``module.compile()`` does (2.6 to 2.15)."""
+    setattr(module, COMPILED_CALL, context(module._call_impl))
+
+
+def uncompile_call(module: Any) -> None:
+    """Undo ``module.compile()`` (2.6 to 2.15)."""
+    setattr(module, COMPILED_CALL, None)
+
+
+def plain_call(module: Any) -> Callable[..., Any]:
+    """Return a module's call with its hooks, not compiled (2.6 to 2.15)."""
+    call: Callable[..., Any] = module._call_impl
+    return call
+
+
+def call_code() -> CodeType | None:
+    """Return the code of a module's call with its hooks (2.6 to 2.15)."""
+    from torch.nn import Module
+
+    code = read(getattr(Module, "_call_impl", None), "__code__")
+    return code if isinstance(code, CodeType) else None
+
+
+def outer_call_code() -> CodeType | None:
+    """Return the code of ``Module.__call__`` (2.6 to 2.14)."""
+    from torch.nn import Module
+
+    code = read(getattr(Module, "_wrapped_call_impl", None), "__code__")
+    return code if isinstance(code, CodeType) else None
+
+
+# Dynamo's state
+
+
+def counters(group: str) -> dict[str, int] | None:
+    """Copy a group of Dynamo's counters, such as ``frames``; empty if Dynamo is not loaded (2.6 to 2.15).
+
+    ``inductor`` counts on 2.13 and not on 2.11.
+    """
+    found = all_counters()
+    if found is None:
+        return None if "torch._dynamo.utils" in sys.modules else {}
+    return dict(found.get(group, {}))  # not found[group], which would create it
+
+
+def frames_compiled() -> int:
+    """Count the frames that Dynamo has compiled in this process; 0 if it does not tell (2.6 to 2.15)."""
+    return (counters("frames") or {}).get("ok", 0)
+
+
+def all_counters() -> MutableMapping[str, Any] | None:
+    """Return Dynamo's counters themselves; None if they are not there (2.6 to 2.15)."""
+    found = _loaded("torch._dynamo.utils", "counters")
+    return found if isinstance(found, dict) else None
+
+
+def compilation_metrics() -> Any:
+    """Return Dynamo's list of its last 64 compilations, or None (2.6 to 2.15)."""
+    return _loaded("torch._dynamo.utils", "_compilation_metrics")
+
+
+def keep_metrics_in(log: Any) -> None:
+    """Have Dynamo append its compilations to another list (2.11 and 2.13)."""
+    sys.modules["torch._dynamo.utils"]._compilation_metrics = log  # type: ignore[attr-defined]
+
+
+def stance() -> Any:
+    """Return what ``torch.compiler.set_stance`` set, or None (2.6 to 2.15)."""
+    return _loaded("torch._dynamo.eval_frame", "_stance")
+
+
+def set_stance(value: Any) -> None:
+    """Put a stance back (2.13). Raises AttributeError without the name."""
+    sys.modules["torch._dynamo.eval_frame"]._set_stance(value)
+
+
+def config() -> Any:
+    """Return Dynamo's settings as the process has loaded them, or None (2.6 to 2.15)."""
+    return _loaded("torch._dynamo.config")
+
+
+def memory_budget() -> float:
+    """Return the compiler's budget of memory, 1.0 if nothing says otherwise (2.6 to 2.13)."""
+    budget = _loaded("torch._functorch.config", "activation_memory_budget")
+    return float(budget) if isinstance(budget, int | float) else 1.0
+
+
+def frames_tried() -> int:
+    """Count the frames that Dynamo has tried to compile in this process (2.6 to 2.15)."""
+    return int(_loaded("torch._dynamo.convert_frame", "FRAME_COUNTER") or 0)
+
+
+def is_traced() -> bool:
+    """Whether Dynamo would trace the next call of a function in this thread (2.6 to 2.13)."""
+    callback = _loaded("torch._C", "_dynamo", "eval_frame", "get_eval_frame_callback")
+    return callback is not None and callback() is not None
+
+
+def tracing_callbacks() -> Any:
+    """Return what tells when Dynamo begins and ends to trace, or None (2.6 to 2.13)."""
+    return _loaded("torch._dynamo.callback", "callback_handler")
+
+
+def skip(code: CodeType) -> None:
+    """Have Dynamo never compile this code (2.6 to 2.13)."""
+    if function := _loaded("torch._dynamo.eval_frame", "skip_code"):
+        function(code)
+
+
+def compiled_entries(code: CodeType) -> list[CodeType] | None:
+    """List the compiled code of every valid entry for a code object (2.11 and 2.13)."""
+    entries = _loaded("torch._C", "_dynamo", "eval_frame", "_debug_get_cache_entry_list")
+    return None if entries is None else [each.code for each in entries(code) if each.code is not None]
+
+
+def reset_code(code: CodeType) -> None:
+    """Forget all that was compiled for a code object (2.11 and 2.13)."""
+    if function := _loaded("torch._C", "_dynamo", "eval_frame", "reset_code"):
+        function(code)
+
+
+def mark_dynamic(tensor: Any, side: int) -> None:
+    """Have what is compiled for a tensor hold for any size of one side (2.6 to 2.15)."""
+    import torch
+
+    torch._dynamo.mark_dynamic(tensor, side)
+
+
+# Inductor
+
+
+def may_hold_cuda_graphs() -> bool:
+    """Whether Inductor may have recorded CUDA graphs in this process (2.6 to 2.14)."""
+    return "torch._inductor.cudagraph_trees" in sys.modules
+
+
+def recorded_functions(device: int) -> tuple[object, int]:
+    """Count the functions recorded as CUDA graphs, beside what holds them (2.11 and 2.13).
+
+    Raises `Unknown`.
+    """
+    if not may_hold_cuda_graphs():
+        return None, 0
+    try:
+        manager = _loaded("torch._inductor.cudagraph_trees").get_container(device).tree_manager
+        return manager, 0 if manager is None else len(manager.ids_to_funcs)
+    except Exception as error:
+        raise Unknown("Inductor keeps its CUDA graphs elsewhere") from error
+
+
+def forget_cuda_graphs() -> None:
+    """Free every CUDA graph of Inductor in this process (2.11)."""
+    if function := _loaded("torch._inductor.cudagraph_trees", "reset_cudagraph_trees"):
+        function()
+
+
+def compile_pools() -> list[str]:
+    """Name the pools of workers that Inductor has started (2.13)."""
+    found = ((name, _pool(name)) for name in ("pool", "process_pool"))
+    return [name for name, pool in found if pool is not None and pool.cache_info().currsize]
+
+
+def stop_pool(name: str) -> None:
+    """End a pool of Inductor's, which it starts again when it needs it (2.13)."""
+    if name == "process_pool":
+        _loaded("torch._inductor.async_compile").shutdown_compile_workers()
+    else:
+        pool = _pool(name)
+        pool().shutdown(wait=True)
+        pool.cache_clear()
+
+
+def _pool(name: str) -> Any:
+    pool = _loaded("torch._inductor.async_compile", "AsyncCompile", name)
+    return pool if hasattr(pool, "cache_info") else None
+
+
+# Autograd, the profiler, the GPU
+
+
+def in_backward() -> bool | None:
+    """Whether this code runs inside a backward pass, recomputed by checkpointing (2.6 to 2.13)."""
+    task = _loaded("torch._C", "_current_graph_task_id")
+    return None if task is None else bool(task() >= 0)
+
+
+def is_profiled() -> bool:
+    """Whether a profiler is active in this process (2.11 and 2.13); False if torch does not tell."""
+    here = _loaded("torch._C._autograd", "_profiler_enabled")
+    return bool(_loaded("torch.autograd.profiler", "_is_profiler_enabled") or (here and here()))
+
+
+def profiler_preparation() -> Any:
+    """Return the method with which each profiler prepares, or None (2.6 to 2.14)."""
+    return _loaded("torch.autograd.profiler", "profile", "_prepare_trace")
+
+
+def prepare_profilers_with(method: Any) -> None:
+    """Put a method in the place of `profiler_preparation` (2.6 to 2.14)."""
+    sys.modules["torch.autograd.profiler"].profile._prepare_trace = method
+
+
+def start_profiler(profile: Any) -> None:
+    """Start a prepared profiler (2.6 to 2.14)."""
+    profile._start_trace()
+
+
+def gpu_events() -> Any:
+    """Return the type of device that a profiler's raw events on a GPU have (2.11 and 2.13)."""
+    return _loaded("torch._C._autograd", "DeviceType", "CUDA")
+
+
+def busy_wait() -> Callable[[int], None] | None:
+    """Return what keeps a GPU busy for a number of cycles (2.6 to 2.13)."""
+    wait: Callable[[int], None] | None = _loaded("torch.cuda", "_sleep")
+    return wait
+
+
+def clear_cublas_workspaces() -> None:
+    """Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""
+    if function := _loaded("torch._C", "_cuda_clearCublasWorkspaces"):
+        function()
+
+
+def scaled_mm() -> Callable[..., Any] | None:
+    """Return torch's FP8 matmul (2.6 to 2.15)."""
+    product: Callable[..., Any] | None = _loaded("torch", "_scaled_mm")
+    return product
+
+
+def default_device() -> Any:
+    """Return what ``torch.set_default_device`` set, or None (2.6 to 2.13)."""
+    return _loaded("torch.utils._device", "CURRENT_DEVICE")  # not loaded: nothing set one
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Leave the dispatch modes in force: they would see work that is not the user's (2.6 to 2.15)."""
+    without = _loaded("torch.utils._python_dispatch", "_disable_current_modes") or nullcontext
+    with without():
+        yield
+
+
+def fake_tensor_mode(**settings: Any) -> Any:
+    """Return a mode under which tensors have shapes and no numbers (2.6 to 2.15)."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(**settings)
+
+
+FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
+"""Class of a tensor without numbers (2.6 to 2.15)."""
+
+
+def loader_iterator() -> Any:
+    """Return the class of a DataLoader's iterators, or None (2.6 to 2.15)."""
+    return _loaded("torch.utils.data.dataloader", "_BaseDataLoaderIter")
+
+
+# Wrappers of torch.distributed
+
+CHECKPOINT_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+"""Module of ``CheckpointWrapper`` and ``OffloadWrapper`` (2.6 to 2.15)."""
+
+COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
+"""Module of the composable ``checkpoint`` (2.6 to 2.15)."""
+
+FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
+"""Where ``FSDPModule`` has lived (2.6 to 2.15)."""
+
+COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
+    "_orig_mod",
+    "_checkpoint_wrapped_module",
+    "_fsdp_wrapped_module",
+)
+"""Children of ``OptimizedModule``, ``CheckpointWrapper`` and ``FullyShardedDataParallel`` (2.6 to 2.15)."""
+
+
+def fsdp2_policy(module: Any) -> Any:
+    """Return FSDP2's mixed-precision policy of a module, or None (2.6 to 2.13)."""
+    state_of = _loaded("torch.distributed._composable_state", "_get_module_state")
+    return read(state_of(module), "_mp_policy") if state_of else None
+
+
+def local_tensor(tensor: Any) -> Any:
+    """Return this process's part of a DTensor, or None (2.6 to 2.15)."""
+    return read(tensor, "_local_tensor")
