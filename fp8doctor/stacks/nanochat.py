@@ -15,7 +15,7 @@ from fp8doctor.stacks import Layer, plain
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.own import bf16_twin as bf16_twin
 
-ORDER = 30
+ORDER = 35
 PREFIX = "nanochat."
 
 

@@ -15,8 +15,16 @@ from tests.examine.models import network
 
 
 def test_order_of_the_stacks() -> None:
-    names = [getattr(each, "STACK", "") for each in stacks()]
-    assert names == ["transformer_engine", "torchao", "huggingface", "bitsandbytes", "own", "torch"]
+    names = [each.__name__.rpartition(".")[2] for each in stacks()]  # type: ignore[attr-defined]
+    assert names == [
+        "transformer_engine",
+        "torchao",
+        "huggingface",
+        "nanochat",
+        "bitsandbytes",
+        "own",
+        "plain",
+    ]
 
 
 def test_a_stack_is_asked_where_its_classes_may_be() -> None:
