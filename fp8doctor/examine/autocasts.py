@@ -19,7 +19,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import LIBRARIES, named
 from fp8doctor.stacks.lineage import ancestor, home
 from fp8doctor.stacks.looking import forward_of, is_a
-from fp8doctor.stacks.transformer_engine import autocast_is_open
+from fp8doctor.stacks.te_private import autocast_is_open
 
 FP8_AUTOCAST, AUTOCAST_WITHIN = "training.fp8_autocast", "training.autocast_within"
 

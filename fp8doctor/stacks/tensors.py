@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from fp8doctor.stacks import te_private
 from fp8doctor.stacks.lineage import class_name, home, lineage
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
@@ -13,12 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buffer")
-
-TE_COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
-TE_DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *TE_COLUMNWISE)
-"""Where the quantized tensors of Transformer Engine keep their data, and the transposed copy of it that GEMMs
-need beside (Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor and NVFP4Tensor, 2.0 to 2.20; only some
-versions can be flattened)."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -89,7 +84,7 @@ def _inside(tensor: Tensor) -> list[Tensor]:
     if class_name(type(tensor)) in PLAIN:
         return []
     if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):
-        found = (getattr(tensor, name, None) for name in TE_DATA)
+        found = (getattr(tensor, name, None) for name in te_private.DATA)
         return [each for each in found if each is not None]
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return []

@@ -1,6 +1,6 @@
 """Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
 
-All private attributes are read in `record_of`, `recipe_of` and `fp8_copies`. te.Linear is no nn.Linear; what
+te.Linear is no nn.Linear; what
 runs in FP8 is decided by the autocast around each forward, so a module says only afterwards whether it did.
 """
 
@@ -18,16 +18,15 @@ from torch import Tensor, nn
 from fp8doctor.facts import Scaling
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
-from fp8doctor.stacks import Layer, NoTwin
+from fp8doctor.stacks import Layer, NoTwin, te_private
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.looking import parameters_of, read, state_of
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
-from fp8doctor.stacks.tensors import TE_COLUMNWISE, dtype_name, plain, subclass
+from fp8doctor.stacks.tensors import dtype_name, plain, subclass
 
 ORDER = 10
 STACK = TRANSFORMER_ENGINE.name
 PREFIX = "transformer_engine.pytorch."
-VERIFIED = "1.0 to 2.20"
 
 GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
 OPERATIONS = (".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear")
@@ -111,9 +110,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     False counts as "not engaged" only while there is no trace of an FP8 forward before it.
     """
     state = state_of(module)
-    if "fp8" not in state or not isinstance(state.get("fp8_meta"), dict):
+    if "fp8" not in state or te_private.meta(module) is None:
         gaps["network.linears.engaged"] = (
-            f"this Transformer Engine module keeps no record where {VERIFIED} do"
+            f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
         )
         return Record(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
     recipe = recipe_of(module)
@@ -142,23 +141,17 @@ def fp8_copies(module: nn.Module) -> list[Tensor]:
 
     Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
     """
-    workspaces = state_of(module).get("_fp8_workspaces")
-    kept = (
-        [inner for each in workspaces.values() for inner in plain(each)]
-        if isinstance(workspaces, dict)
-        else []
-    )
+    kept = [inner for each in te_private.workspaces(module) for inner in plain(each)]
     quantized = [
         weight for weight in parameters_of(module).values() if weight is not None and subclass(weight)
     ]
-    transposed = (getattr(weight, name, None) for weight in quantized for name in TE_COLUMNWISE)
+    transposed = (getattr(weight, name, None) for weight in quantized for name in te_private.COLUMNWISE)
     return [each for each in (*kept, *transposed) if isinstance(each, Tensor)]
 
 
 def recipe_of(module: nn.Module) -> Any:
     """Read the recipe of the module's last FP8 forward; None before one."""
-    meta = state_of(module).get("fp8_meta")
-    return meta.get("recipe") if isinstance(meta, dict) else None
+    return (te_private.meta(module) or {}).get("recipe")
 
 
 def amax_group(module: nn.Module) -> tuple[bool, Any]:
@@ -167,7 +160,7 @@ def amax_group(module: nn.Module) -> tuple[bool, Any]:
     recipe = recipe_of(module)
     if type(recipe).__name__ != "DelayedScaling" or not read(recipe, "reduce_amax"):
         return False, None
-    return True, state_of(module)["fp8_meta"].get("fp8_group")
+    return True, (te_private.meta(module) or {}).get("fp8_group")
 
 
 def scaling(module: nn.Module) -> Scaling | None:
@@ -251,19 +244,3 @@ def autocast() -> Callable[..., AbstractContextManager[Any]]:
         raise NoTwin("transformer_engine.pytorch is not loaded, or has no autocast")
     context: Callable[..., AbstractContextManager[Any]] = found
     return context
-
-
-STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
-"""Modules of the process-wide FP8 state: from 2.9 on, and before."""
-
-
-def state_manager() -> Any:
-    """``FP8GlobalStateManager`` as the process has loaded it, or None."""
-    managers = (getattr(sys.modules.get(name), "FP8GlobalStateManager", None) for name in STATES)
-    return next((each for each in managers if each is not None), None)
-
-
-def autocast_is_open() -> bool:
-    """Whether a module that is called now would run in FP8."""
-    manager = state_manager()
-    return manager is not None and bool(manager.is_fp8_enabled())

@@ -19,11 +19,10 @@ from torch import nn
 from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
+from fp8doctor.stacks import te_private
 from fp8doctor.stacks.code_names import LIBRARIES, named
 from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import Unknown, call_code
-from fp8doctor.stacks.transformer_engine import state_manager
-from fp8doctor.trial.state.transformer_engine_state import ENTERS, EXITS
 
 FORWARDS = 2
 """Forwards that have to agree: which layers are recomputed may be drawn at random."""
@@ -187,14 +186,15 @@ def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[
         if enabled:
             fp8()
 
-    manager = state_manager()
-    library = sys.modules.get(getattr(manager, "__module__", ""))
+    manager, enters = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
+    if manager is not None and not enters:
+        raise Unknown("Transformer Engine opens its autocast in another way")
     replaced: list[tuple[Any, str, Any]] = [
         (torch.autocast, "__init__", made),
         (torch.autocast, "__enter__", entered),
-        *((manager, name, classmethod(opened)) for name in ENTERS if name in vars(manager or type)),
-        *((manager, name, classmethod(_nothing)) for name in EXITS if name in vars(manager or type)),
-        *((library, name, _nothing) for name in ("check_recipe_support",) if hasattr(library, name)),
+        *((manager, name, classmethod(opened)) for name in enters),
+        *((manager, name, classmethod(_nothing)) for name in te_private.own_names(te_private.EXITS)),
+        *([(te_private.home(), te_private.RECIPE_TEST, _nothing)] if te_private.recipe_test() else []),
     ]
     before = [(of, name, vars(of)[name]) for of, name, _ in replaced]
     for of, name, instead in replaced:

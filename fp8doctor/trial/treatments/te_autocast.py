@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from fp8doctor.stacks import NoTwin
-from fp8doctor.stacks.transformer_engine import STACK, autocast, autocast_is_open, recognise, within
+from fp8doctor.stacks.te_private import autocast_is_open
+from fp8doctor.stacks.transformer_engine import STACK, autocast, recognise, within
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.stacks.looking import read, state_of
+from fp8doctor.stacks.te_private import meta
 from fp8doctor.stacks.transformer_engine import recipe_of, recognise
 from fp8doctor.trial.state.transformer_engine_state import opened_with
 from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
@@ -57,7 +58,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def _layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if "fp8_meta" in state_of(module) and recognise(module, {})]
+    return [module for module in model.modules() if meta(module) is not None and recognise(module, {})]
 
 
 def _refuse(layer: nn.Module) -> None:
