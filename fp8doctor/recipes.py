@@ -71,6 +71,12 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Of a compiled layer, or of a stack with kernels of its own; None if they were not measured."""
     frozen_cast_share: float = 1.0
     """Cast bytes of an activation in a frozen layer / in a trained one."""
+    only_compiled: bool = False
+    """Its casts were measured in compiled layers only."""
+    timed_alone: bool = False
+    """The trial times its GEMMs and casts alone."""
+    drops_bias: bool = False
+    """Its layers lose their bias without a word, so it takes none that has one."""
     grouped_cast_bytes: float | None = None
     """Effective bytes per element of input, weight and output gradient that the casts of experts move."""
     grouped_scales_ms: float = 0.0
@@ -192,6 +198,7 @@ _TORCHAO = (
         # Kernel time of two compiled decoders less that of their BF16 twins, all but GEMMs, attention and
         # optimizer: 21.0 ms more at width 1024 and 10.0 at 4096. Profiled again in trials, 21.6 at width 1024
         # and 47.6 in a Llama 8B (4096 tokens), for which these give 20.9 and 49.8.
+        timed_alone=True,
         cast_bytes=CastBytes(9.0, 17.0),
         frozen_cast_share=5.0 / 9.0,
         treatment="recipe-tensorwise",
@@ -205,6 +212,7 @@ _TORCHAO = (
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
         # 70B (2048 tokens), scaling the gradients after their GEMM included.
+        timed_alone=True,
         cast_bytes=CastBytes(25.0, 37.0),
         frozen_cast_share=6.4 / 25.0,  # what rowwise_with_gw_hp moves, which casts once in any case
         treatment="recipe-rowwise",
@@ -222,6 +230,7 @@ _TORCHAO = (
         # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise, although a third of its GEMMs
         # stay in BF16. The weight is cast once as in tensorwise and once as in rowwise, and its gradient is
         # not scaled: half way.
+        timed_alone=True,
         cast_bytes=CastBytes(6.4, 25.0),
         treatment="recipe-rowwise-with-gw-hp",
         tried=True,
@@ -282,6 +291,7 @@ _TRANSFORMER_ENGINE = (
         granularity="tensor",
         classes=("DelayedScaling",),
         config="DelayedScaling()",
+        timed_alone=True,
         cast_bytes=CastBytes(4.7, 4.7),  # 0.435 ms at (16384, 4096, 16384)
         frozen_cast_share=3.0 / 4.7,
         treatment="te-delayed",
@@ -293,6 +303,7 @@ _TRANSFORMER_ENGINE = (
         granularity="tensor",
         classes=("Float8CurrentScaling",),
         config="Float8CurrentScaling()",
+        timed_alone=True,
         cast_bytes=CastBytes(6.8, 6.8),  # 0.638 ms at (16384, 4096, 16384)
         frozen_cast_share=5.0 / 6.8,
         treatment="te-current",
@@ -346,6 +357,7 @@ _NANOCHAT = Recipe(
     stack="nanochat",
     name="tensorwise",
     granularity="tensor",
+    timed_alone=True,
     cast_bytes=CastBytes(7.2, 10.0),  # 4.26, 4.31 and 1.97 ms
     frozen_cast_share=5.0 / 7.2,
 )

@@ -93,6 +93,17 @@ def dotted(version: Version) -> str:
     return ".".join(map(str, version))
 
 
+def may_run(recipe: Recipe, facts: Facts) -> bool:
+    """Whether nothing that is known of the first visible GPU and of CUDA speaks against a recipe."""
+    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
+    tries = facts.recipe_tries if recipe.tried and recorded(facts, "recipe_tries") else {}
+    if gpu is None or tries.get(recipe.name):
+        return not tries.get(recipe.name) and recipe.first == FIRST_WITH_FP8
+    if gpu.vendor == "amd":
+        return unmet_on_amd(recipe.stack, recipe.name, gpu) is None
+    return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
+
+
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
     """List the recipes that the layers ran with; the default where none ran and an autocast is to be
     ``opened``."""

@@ -39,6 +39,8 @@ def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, comp
     if recipe.cast_bytes is None or stack is None:
         return None
     each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
+    if recipe.only_compiled and not compiled:
+        return None
     if each is None:
         return None
     moving = memory_ms(each.activation * (m * k + m * n), gpu) + memory_ms(each.weight * k * n, gpu)

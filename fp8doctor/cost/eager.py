@@ -87,4 +87,4 @@ def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
 def _measured(linear: Linear) -> Recipe:
     """Look up the layer's recipe, or tensorwise if its casts were not measured."""
     found = recipe_of(linear) if recorded(linear, "recipe") else None
-    return found if found and found.cast_bytes else named("tensorwise")
+    return found if found and found.cast_bytes and not found.only_compiled else named("tensorwise")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import gains, timed_shapes
 from fp8doctor.analysis.losing_layers import to_keep
-from fp8doctor.analysis.recipe_support import is_legal, own_recipes
+from fp8doctor.analysis.recipe_support import is_legal, may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
@@ -124,15 +124,16 @@ def in_fp32(context: TrialContext) -> bool:
 
 def other_recipe(context: TrialContext, name: str) -> bool:
     """Whether a recipe is new to compiled Float8Linears of torchao, and not known to fail here."""
-    recipe = recipe_after(name)
+    recipe = BY_TREATMENT[name]
     own = [
-        linear.recipe
+        linear
         for linear in context.in_fp8
         if linear.kind.startswith("torchao.float8.")
         or (linear.stack == "torchao" and linear.kind.endswith(".Float8Linear"))
     ]
-    tries = context.facts.recipe_tries if recorded(context.facts, "recipe_tries") else {}
-    return bool(own) and recipe not in own and context.compiled and tries.get(recipe) is None
+    taken = [linear for linear in own if not (recipe.drops_bias and linear.bias)]
+    is_new = recipe.name not in {linear.recipe for linear in own}
+    return bool(taken) and is_new and context.compiled and may_run(recipe, context.facts)
 
 
 def other_te_recipe(context: TrialContext, name: str) -> bool:

@@ -25,6 +25,7 @@ from fp8doctor.cost import rows_of
 from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.recipes import recipe_of
 from fp8doctor.trial.layers import casts
 from fp8doctor.trial.layers.gemms import (
     KEPT_IN_BF16,
@@ -164,7 +165,7 @@ def of_interest(facts: Facts) -> list[Linear]:
     """List the layers that are in FP8; on a model without any, those that a conversion would take."""
     fp8 = if_recorded(judged, facts) or []
     if fp8 or any(linear.use == "training" for linear in facts.network.linears):
-        return fp8
+        return [linear for linear in fp8 if recipe_of(linear).timed_alone]
     return [linear for linear in facts.network.linears if would_be_converted(linear)]
 
 
