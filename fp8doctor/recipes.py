@@ -415,6 +415,11 @@ def by_class(stack: str) -> dict[str, str]:
     return {kind: each.name for each in of_stack(stack) for kind in each.classes}
 
 
+def runs_on(recipe: Recipe, capability: Version) -> bool:
+    """Whether a GPU of this compute capability can run a recipe."""
+    return capability >= recipe.first and (recipe.below is None or capability < recipe.below)
+
+
 def default_recipe(stack: Stack, capability: Version) -> str | None:
     """Tell which recipe layers get on such a GPU that are given none."""
     return next((recipe for first, recipe in stack.defaults if capability >= first), None)

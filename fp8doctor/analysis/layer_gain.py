@@ -26,7 +26,7 @@ from fp8doctor.cost import (
     modelled_gpu,
     rows_of,
 )
-from fp8doctor.cost.cast_cost import layer_casts_ms, recipe_on
+from fp8doctor.cost.cast_cost import is_known, layer_casts_ms, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Unrecorded, recorded
 from fp8doctor.gpus import GpuSpec
@@ -139,10 +139,7 @@ def judged(facts: Facts) -> list[Linear]:
     return [
         linear
         for linear in linears
-        if linear.use == "training"
-        and recipe_of(linear).cast_bytes
-        and linear.role != "experts"
-        and _runs(linear)
+        if linear.use == "training" and is_known(linear, gpu) and linear.role != "experts" and _runs(linear)
     ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import STACKS, Recipe, default_recipe, named, stack_of
+from fp8doctor.recipes import STACKS, Recipe, default_recipe, named, recipe_of, runs_on, stack_of
 
 MOST_ROWS_CAST_EAGERLY = 65_536
 """Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
@@ -26,7 +26,20 @@ def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
     """
     if linear.recipe is not None or linear.engaged is False or gpu.fp8_tflops is None:
         return linear.recipe
-    return default_recipe(stack_of(linear), tuple(map(int, gpu.compute_capability.split("."))))
+    return default_recipe(stack_of(linear), capability_of(gpu))
+
+
+def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
+    """Read the compute capability as numbers."""
+    return tuple(map(int, gpu.compute_capability.split(".")))
+
+
+def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
+    """Whether the casts of an FP8 layer were measured, on a GPU that can run its recipe."""
+    recipe = recipe_of(linear)
+    return recipe.cast_bytes is not None and (
+        gpu is None or not gpu.fp8_tflops or runs_on(recipe, capability_of(gpu))
+    )
 
 
 def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool) -> float | None:
@@ -37,6 +50,8 @@ def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, comp
     """
     stack = STACKS.get(recipe.stack)
     if recipe.cast_bytes is None or stack is None:
+        return None
+    if gpu.fp8_tflops and not runs_on(recipe, capability_of(gpu)):
         return None
     each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
     if recipe.only_compiled and not compiled:
