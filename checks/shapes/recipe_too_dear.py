@@ -125,7 +125,7 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
         gpu is None
         or not gpu.block_scaled_fp8_tflops
         or not gpu.fp8_tflops
-        or not all(named(each).cast_bytes for each in own)
+        or not all(named(each).granularity in ("tensor", "row") for each in own)
     ):
         return None
     times = gpu.block_scaled_fp8_tflops / gpu.fp8_tflops

@@ -19,10 +19,11 @@ from fp8doctor.analysis.layers import counted_work, fits_fp8, flops_share_pct
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.analysis.significance import Interval
 from fp8doctor.cost import modelled_gpu, rows_of, step_tokens
+from fp8doctor.cost.casts import is_known
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving
-from fp8doctor.recipes import named, recipe_of
+from fp8doctor.recipes import recipe_of
 
 MANY_TOKENS = 65_536
 """Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
@@ -135,7 +136,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     What one check leaves out of the conversion no other may ask for.
     """
     converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
-    if named(recipe).cast_bytes is None or linear.role == "experts" or not fits_fp8(linear):
+    if not is_known(converted, modelled_gpu(facts)) or linear.role == "experts" or not fits_fp8(linear):
         return False
     gain = gain_of(converted, facts, modelled_gpu(facts))
     rows = None if is_given(facts) else MANY_TOKENS
