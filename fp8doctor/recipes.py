@@ -241,6 +241,7 @@ _TORCHAO = (
         mark="mx",
         words="MXFP8 block scaling",
         classes=("MXFP8Linear",),
+        config="MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)",
         granularity="block",
         first=(10, 0),
         below=(11, 0),
@@ -250,6 +251,13 @@ _TORCHAO = (
         # 1.251 ms for 131,072 x 7168, 0.358 for 131,072 x 2048 and 0.154 for the weights; scales: 0.199 ms
         # for the input, 0.193 for the output gradient and 0.049 for both once more, of 131,072 rows. Source:
         # torchao 0.15 prototype/moe_training/README.md, a B200.
+        # A Llama 3 8B takes 1.080 times as long as with tensorwise (8192 tokens, eight B200, torchao 0.13
+        # docs), all of it counted as casts, although its GEMMs may be slower too.
+        cast_bytes=CastBytes(16.8, 16.8),
+        only_compiled=True,
+        frozen_cast_share=0.5,  # roofline_utils: three bytes for each of two layouts
+        drops_bias=True,  # 0.17 and 0.18; MOD013
+        treatment="recipe-mxfp8",
         grouped_cast_bytes=9.2,
         grouped_scales_ms=3.4e-6,
     ),

@@ -19,7 +19,7 @@ from fp8doctor.analysis.layers import counted_work, fits_fp8, flops_share_pct
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.analysis.significance import Interval
 from fp8doctor.cost import modelled_gpu, rows_of, step_tokens
-from fp8doctor.cost.casts import is_known
+from fp8doctor.cost.cast_cost import is_known
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving

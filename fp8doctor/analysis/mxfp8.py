@@ -5,7 +5,7 @@ In torchao 0.17 and 0.18 such a layer loses its bias, so no line here converts o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fp8doctor.facts import Linear, recorded
 from fp8doctor.finding import Treatment
@@ -44,15 +44,9 @@ def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept:
     in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
     biased = [linear for linear in in_mxfp8 if is_biased(linear)]
     emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
-    lines, summary = list(keep), []
+    lines, summary = [*keep, *lines_by_bias(in_mxfp8, biased, kept, note)], []
     if biased:
-        wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
-        lines.append(
-            f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}"
-        )
         summary.append("convert layers with a bias to Float8Linear, which adds it")
-    if len(biased) < len(in_mxfp8):
-        lines.append(quantize_mxfp8(in_mxfp8, kept) + note)
     if emulated:
         summary.append(
             "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
@@ -62,6 +56,15 @@ def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept:
         summary="; ".join(summary),
         code="\n".join(lines),
     )
+
+
+def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, note: str) -> Iterator[str]:
+    """Write the lines that convert layers with a bias to Float8Linear, and those without to MXFP8."""
+    if biased:
+        wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
+        yield f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}"
+    if len(biased) < len(of):
+        yield quantize_mxfp8(of, kept) + note
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:

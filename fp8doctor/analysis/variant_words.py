@@ -35,7 +35,8 @@ def variant(name: str, fp8: bool) -> str:
         way = "compiled your way" if keeps_users_compilation(name) else "compiled"
         return f"FP8 {recipe_in_words(recipe_of(name))} {way}"
     if changes_recipe(name):
-        return f"FP8 {recipe_in_words(recipe_after(name))}"
+        words = recipe_in_words(recipe_after(name))
+        return words if "FP8" in words else f"FP8 {words}"
     if name in BY_TREATMENT:
         return f"FP8, {BY_TREATMENT[name].words}"
     change = in_words(name)

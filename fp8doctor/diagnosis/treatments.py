@@ -23,7 +23,7 @@ from fp8doctor.analysis.fp8_request import asked_by_environment, may_have_conver
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
-from fp8doctor.analysis.mxfp8 import is_mxfp8, mxfp8_treatment, quantize_mxfp8
+from fp8doctor.analysis.mxfp8 import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.outcome import all_fp8_loses
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -233,8 +233,20 @@ def recipe(name: str, facts: Facts) -> Treatment:
 
 def with_recipe(word: str, facts: Facts) -> str:
     """Return the lines that convert with a recipe of torchao."""
+    if RECIPES[TORCHAO.name, word].drops_bias:
+        return _in_mxfp8(facts)
     config = f"config = {RECIPES['torchao', word].config}"
     return f"{config}\n{convert_again(facts, config='config')}"
+
+
+def _in_mxfp8(facts: Facts) -> str:
+    """Return the lines that convert to MXFP8 all that has no bias, and the rest to Float8Linear."""
+    linears = facts.linears()
+    fp8 = [linear for linear in linears if linear.use == "training"]
+    sets, note = _left_out_now(linears)
+    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+    kept = kept_out(linears) if sets else ""
+    return "\n".join((*lines, *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
 
 
 def compile_blocks(facts: Facts) -> Treatment:

@@ -1,5 +1,5 @@
-"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp: torchao's Float8Linears under another
-recipe."""
+"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp, recipe-mxfp8: torchao's Float8Linears under
+another recipe."""
 
 from __future__ import annotations
 
@@ -8,26 +8,62 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import recipe_after
+from fp8doctor.recipes import BY_TREATMENT, Recipe
 from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class, unwrapped
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
+from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
+from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
 
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Give every Float8Linear another configuration; padding and emulation stay as they were set."""
-    config = config_of(recipe_after(context.name))
-    layers = [
-        module
-        for module in variant.model.modules()
-        if ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is not None
-    ]
+    recipe = BY_TREATMENT[context.name]
+    layers = [module for module in variant.model.modules() if is_float8_linear(module)]
     if not layers:
         raise NotTried("it has no Float8Linear of torchao")
+    if recipe.granularity == "block":
+        return replace(variant, model=to_mxfp8(variant.model, recipe))
+    config = config_of(recipe.name)
     for layer in layers:
         give(layer, config)
     return variant
+
+
+def is_float8_linear(module: nn.Module) -> bool:
+    """Whether a module is torchao's Float8Linear, or of a class derived from it."""
+    return ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is not None
+
+
+def to_mxfp8(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Put every aligned Float8Linear without a bias in MXFP8; the others stay, because MXFP8 drops a bias."""
+    try:
+        from torchao.prototype.moe_training.config import (  # type: ignore[import-untyped]
+            MXFP8TrainingOpConfig,
+            MXFP8TrainingRecipe,
+        )
+        from torchao.quantization import quantize_  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise NotTried(f"this torchao has no MXFP8 training: {error}") from None
+    made: list[nn.Module] = []
+
+    def plain(name: str, module: nn.Module) -> nn.Module | None:
+        if not is_float8_linear(module) or not takes(module, recipe):
+            return None
+        made.append(plain_linear(module).train(module.training))
+        return made[-1]
+
+    model = swap(model, plain)
+    if not made:
+        raise NotTried("it has no Float8Linear without a bias whose sides MXFP8 takes")
+    config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)
+    quantize_(model, config, filter_fn=lambda module, name: any(module is each for each in made))
+    return model
+
+
+def takes(layer: Any, recipe: Recipe) -> bool:
+    """Whether a recipe takes a layer as it is: its bias and both sides of its weight."""
+    fits = all(size % recipe.multiple == 0 for size in layer.weight.shape)
+    return fits and not (recipe.drops_bias and layer.bias is not None)
 
 
 def config_of(recipe: str) -> Any:
