@@ -58,4 +58,4 @@ def test_the_five_steps_as_they_stand(tmp_path: Path) -> None:
     assert explained.startswith("MEM900 many-dtypes")
     assert "MEM900" in listed
     assert "`many-dtypes`" in (copy / "docs/checks/README.md").read_text("utf-8")
-    assert "model.bfloat16()" in (copy / "docs/checks/MEM900.md").read_text("utf-8")
+    assert "model.head.bfloat16()" in (copy / "docs/checks/MEM900.md").read_text("utf-8")

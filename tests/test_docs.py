@@ -11,8 +11,15 @@ import pytest
 from tests.markdown import written_by_hand
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("docs/ARCHITECTURE.md", "CONTRIBUTING.md", "checks/README.md", "tests/README.md")
-EVERY_PAGE = (*PAGES[1:], *written_by_hand(), "examples/README.md")
+PAGES = (
+    "docs/ARCHITECTURE.md",
+    "docs/layers.md",
+    "docs/traps.md",
+    "CONTRIBUTING.md",
+    "checks/README.md",
+    "tests/README.md",
+)
+EVERY_PAGE = (*sorted({*PAGES, *written_by_hand()}), "examples/README.md")
 FENCED = re.compile(r"^```.*?^```$", re.S | re.M)
 PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:md|cfg|toml|py))`")
 """In backticks, with a slash or a suffix. A name in capitals stands for what the reader will write."""

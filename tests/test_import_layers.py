@@ -1,4 +1,4 @@
-"""Who imports whom, held to the two tables of docs/ARCHITECTURE.md: no import goes up, none goes round."""
+"""Who imports whom, held to the two tables of docs/layers.md: no import goes up, none goes round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Literal
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "layers.md").read_text("utf-8")
 PACKAGE = "fp8doctor"
 
 NOT_YET: set[tuple[str, str]] = set()
@@ -80,7 +80,7 @@ def imports(module: str) -> tuple[Import, ...]:
 
 
 def cells(head: str) -> Iterator[list[str]]:
-    """The rows of the table of docs/ARCHITECTURE.md whose first row begins with ``head``."""
+    """The rows of the table of docs/layers.md whose first row begins with ``head``."""
     table = PAGE[PAGE.index(f"| {head} |") :].split("\n\n")[0]
     for line in table.splitlines()[2:]:
         yield [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -96,8 +96,8 @@ def room_of_path(cell: str) -> str:
     return path.removeprefix(f"{PACKAGE}/").removesuffix(".py").rstrip("/")
 
 
-ROOMS = {room_of_path(path): words(may) for path, _, may in cells("room")}
-OUTSIDE = {name.strip("`"): (words(top), words(lazy)) for name, top, lazy in cells("package")}
+ROOMS = {room_of_path(path): words(may) for path, _, may in cells("package")}
+OUTSIDE = {name.strip("`"): (words(top), words(lazy)) for name, top, lazy in cells("library")}
 
 
 def room(module: str) -> str:
@@ -122,7 +122,7 @@ def test_the_table_goes_one_way() -> None:
 
 def test_every_module_has_a_room_and_every_room_a_module() -> None:
     taken = {room(module) for module in files()}
-    assert [module for module in files() if not room(module)] == [], "name them in docs/ARCHITECTURE.md"
+    assert [module for module in files() if not room(module)] == [], "name them in docs/layers.md"
     assert sorted(set(ROOMS) - taken) == []
 
 
@@ -172,7 +172,7 @@ def test_packages_from_outside_are_imported_where_they_may(name: str) -> None:
             top, lazy = OUTSIDE.get(package, (frozenset(), frozenset()))
             allowed = top if when == "top" else top | lazy
             within = any(f"{name}/".startswith(f"{each}/") for each in allowed)
-            assert within or "every room" in allowed, f"{module} imports {package} ({when})"
+            assert within or "everything" in allowed, f"{module} imports {package} ({when})"
 
 
 def test_mypy_follows_what_is_imported() -> None:
