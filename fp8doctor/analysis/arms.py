@@ -94,13 +94,6 @@ def best_fp8(facts: Facts) -> Arm | None:
     return min(fp8_totals(facts), key=lambda each: each.step_ms or 0.0, default=None)
 
 
-def best_fp8_and_its_bf16(facts: Facts) -> tuple[Arm, Arm] | None:
-    """Find the best step in FP8 and the best BF16 of its like; None where one of them was not timed."""
-    fp8 = best_fp8(facts)
-    bf16 = fair_bf16(facts, fp8) if fp8 else None
-    return (fp8, bf16) if fp8 and bf16 else None
-
-
 def fp8_totals(facts: Facts) -> list[Arm]:
     """List the timed totals in FP8: the job as it is and as prescribed, or converted where it has no FP8."""
     names = (

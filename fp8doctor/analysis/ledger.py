@@ -106,7 +106,9 @@ def ledger(facts: Facts) -> Ledger | None:
     if not shapes:
         return None
     by_shape = [
-        list(_lines(shape, [known[name] for name in shape.layers if name in known], facts))
+        list(
+            _lines(shape, cast_shares(shape), [known[name] for name in shape.layers if name in known], facts)
+        )
         for shape in shapes
     ]
     by_shape.sort(key=lambda lines: -sum(each.step_ms for each in lines))
@@ -135,9 +137,10 @@ def ledger(facts: Facts) -> Ledger | None:
     )
 
 
-def _lines(shape: LayerShape, linears: list[Linear], facts: Facts) -> Iterator[LedgerLine]:
-    """Write the lines of one shape."""
-    shares = cast_shares(shape)
+def _lines(
+    shape: LayerShape, shares: dict[Layout, float], linears: list[Linear], facts: Facts
+) -> Iterator[LedgerLine]:
+    """Write the lines of one shape, whose GEMMs have these shares of its casts."""
     once = [micro_batches(facts) * gemms(linear) * calls_of(linear, facts) for linear in linears]
     again = [count for count, linear in zip(once, linears, strict=True) if _is_recomputed(linear)]
     for gemm in shape.gemms:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from fp8doctor.analysis.arms import ratio, share_rounds
-from fp8doctor.analysis.significance import EVEN, interval, side, swallows_effect
+from fp8doctor.analysis.significance import EVEN, Interval, interval, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
@@ -104,9 +104,17 @@ def noise_in(bf16: Arm, fp8: Arm, trial: Trial) -> Noise | None:
     return "copies_differ" if abs(math.log(alike)) >= abs(math.log(speedup.median)) else None
 
 
-def is_noise(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
-    """Whether the timing does not tell which of two steps is faster, or that they are even."""
-    return noise_in(bf16, fp8, trial) is not None
+def is_noise(bf16: Arm | None, fp8: Arm | None, trial: Trial) -> bool:
+    """Whether two steps were timed, and the timing does not tell which is faster, or that they are even."""
+    return bool(bf16 and fp8 and noise_in(bf16, fp8, trial))
+
+
+def swallows_effect(speedup: Interval) -> bool:
+    """Whether the interval holds 1 although its median, or both its ends, lie beyond what is called even."""
+    apart = abs(speedup.median - 1) >= EVEN
+    return speedup.low <= 1 <= speedup.high and (
+        apart or (speedup.low < 1 - EVEN and speedup.high > 1 + EVEN)
+    )
 
 
 def gpu_contention(health: Health | None) -> str | None:
@@ -160,9 +168,8 @@ def host_doubt(trial: Trial) -> str | None:
 def contention_that_decides(trial: Trial, pairs: Iterable[Pair]) -> str | None:
     """Describe the host contention that the answer depends on; None if it does not, or all times are doubtful
     for it anyway."""
-    if not recorded(trial, "host") or host_doubt(trial):
-        return None
-    return host_contention(trial.host) if step_moved_by_host(trial, pairs) else None
+    what = host_contention(trial.host) if recorded(trial, "host") else None
+    return what if what and step_moved_by_host(trial, pairs) and not host_doubt(trial) else None
 
 
 def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:

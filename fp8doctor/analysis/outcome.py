@@ -11,7 +11,6 @@ from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
     best_fp8,
-    best_fp8_and_its_bf16,
     fair_bf16,
     fp8_totals,
     left_out_bf16,
@@ -83,8 +82,9 @@ def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
     if measured is None and uses_fp8(facts):
         return ()
     now = (Pair(measured.as_is, measured.bf16),) if measured else ()
-    best = best_fp8_and_its_bf16(facts)
-    return now if best is None or best[0].name == ArmName.AS_IS else (*now, Pair(*best))
+    fp8 = best_fp8(facts)
+    bf16 = fair_bf16(facts, fp8) if fp8 else None
+    return (*now, Pair(fp8, bf16)) if fp8 and bf16 and fp8.name != ArmName.AS_IS else now
 
 
 def fp8_never_ran(trial: Trial) -> bool:
@@ -186,14 +186,6 @@ def bf16_as_prescribed(facts: Facts) -> Arm | None:
     if found is None or bf16 is None or found is bf16 or ratio(found, bf16).high >= 1:
         return None
     return found
-
-
-def cannot_win(facts: Facts) -> bool:
-    """Whether the most that FP8 can give is even with BF16 at best, by times that the trial relies on: what
-    was tried and lost proves no more than that it lost."""
-    most = if_recorded(ceiling, facts)
-    doubtful = recorded(facts, "trial.reliable") and facts.trial.reliable is False
-    return most is not None and most.speedup < 1 + EVEN and not doubtful
 
 
 def ceiling(facts: Facts) -> Ceiling | None:

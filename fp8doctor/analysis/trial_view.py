@@ -25,13 +25,12 @@ from fp8doctor.analysis.outcome import (
     all_fp8_loses,
     bf16_as_prescribed,
     bf16_saves,
-    cannot_win,
     ceiling,
     compared_pairs,
     measured_speed,
     stays_in_bf16,
 )
-from fp8doctor.analysis.significance import Interval
+from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -77,8 +76,6 @@ class TrialView(Struct, frozen=True):
     """The step as it is, compared with the best BF16."""
     most: Ceiling | None
     """The most that FP8 can give on this GPU."""
-    cannot_win: bool
-    """Whether the most that FP8 can give is even with BF16."""
     bf16_saves: Interval | None
     """The ms that BF16 saves of the best total in FP8; None unless it does beyond doubt."""
     bf16_stays_faster_by: Interval | None
@@ -97,21 +94,26 @@ class TrialView(Struct, frozen=True):
         """Whether a layer is set up for FP8 training. Raises `Unrecorded` without the layers."""
         return uses_fp8(self.facts)
 
+    @property
+    def cannot_win(self) -> bool:
+        """Whether FP8 can at most be even with BF16, by times that can be trusted."""
+        doubtful = recorded(self.facts, "trial.reliable") and self.facts.trial.reliable is False
+        return self.most is not None and self.most.speedup < 1 + EVEN and not doubtful
+
     def saving(self, saved: Interval) -> Saving:
         """Return a saving that this trial measured."""
         return Saving(low=saved.low, high=saved.high, basis="measured", gpu=self.timed_on)
 
 
 def trial_view(facts: Facts) -> TrialView:
-    """Compute all answers of the trial in ``facts``."""
+    """Compute all answers of the trial in ``facts``: its steps, which of them noise hides, who is faster."""
     trial = facts.trial if recorded(facts, "trial") else Trial()
     as_is = if_recorded(arm, trial, ArmName.AS_IS)
     prescribed = if_recorded(arm, trial, ArmName.PRESCRIBED)
-    bf16, fp8 = if_recorded(best_bf16, facts), if_recorded(best_fp8, facts)
+    fp8 = if_recorded(best_fp8, facts)
     bf16_of_fp8 = if_recorded(fair_bf16, facts, fp8) if fp8 else None
-    bf16_of_prescribed = if_recorded(fair_bf16, facts, prescribed) if prescribed else None
-    fp8_is_noise = bool(fp8 and bf16_of_fp8 and if_recorded(is_noise, bf16_of_fp8, fp8, trial))
-    pairs = if_recorded(compared_pairs, facts) or ()
+    bf16_of_plan = if_recorded(fair_bf16, facts, prescribed) if prescribed else None
+    best = ratio_on_screen(bf16_of_fp8, fp8).median if fp8 and bf16_of_fp8 else None
     return TrialView(
         facts=facts,
         on_gpu=timed_on_gpu(facts),
@@ -120,26 +122,21 @@ def trial_view(facts: Facts) -> TrialView:
         too_large=if_recorded(all_too_large, trial) or {},
         as_is=as_is,
         prescribed=prescribed,
-        bf16=bf16,
+        bf16=if_recorded(best_bf16, facts),
         left_out_bf16=if_recorded(left_out_bf16, facts),
         fp8=fp8,
         bf16_of_fp8=bf16_of_fp8,
-        bf16_of_prescribed=bf16_of_prescribed,
+        bf16_of_prescribed=bf16_of_plan,
         plan_saves=if_recorded(saved_ms, as_is, prescribed) if as_is and prescribed else None,
-        plan_is_noise=bool(
-            prescribed and bf16_of_prescribed and if_recorded(is_noise, bf16_of_prescribed, prescribed, trial)
-        ),
-        fp8_is_noise=fp8_is_noise,
-        achievable=ratio_on_screen(bf16_of_fp8, fp8).median
-        if fp8 and bf16_of_fp8 and not fp8_is_noise
-        else None,
+        plan_is_noise=bool(if_recorded(is_noise, bf16_of_plan, prescribed, trial)),
+        fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
+        achievable=None if hidden else best,
         speed=if_recorded(measured_speed, facts),
-        most=if_recorded(ceiling, facts),
-        cannot_win=bool(if_recorded(cannot_win, facts)),
         bf16_saves=if_recorded(bf16_saves, facts),
         bf16_stays_faster_by=if_recorded(stays_in_bf16, facts),
         bf16_as_prescribed=if_recorded(bf16_as_prescribed, facts),
         all_fp8_loses=bool(if_recorded(all_fp8_loses, facts)),
-        host_contention=if_recorded(contention_that_decides, trial, pairs),
+        host_contention=if_recorded(contention_that_decides, trial, if_recorded(compared_pairs, facts) or ()),
+        most=if_recorded(ceiling, facts),
         loss=if_recorded(loss_in_words, trial) if if_recorded(misses_loss, trial) else None,
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 from fp8doctor.analysis.arms import as_shown, ratio_apart
 from fp8doctor.analysis.losses import RunLosses, run_losses, why_no_losses
-from fp8doctor.analysis.significance import Interval, swallows_effect
+from fp8doctor.analysis.noise import swallows_effect
+from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,

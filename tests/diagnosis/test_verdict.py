@@ -13,8 +13,8 @@ from torch import nn
 
 from fp8doctor import inspect_model, load_report
 from fp8doctor.analysis.arms import best_bf16, ratio, saved_ms
-from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.significance import is_decided, swallows_effect
+from fp8doctor.analysis.noise import is_noise, swallows_effect
+from fp8doctor.analysis.significance import is_decided
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook

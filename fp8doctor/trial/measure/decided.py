@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from fp8doctor.analysis import significance
 from fp8doctor.analysis.arms import BF16_WITH
-from fp8doctor.analysis.significance import EVEN, Interval, interval, swallows_effect
+from fp8doctor.analysis.noise import swallows_effect
+from fp8doctor.analysis.significance import EVEN, Interval, interval
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.trial.copies.depth import Plan
