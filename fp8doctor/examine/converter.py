@@ -12,21 +12,18 @@ from types import ModuleType
 
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import read
+from fp8doctor.stacks.torchao_private import CONVERTER_HOME, CONVERTER_TRACE
 
 CONVERTER = "convert_to_float8_training"
-HOME = "torchao.float8.float8_linear_utils"
-"""The module that holds it."""
-TRACE = "torchao.float8._inductor_patch"
-"""What it imports when it is called; nothing else of torchao does (0.18)."""
 
 
 def has_run() -> bool | None:
     """Whether the converter was called in this process; None where this torchao leaves no trace of it."""
-    home = sys.modules.get(HOME)
+    home = sys.modules.get(CONVERTER_HOME)
     if home is None:
         return False
     code = read(vars(home).get(CONVERTER), "__code__")
-    return TRACE in sys.modules if code is not None and TRACE in names_in(code) else None
+    return CONVERTER_TRACE in sys.modules if code is not None and CONVERTER_TRACE in names_in(code) else None
 
 
 def calls_by_name(module: ModuleType) -> bool:

@@ -6,6 +6,7 @@ versions of torch on which the name was verified. Nothing here imports torch bef
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
@@ -134,6 +135,12 @@ def outer_call_code() -> CodeType | None:
 
 
 # Dynamo's state
+
+
+def load_dynamo() -> None:
+    """Load the modules whose state is read here (2.6 to 2.15)."""
+    for name in ("torch._dynamo.eval_frame", "torch._dynamo.utils"):
+        importlib.import_module(name)
 
 
 def counters(group: str) -> dict[str, int] | None:

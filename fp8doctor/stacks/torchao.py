@@ -22,6 +22,7 @@ from fp8doctor.stacks import Layer, NoTwin, plain
 from fp8doctor.stacks.lineage import ancestor, lineage
 from fp8doctor.stacks.looking import is_a, parameters_of, read, read_class, state_of, tensor
 from fp8doctor.stacks.tensors import dtype_name, local, stored
+from fp8doctor.stacks.torchao_private import OP_CONFIGS, has_precomputed_scale, wrapped_tensor
 
 _log = logging.getLogger("fp8doctor")
 
@@ -42,9 +43,6 @@ TRAINING_WEIGHTS = (
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
 """Weights kept in 16 or 32 bits for INT8 or ternary GEMMs."""
-
-OP_CONFIGS = ("_float8_op_config", "_mxfp8_op_config")
-"""torchtitan's expert modules carry their FP8 configuration in one of these and leave the weights alone."""
 
 _OPERANDS = (
     "input",
@@ -232,7 +230,7 @@ def all_gather(weight: Tensor | None) -> Features:
         return {}
     return {
         "float8_all_gather_weight": True,
-        "precomputed_scale": read(local(weight), "_precomputed_scale") is not None,
+        "precomputed_scale": has_precomputed_scale(local(weight)),
     }
 
 
@@ -315,15 +313,8 @@ def unwrapped(weight: Tensor) -> nn.Parameter:
     """Return a Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
-    inner = next(
-        (
-            getattr(weight, name)
-            for name in ("_tensor", "_data")
-            if isinstance(getattr(weight, name, None), Tensor)
-        ),
-        None,
-    )
-    if inner is None:
+    inner = wrapped_tensor(weight)
+    if not isinstance(inner, Tensor):
         raise NoTwin(
             f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "
             "them"

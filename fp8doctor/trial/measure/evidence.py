@@ -95,6 +95,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     user's comes back as it was.
     """
 
+    torch_private.load_dynamo()
     seen, before, broken = Compilations(), compiled_so_far(), torch_private.counters("graph_break") or {}
     kept, log = torch_private.compilation_metrics(), deque[Any]()
     asked, recorded = _asked_of_caches(), _recorded()

@@ -7,7 +7,6 @@ memory of the GPU.
 from __future__ import annotations
 
 import gc
-import importlib
 import warnings
 from contextlib import ExitStack, suppress
 
@@ -40,8 +39,7 @@ class Undisturbed:
     """
 
     def __init__(self, job: Job, *, keep_workers: bool = False) -> None:
-        for name in ("torch._dynamo.eval_frame", "torch._dynamo.utils"):  # whose settings are read
-            importlib.import_module(name)
+        torch_private.load_dynamo()  # whose settings are read
         self._named: list[str] = []
         self._settings, self._workers = settings.read(), None if keep_workers else dynamo_state.workers()
         self._handlers = self._settings.pop(settings.HANDLERS, {})

@@ -20,10 +20,10 @@ from fp8doctor.checks.engagement.no_fp8_modules import SICK
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.examine.conversion import Watch
-from fp8doctor.examine.converter import TRACE
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.render.answer import answer as first_lines
+from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
 
 Look = Callable[..., Facts]
 
@@ -166,7 +166,7 @@ def uncalled(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchao.float8._inductor_patch
 
     monkeypatch.setattr(torchao.float8._inductor_patch, "_PATCHED", True)
-    monkeypatch.delitem(sys.modules, TRACE)
+    monkeypatch.delitem(sys.modules, CONVERTER_TRACE)
 
 
 def pair() -> nn.Module:
