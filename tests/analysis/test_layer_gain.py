@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.layer_gain import LEAST_IN_STEP, gains, modelled_casts_ms
-from fp8doctor.cost import memory_ms, modelled_gpu
+from fp8doctor.cost import gpu_spec, memory_ms
 from fp8doctor.facts import Facts, Network, Trial, Unrecorded
-from fp8doctor.recipes import RECIPES, Recipe
+from fp8doctor.recipes import RECIPES, Recipe, runs_on
 from tests.analysis.gains import NARROW, WIDE, facts, linear, shape, timed
 
 
@@ -89,7 +89,7 @@ def test_nothing_is_judged_without_tokens_without_fp8_or_off_the_multiples_of_16
 
 @pytest.mark.parametrize("of", [each for each in RECIPES.values() if each.cast_bytes])
 def test_a_frozen_layer_casts_its_activations_in_one_layout(of: Recipe) -> None:
-    rows, gpu = 65536, modelled_gpu(facts(WIDE))
+    rows, gpu = 65536, gpu_spec("H200" if runs_on(of, (9, 0)) else "B200")
     wide = msgspec.structs.replace(linear("up", 4096, 4096, recipe=of.name), stack=of.stack)
     trained, frozen = (
         modelled_casts_ms(msgspec.structs.replace(wide, requires_grad=each), rows, gpu)

@@ -13,7 +13,7 @@ from torch import nn
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.variant_words import variant
 from fp8doctor.cost import gpu_spec
-from fp8doctor.cost.step import in_bf16, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Gpu, Linear, Network, Software, Target, Workload
