@@ -29,7 +29,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.treatments import compile_blocks
-from fp8doctor.trial.treatments.optimizer import could_be_fused
+from fp8doctor.trial.treatments.switches import could_be_fused
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import CPU, Block, Decoder, job
 

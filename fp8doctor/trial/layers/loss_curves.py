@@ -34,8 +34,8 @@ from fp8doctor.trial.layers.part import NotMeasured, with_part
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import strip_compile_marks
+from fp8doctor.trial.treatments.apply import modules
 from fp8doctor.trial.treatments.bf16 import eager_bf16
-from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant, as_it_is
 
 LOSSES = "losses"

@@ -18,7 +18,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import stored
 from fp8doctor.trial.copies.replica import unwrapped
-from fp8doctor.trial.treatments.registry import modules
+from fp8doctor.trial.treatments.apply import modules
 
 CORNER = 1024
 """Rows and columns of a weight that are looked at."""

@@ -37,8 +37,8 @@ from fp8doctor.trial.layers.precision_lost import Casts, Difference
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import strip_compile_marks
+from fp8doctor.trial.treatments.apply import modules
 from fp8doctor.trial.treatments.bf16 import eager_bf16
-from fp8doctor.trial.treatments.registry import modules
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence
 

@@ -1,5 +1,4 @@
-"""The treatments, as they are carried out: one file for each family, found by the names that findings give
-them.
+"""Apply treatments to a replica: one file for each family.
 
 A new treatment is a record in `fp8doctor.analysis.treatment_table`, which names a function here::
 
@@ -7,22 +6,22 @@ A new treatment is a record in `fp8doctor.analysis.treatment_table`, which names
         ...
         return variant
 
-It changes a replica (or the batch, the autocast, a context, settings of the optimizer), raises `NotTried`
-with the reason where it does not apply, and is then timed whenever a finding names it. What a user would
-write stands in the check that names it; for what the trial proposes by itself
-(`fp8doctor.trial.explorations`) in `fp8doctor.diagnosis.treatments`.
+It changes a replica, the batch, the autocast, a context or settings of the optimizer, and raises `NotTried`
+with the reason if it does not apply. The trial times it whenever a finding names it. The lines that a user
+would write are in the check that names it, or in `fp8doctor.diagnosis.treatments` if the trial proposes it
+by itself (`fp8doctor.trial.explorations`).
 """
 
-from fp8doctor.trial.treatments.bf16 import to_bf16
-from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks, without_compile_marks
-from fp8doctor.trial.treatments.convert import to_float8
-from fp8doctor.trial.treatments.live import carry_out
-from fp8doctor.trial.treatments.registry import (
+from fp8doctor.trial.treatments.apply import (
     NotTried,
     TreatmentContext,
+    carry_out,
     function_of,
     known,
 )
+from fp8doctor.trial.treatments.bf16 import to_bf16
+from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks, without_compile_marks
+from fp8doctor.trial.treatments.torchao_recipes import to_float8
 
 __all__ = [
     "NotTried",

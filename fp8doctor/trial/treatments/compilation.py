@@ -1,5 +1,4 @@
-"""compile-blocks, compile-model, compile-layers, cuda-graphs: what is compiled, and how its kernels are
-launched."""
+"""Compile blocks, layers or the model, and record CUDA graphs."""
 
 from __future__ import annotations
 
@@ -17,21 +16,20 @@ from fp8doctor.facts import CompileMark, Facts, Linear, recorded
 from fp8doctor.stacks.torch_private import behind_compile, compiled_call, original, uncompile_call
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.treatments.cache import without_cache
-from fp8doctor.trial.treatments.live import root_of
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, modules
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of
+from fp8doctor.trial.treatments.switches import without_cache
 from fp8doctor.trial.variant import Variant
 
 
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile every block and the FP8 layers beside the blocks; the whole model where there are no blocks."""
+    """Compile every block and the FP8 layers beside them; the whole model if it has no blocks."""
     if context.name == COMPILE_MODEL:
         return replace(variant, model=compile_blocks(variant.model, []))
     return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
 
 
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile the eager FP8 layers beside the blocks; what is compiled already stays as it is."""
+    """Compile the eager FP8 layers beside the blocks; compiled modules stay as they are."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
     named = modules(variant.model)
     places = [place_of(named, name) for name in beside(context.facts) if name in eager and name in named]
@@ -43,8 +41,7 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile as compile-blocks does, with the kernels of every region recorded once and launched
-    together."""
+    """Compile as compile-blocks does, and record each region's kernels in a CUDA graph."""
     if next(variant.model.parameters()).device.type != "cuda":
         raise NotTried("CUDA graphs need a CUDA device")
     if context.job is not None and context.job.workload.accumulate > 1:
@@ -61,7 +58,7 @@ def lists_of(facts: Facts) -> list[str]:
 
 
 def beside(facts: Facts) -> tuple[str, ...]:
-    """Name FP8 layers in no list of blocks that only the compiler makes fast, such as a converted head."""
+    """Name FP8 layers outside the blocks that need the compiler, such as a converted head."""
 
     def outside(linear: Linear) -> bool:
         return needs_compile(linear) and not any(is_inside(linear, blocks) for blocks in facts.network.blocks)
@@ -70,9 +67,9 @@ def beside(facts: Facts) -> tuple[str, ...]:
 
 
 def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), **settings: Any) -> nn.Module:
-    """Compile every block of the model, without the KV cache that makes each block a version of its own.
+    """Compile every block without the KV cache, which would make each block a version of its own.
 
-    The whole model where it has no blocks: one version serves it, with the cache or without.
+    A model without blocks is compiled as a whole: one version serves it, with or without the cache.
     """
     lists = lists_of(facts)
     if lists and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
@@ -83,10 +80,9 @@ def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), *
 def compile_blocks(
     model: nn.Module, lists: Sequence[str], beside: Sequence[str] = (), **settings: Any
 ) -> nn.Module:
-    """Compile every block of the lists and the modules beside them, or the whole model when it has no blocks.
+    """Compile the lists' blocks and the modules beside them, or the whole model if it has no blocks.
 
-    In place where that compiles something, else by the wrapper, which takes the module's place. Returns the
-    model.
+    Compiles in place if that compiles something, else replaces the module by the wrapper. Returns the model.
     """
     model = strip_compile_marks(model)
     named = modules(model)
@@ -103,14 +99,14 @@ def compile_blocks(
 
 
 def without_compile_marks(variant: Variant) -> Variant:
-    """Take every compile mark off the model, and off the training step."""
+    """Remove every compile mark from the model and the training step."""
     return replace(variant, model=strip_compile_marks(variant.model), step_as_compiled=False)
 
 
 def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
-    """Whether the user's compile marks make something else than `block_by_block` with its default settings.
+    """Whether the user's compile marks differ from `block_by_block` with its default settings.
 
-    Marks on Linears alone make nothing of a model in BF16.
+    Marks only on Linears do nothing in a BF16 model.
     """
     known = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
     marks = [each.name for each in known if not _is_idle(each)]
@@ -130,13 +126,15 @@ def _is_idle(mark: CompileMark) -> bool:
 
 
 def _compiled_of(module: nn.Module) -> tuple[Any, ...]:
-    """List what may hold a compile mark of this very module."""
+    """List the objects that may hold this module's compile mark."""
     return module, compiled_call(module), module.__dict__.get("forward"), type(module).forward
 
 
 def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Find what is called in a list of blocks: the blocks, or what in them holds a matrix where they have no
-    forward."""
+    """Find the modules called in a list of blocks.
+
+    These are the blocks, or if a block has no forward, the modules in it that hold a matrix.
+    """
     for name, child in container.named_children():
         if is_called(child):
             if any(parameter.dim() > 1 for parameter in child.parameters()):
@@ -158,7 +156,7 @@ def compile_places(places: Iterable[tuple[nn.Module, str]], settings: Mapping[st
 
 
 def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
-    """Compile the module in place, or wrap it where Dynamo would skip the module's own frame."""
+    """Compile the module in place, or wrap it if Dynamo would skip the module's own frame."""
     assert module is not None
     if forward_of_torch(module):
         return torch.compile(module, **settings)
@@ -167,9 +165,9 @@ def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
 
 
 def strip_compile_marks(model: nn.Module) -> nn.Module:
-    """Take every compile mark off ``model``, in place.
+    """Remove every compile mark from ``model``, in place.
 
-    Returns the module inside when the root is a ``torch.compile`` wrapper.
+    Returns the module inside if the root is a ``torch.compile`` wrapper.
     """
     while (inside := behind_compile(model)) is not None:
         model = inside

@@ -1,38 +1,62 @@
-"""te-delayed, te-current, te-block, te-mxfp8: Transformer Engine's layers under another recipe.
-
-Every FP8 autocast that is opened in forward and loss gets the other recipe, whoever opens it: the user's
-step, the model's own forward, or Accelerate's wrapper around it. An autocast that switches FP8 off stays as
-it is, and ``te.checkpoint`` opens in the backward what the forward had. What cannot be carried out from
-outside is not tried: weights kept in FP8 alone have the form of their recipe, FP8 attention would be switched
-off with it, operations of ``te.ops`` keep no record that proves the change, and graphs that were captured
-replay the recipe of then.
-"""
+"""Run Transformer Engine's layers under its FP8 autocast, or under another recipe."""
 
 from __future__ import annotations
 
 import itertools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from fp8doctor.recipes import BY_TREATMENT
+from fp8doctor.stacks import NoTwin
 from fp8doctor.stacks.looking import read, state_of
-from fp8doctor.stacks.te_private import meta
-from fp8doctor.stacks.transformer_engine import recipe_of, recognise
+from fp8doctor.stacks.te_private import autocast_is_open, meta
+from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, recognise, within
 from fp8doctor.trial.state.transformer_engine_state import opened_with
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
-def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Open every FP8 autocast of forward and loss with the recipe, its settings at their defaults.
+def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
+    """Run forward and loss under TE's autocast, with TE's default recipe for this GPU.
 
-    The first forward proves that the layers ran with it, and the second that the first backward, which may
-    recompute them, did.
+    A layer opens it again if the model's own code closes it (``te.autocast(enabled=self.fp8)``).
+    """
+    if not any(linear.stack == STACK for linear in context.facts.network.linears):
+        raise NotTried("the model holds no layer of Transformer Engine")
+    try:
+        opened = autocast()
+    except NoTwin as error:
+        raise NotTried(str(error)) from None
+    outer = variant.around
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with outer(), opened(enabled=True):
+            yield
+
+    def opened_again() -> AbstractContextManager[Any]:
+        return nullcontext() if autocast_is_open() else opened(enabled=True)
+
+    for module in variant.model.modules():
+        if recognise(module, {}):
+            within(module, opened_again)
+    return replace(variant, around=around)
+
+
+def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
+    """Open every FP8 autocast of forward and loss with the recipe at its default settings.
+
+    This covers autocasts of the user's step, of the model's forward and of Accelerate's wrapper. One that
+    switches FP8 off stays. ``te.checkpoint`` recomputes under the forward's recipe. Operations of ``te.ops``
+    keep no record that proves the change, and captured graphs replay their old recipe, so neither is tried.
+
+    The first forward proves that the layers ran with the recipe. The second proves that the first backward,
+    which may recompute them, did.
     """
     layers = _layers(variant.model)
     if not layers:
@@ -41,7 +65,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
         _refuse(each)
     recipe = _recipe(BY_TREATMENT[context.name].classes[0])
     for each in layers:
-        each.fp8 = False  # what its next forward sets, so that an older one is not taken for it
+        each.fp8 = False  # the next forward sets it, so an older record is not taken for a new one
     outer, opened, steps = variant.around, opened_with(recipe), itertools.count()
 
     @contextmanager
@@ -62,7 +86,7 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 def _refuse(layer: nn.Module) -> None:
-    """Raise `NotTried` for a layer that does not take another recipe from outside."""
+    """Raise `NotTried` for a layer whose recipe cannot be changed from outside."""
     if read(layer, "primary_weights_in_fp8"):
         raise NotTried("its weights are kept in FP8 alone, in the form of their recipe")
     own = recipe_of(layer)
@@ -78,9 +102,9 @@ def _recipe(kind: str) -> Any:
 
 
 def _prove(model: nn.Module, recipe: Any) -> None:
-    """Raise `NotTried` unless every layer whose last forward ran in FP8 did so with such a recipe.
+    """Raise `NotTried` unless every layer that ran in FP8 used a recipe of this type.
 
-    A layer keeps the recipe that it has where the new one is equal to it.
+    A layer keeps its recipe object if the new one is equal to it.
     """
     ran = [recipe_of(each) for each in _layers(model) if state_of(each).get("fp8")]
     if not ran:

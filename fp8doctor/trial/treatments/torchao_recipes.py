@@ -1,22 +1,26 @@
-"""recipe-tensorwise, recipe-rowwise, recipe-rowwise-with-gw-hp, recipe-mxfp8: torchao's Float8Linears under
-another recipe."""
+"""Convert a model by torchao (`convert-*`), or give its Float8Linears another recipe (`recipe-*`)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
+from fp8doctor.analysis.layers import FP8_MULTIPLE
+from fp8doctor.facts import Facts
 from fp8doctor.recipes import BY_TREATMENT, Recipe
+from fp8doctor.stacks import recognise
 from fp8doctor.stacks.lineage import ancestor
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
-from fp8doctor.trial.treatments.registry import NotTried, TreatmentContext, swap
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
 
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Give every Float8Linear another configuration; padding and emulation stay as they were set."""
+    """Give every Float8Linear another configuration; keep its padding and emulation."""
     recipe = BY_TREATMENT[context.name]
     layers = [module for module in variant.model.modules() if is_float8_linear(module)]
     if not layers:
@@ -69,7 +73,7 @@ def takes(layer: Any, recipe: Recipe) -> bool:
 def config_of(recipe: str) -> Any:
     """Return torchao's configuration for a recipe.
 
-    Raises `NotTried` where torchao cannot be imported or does not know it.
+    Raises `NotTried` if torchao cannot be imported or does not know it.
     """
     try:
         from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
@@ -82,10 +86,10 @@ def config_of(recipe: str) -> Any:
 
 
 def give(layer: Any, config: Any) -> None:
-    """Set on the layer what torchao's constructor makes of ``config``, and nothing else.
+    """Set only the attributes that torchao's constructor derives from ``config``.
 
-    So a class of the user's own is not constructed, and what its user gave it stays. The wrapper of the
-    float8 all-gather is taken off, which knows tensorwise scaling only.
+    A subclass is not constructed again, and keeps what its user set. The float8 all-gather wrapper is
+    removed, because it supports only tensorwise scaling.
     """
     from torchao.float8.float8_linear import Float8Linear  # type: ignore[import-untyped]
 
@@ -96,3 +100,39 @@ def give(layer: Any, config: Any) -> None:
     weight = layer._parameters.get("weight")
     if weight is not None and tensor_class(weight) == ALL_GATHER_WEIGHT:
         layer.weight = unwrapped(weight)
+
+
+PREFIX = "convert-"
+
+
+def convert(variant: Variant, context: TreatmentContext) -> Variant:
+    """Convert every Linear except heads, routers and adapters."""
+    return replace(
+        variant,
+        model=to_float8(
+            variant.model, recipe=context.name.removeprefix(PREFIX), skip=not_in_fp8(context.facts)
+        ),
+    )
+
+
+def not_in_fp8(facts: Facts) -> tuple[str, ...]:
+    """Name the Linears that a conversion leaves out."""
+    return tuple(
+        linear.name
+        for linear in facts.network.linears
+        if linear.role != "body" or linear.adapter == "adapter"
+    )
+
+
+def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:
+    """Convert every aligned nn.Linear with torchao's ``recipe``, except the layers in ``skip``."""
+    config = config_of(recipe)
+    from torchao.float8 import convert_to_float8_training
+
+    def wanted(module: nn.Module, name: str) -> bool:
+        return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)  # type: ignore[union-attr]
+
+    converted = cast(nn.Module, convert_to_float8_training(model, config=config, module_filter_fn=wanted))
+    if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
+        raise NotTried("it has no nn.Linear that torchao could convert")
+    return converted

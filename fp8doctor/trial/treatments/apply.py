@@ -1,0 +1,168 @@
+"""Find the function that applies a treatment, and apply a prescription to a live model.
+
+A treatment's function takes a variant of the step and a context, and returns the changed variant. It works on
+a replica that shares its Parameters with every other variant. It may replace a Parameter, but never writes to
+one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import cast
+
+from torch import nn
+
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE
+from fp8doctor.analysis.treatment_table import TREATMENTS, traits
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Treatment
+from fp8doctor.loading.job import Job
+from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.variant import Variant
+
+
+class NotTried(Exception):
+    """The treatment does not apply to this model or cannot be applied here."""
+
+
+@dataclass(frozen=True)
+class TreatmentContext:
+    """A treatment's input in addition to the variant."""
+
+    facts: Facts
+    name: str
+    """Name of the treatment, for a function that knows several."""
+    layers: tuple[str, ...] = ()
+    """Modules that it changes, by their names in the facts; empty if its name says it all."""
+    job: Job | None = None
+    """None on a live model, whose step is not known."""
+
+
+CarryOut = Callable[[Variant, TreatmentContext], Variant]
+
+
+@cache
+def function_of(name: str) -> CarryOut:
+    """Return the function that applies a treatment."""
+    file, _, function = traits(name).runs.partition(".")
+    module = importlib.import_module(f"{__name__.rpartition('.')[0]}.{file}")
+    return cast(CarryOut, getattr(module, function))
+
+
+def known(prescribed: Iterable[Treatment]) -> list[Treatment]:
+    """Keep the treatments that can be applied, in order: those that compile come last."""
+    return sorted(
+        (each for each in prescribed if each.name in TREATMENTS),
+        key=lambda each: traits(each.name).compiles,
+    )
+
+
+def modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Map names as in the facts to modules; a wrapper's name means the module inside."""
+    return {cleaned(name): module for name, module in model.named_modules()}
+
+
+def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
+    """Replace each module by ``make(name, module)``, and return the model or its replacement.
+
+    If ``make`` returns None, the module stays and its children are visited. A replacement keeps the compile
+    mark.
+    """
+    made: dict[int, tuple[nn.Module, nn.Module]] = {}
+
+    def visit(module: nn.Module, name: str) -> nn.Module:
+        if id(module) not in made:
+            made[id(module)] = (module, module)
+            inside = behind_compile(module)
+            new = make(name, module) if inside is None else wrapped_anew(module, inside, name)
+            if new is None or new is module:
+                for child_name, child in list(module.named_children()) if inside is None else []:
+                    changed = visit(child, cleaned(f"{name}.{child_name}".lstrip(".")))
+                    if changed is not child:
+                        setattr(module, child_name, changed)
+            else:
+                made[id(module)] = (module, _marked_alike(new, module))
+        return made[id(module)][1]
+
+    def wrapped_anew(wrapper: nn.Module, inside: nn.Module, name: str) -> nn.Module:
+        inner, context = visit(inside, name), context_of(wrapper)
+        return wrapper if inner is inside or context is None else cast(nn.Module, context(inner))
+
+    return visit(model, "")
+
+
+def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
+    """Copy the compile mark of ``old`` to ``new``."""
+    if behind_compile(old) is not None:
+        return new
+    call, forward = (
+        context_of(compiled_call(old)),
+        context_of(old.__dict__.get("forward")),
+    )
+    if call is not None:
+        compile_call(new, call)
+    if forward is not None:
+        new.__dict__["forward"] = forward(new.forward)
+    return new
+
+
+def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
+    """Change ``model``, in place if possible, and return it or its replacement.
+
+    One warning names the treatments that were not applied and why, and says if the optimizer has to be
+    created again.
+    """
+    prescribed = tuple(prescribed)
+    left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in TREATMENTS]
+    before = [id(parameter) for parameter in model.parameters()]
+    for each in known(prescribed):
+        changes = traits(each.name).changes
+        if changes != "model":
+            left.append(f"{each.name} (it changes {changes})")
+            continue
+        try:
+            root = root_of(model)
+            model = put_back(
+                model,
+                root,
+                function_of(each.name)(
+                    Variant(root, batch=None), TreatmentContext(facts, each.name, each.layers)
+                ).model,
+            )
+        except NotTried as error:
+            left.append(f"{each.name} ({error})")
+    said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
+    if set(map(id, model.parameters())) - set(before):
+        said.append("parameters were replaced: make the optimizer anew")
+    if said:
+        warnings.warn("; ".join(said), stacklevel=3)
+    return model
+
+
+def root_of(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel and similar wrappers, which the facts name.
+
+    A wrapper of torch.compile stays.
+    """
+    held = behind_compile(model)
+    inside = model if held is None else held
+    if type(inside).__name__ in KEEP_IT_IN_MODULE:
+        return root_of(inside.module)  # type: ignore[arg-type]
+    return model
+
+
+def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
+    """Put the changed root back inside DistributedDataParallel and similar wrappers."""
+    holder = next(
+        (module for module in model.modules() if root is not model and module._modules.get("module") is root),
+        None,
+    )
+    if changed is root or holder is None:
+        return model if changed is root else changed
+    holder.module = changed
+    return model

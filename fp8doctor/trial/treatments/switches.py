@@ -1,0 +1,189 @@
+"""Switch attention, the KV cache, checkpointing, the optimizer's kernels or the batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fp8doctor.analysis.treatment_table import FUSABLE, LARGER_BATCH, traits
+from fp8doctor.examine.attention import sdp_backends
+from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.loading.job import Job
+from fp8doctor.stacks.held_tensors import tensors, with_tensors
+from fp8doctor.stacks.looking import forward_of, read
+from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
+from fp8doctor.trial.variant import Variant
+
+
+def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
+    """Use torch's fused attention instead of transformers' eager one.
+
+    transformers 4.53 and later have a switch. Older versions read the configuration at every call.
+    """
+    eager = [module for module in variant.model.modules() if is_eager(module)]
+    if not eager:
+        raise NotTried("no configuration in it asks for eager attention")
+    if not getattr(type(eager[0]), "_can_set_attn_implementation", lambda: True)():
+        raise NotTried(f"{type(eager[0]).__name__} takes its attention when it is built")
+    switch = getattr(eager[0], "set_attn_implementation", None)
+    if callable(switch):
+        try:
+            switch("sdpa")
+        except (ValueError, ImportError) as error:
+            raise NotTried(f"transformers says: {str(error).strip().partition(chr(10))[0]}") from None
+    for module in eager:
+        module.config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+    return variant
+
+
+def is_eager(module: Any) -> bool:
+    """Whether this module's transformers configuration asks for eager attention."""
+    return (
+        isinstance(module, nn.Module)
+        and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
+    )
+
+
+ALL = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
+    """Allow every attention backend; torch picks the fastest for each call, as by default."""
+    if {"flash", "mem_efficient", "cudnn"}.issubset(sdp_backends()):
+        raise NotTried("no fused backend is switched off")
+    outer = variant.around
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with outer(), sdpa_kernel(ALL):
+            yield
+
+    return replace(variant, around=around)
+
+
+def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
+    """Set ``use_cache = False`` in every configuration, unless another treatment already did."""
+    caches = recorded(context.facts, "training.use_cache") and context.facts.training.use_cache
+    if not without_cache(variant.model) and not caches:
+        raise NotTried("no configuration in it asks for a cache")
+    return variant
+
+
+def without_cache(model: nn.Module) -> bool:
+    """Switch the cache off in every configuration; return whether one had asked for it."""
+    found = [vars(module).get("config") for module in model.modules()]
+    configs = [config for config in found if config is not None and getattr(config, "use_cache", False)]
+    for config in configs:
+        config.use_cache = False
+    return bool(configs)
+
+
+def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
+    """Remove checkpoint wrappers and hooks and clear flags; an unconditional call in a forward stays."""
+    return replace(variant, model=keep_activations(variant.model, flags(context.facts)))
+
+
+def flags(facts: Facts) -> frozenset[str]:
+    """Name the attributes that made a forward call checkpoint."""
+    return frozenset(
+        each.flag for each in facts.training.checkpointing if recorded(each, "flag") and each.flag
+    )
+
+
+def keep_activations(model: nn.Module, asking: Collection[str] = ()) -> nn.Module:
+    """Switch off checkpointing that can be switched from outside.
+
+    transformers turns the KV cache off while it checkpoints. The cache stays off.
+    """
+    found = 0
+    for module in model.modules():
+        if huggingface_flag(module):
+            module.gradient_checkpointing = False  # type: ignore[assignment]
+            found += 1
+    if found:
+        without_cache(model)
+    found += sum(_switched_off(module, asking) for module in model.modules())
+
+    def inside(name: str, module: nn.Module) -> nn.Module | None:
+        nonlocal found
+        inner: Any = getattr(module, CHECKPOINTED_CHILD, None)
+        found += inner is not None
+        return inner if inner is None else swap(inner, inside)
+
+    model = swap(model, inside)
+    if not found:
+        raise NotTried("the model's own code calls checkpoint, which cannot be switched off from outside")
+    return model
+
+
+def _switched_off(module: nn.Module, asking: Collection[str]) -> bool:
+    """Switch off a module's flag, torch's hooks or assigned forward; return whether there was one."""
+    if whole_forward(module):
+        module.forward = module.forward.args[0]  # type: ignore[attr-defined]
+        return True
+    hooks = [
+        (held, key)
+        for held in (module._forward_pre_hooks, module._forward_hooks)
+        for key, hook in held.items()
+        if is_composable(hook)
+    ]
+    if hooks:
+        for held, key in hooks:
+            del held[key]
+        return True
+    on = [name for name in asking if read(module, name) is True]
+    if not on or not names_checkpoint(forward_of(module), type(module)):
+        return False
+    for name in on:
+        setattr(module, name, False)
+    return True
+
+
+def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
+    """Rebuild the user's optimizer with ``fused=True``."""
+    if context.job is not None and not could_be_fused(context.job):
+        raise NotTried("the optimizer is fused already, or has no fused form")
+    return replace(variant, optimizer={**(variant.optimizer or {}), "fused": True, "foreach": None})
+
+
+def could_be_fused(job: Job) -> bool:
+    """Whether torch can fuse the user's optimizer and does not. Without one, the trial uses fused AdamW."""
+    optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
+    kind = type(optimizer)
+    if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):
+        return False
+    if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
+        return False  # complex ones
+    return not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
+
+
+TIMES = int(traits(LARGER_BATCH).tokens_ratio)
+"""Copies of the batch in the larger one. A choice: the smallest that a user would try."""
+
+
+def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
+    """Repeat every tensor of the batch along the first dimension, which they have to share."""
+    sizes = {each.shape[0] for each in tensors(variant.batch) if each.ndim}
+    if len(sizes) != 1:
+        raise NotTried(
+            "the tensors of the batch do not share their first dimension, so it cannot be repeated"
+        )
+    return replace(variant, batch=repeated(variant.batch))
+
+
+def repeated(batch: Any) -> Any:
+    """Concatenate each tensor of the batch with itself; containers keep their type."""
+    return with_tensors(batch, lambda each: torch.cat([each] * TIMES) if each.ndim else each)
