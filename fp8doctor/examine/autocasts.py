@@ -6,7 +6,13 @@ Examining finds out whether one is possible. If so, a forward on fake tensors se
 
 from __future__ import annotations
 
+import ast
+import re
+import sysconfig
+from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -18,10 +24,18 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import LIBRARIES, named
 from fp8doctor.stacks.lineage import ancestor, home
-from fp8doctor.stacks.looking import forward_of, is_a
+from fp8doctor.stacks.looking import forward_of, is_a, state_of
 from fp8doctor.stacks.te_private import autocast_is_open
 
 FP8_AUTOCAST, AUTOCAST_WITHIN = "training.fp8_autocast", "training.autocast_within"
+
+WITHOUT_FP8_AUTOCAST = frozenset(
+    ("fp8doctor", "torch", "torchao", "transformer_engine", "transformer_engine_torch", "triton", "numpy")
+)
+"""Packages that open Transformer Engine's autocast for nobody by themselves."""
+
+INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|^{re.escape(sysconfig.get_path('stdlib'))}")
+"""Files of installed packages and of Python itself."""
 
 LIGHTNING = ("lightning.", "pytorch_lightning.")
 """The two packages of Lightning, whose plugin ``TransformerEnginePrecision`` opens it around the step."""
@@ -52,6 +66,47 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
             "a Trainer of Lightning opens te.autocast around the step where its precision says so"
         )
     return NOT_RECORDED
+
+
+def nobody_names_fp8_autocast(loaded: Mapping[str, Any]) -> bool:
+    """Whether no code of the process names Transformer Engine's autocast, by the text of its modules.
+
+    ``loaded`` is ``sys.modules``. False if code cannot be read, or imports a module that is not loaded yet.
+    """
+    for name, module in tuple(loaded.items()):
+        if name.partition(".")[0] in WITHOUT_FP8_AUTOCAST or module is None:
+            continue
+        file = state_of(module).get("__file__")
+        if file is None and name == "__main__" and any(map(_is_of_main, state_of(module).values())):
+            return False  # a notebook
+        if isinstance(file, str) and file.endswith(".py") and not _is_silent(file, loaded):
+            return False
+    return True
+
+
+def _is_of_main(value: Any) -> bool:
+    return type(value) in (FunctionType, type) and value.__module__ == "__main__"
+
+
+def _is_silent(file: str, loaded: Mapping[str, Any]) -> bool:
+    """Whether a file names no FP8 autocast; a library's may, if it does not name Transformer Engine."""
+    try:
+        text = Path(file).read_bytes()
+        if INSTALLED.search(file):
+            return b"autocast" not in text or TRANSFORMER_ENGINE.encode() not in text
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):
+        return False
+    if b"fp8_autocast" in text or re.search(rb"(?<!torch\.)(?<!amp\.)\bautocast\b", text):
+        return False
+    asked = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = [
+        alias.name if isinstance(each, ast.Import) else each.module or ""
+        for each in asked
+        for alias in each.names
+        if isinstance(each, ast.Import) or not each.level
+    ]
+    return all(not name or name in loaded for name in names)
 
 
 def _modules(tree: Tree) -> list[Any]:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST
+from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, nobody_names_fp8_autocast
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
@@ -242,14 +242,21 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
 
 
 def without_seen(facts: Facts, why: str) -> Facts:
-    """Say in the facts why nobody knows what a forward of the job calls."""
+    """Say in the facts why nobody knows what a forward of the job calls.
+
+    That it opens no FP8 autocast is known without a forward if no code of the process names one.
+    """
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if any(each.form == "called_in_forward" for each in facts.training.checkpointing):
         gaps["network.linears.checkpointed"] = why
     if not recorded(facts, AUTOCAST_WITHIN):
         gaps[AUTOCAST_WITHIN] = why
-    if not recorded(facts, FP8_AUTOCAST):
-        gaps.setdefault(FP8_AUTOCAST, why)
+    if not recorded(facts, FP8_AUTOCAST) and FP8_AUTOCAST not in gaps:
+        if nobody_names_fp8_autocast(sys.modules):
+            training = msgspec.structs.replace(facts.training, fp8_autocast=False)
+            facts = msgspec.structs.replace(facts, training=training)
+        else:
+            gaps[FP8_AUTOCAST] = why
     return msgspec.structs.replace(facts, gaps=gaps)
 
 
