@@ -35,6 +35,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -62,7 +63,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [
         linear
         for linear in facts.network.linears
-        if linear.stack == "transformer_engine" and linear.use == "training"
+        if stack_of(linear).under_autocast and linear.use == "training"
     ]
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
     if not inside:

@@ -51,6 +51,7 @@ from fp8doctor.facts import (
 )
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -228,8 +229,7 @@ def kind_of(reason: str, facts: Facts) -> Kind:
     """
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
     te = any(
-        linear.stack == "transformer_engine" and linear.compiled is not None
-        for linear in facts.network.linears
+        stack_of(linear).under_autocast and linear.compiled is not None for linear in facts.network.linears
     )
     return TE if te and kind is KINDS[-1] else kind
 

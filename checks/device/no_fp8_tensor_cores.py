@@ -32,6 +32,7 @@ from fp8doctor.analysis.recipe_support import AMD_WITH_FP8, FIRST_WITH_BF16, ass
 from fp8doctor.analysis.treatment_table import ON_THIS_GPU
 from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -93,9 +94,9 @@ def version_of(gpu: Gpu) -> str:
 
 
 def needs_fp8(facts: Facts) -> bool:
-    """Whether a layer of torchao's multiplies in FP8 whatever the GPU; Transformer Engine's asks it first."""
+    """Whether a layer multiplies in FP8 whatever the GPU; Transformer Engine's asks it first."""
     return any(
-        each.use == "training" and each.stack == "torchao" and not each.features.get("emulate")
+        each.use == "training" and stack_of(each).fuses_casts and not each.features.get("emulate")
         for each in facts.linears()
         if recorded(each, "stack") and recorded(each, "features")
     )

@@ -39,6 +39,7 @@ from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -85,7 +86,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             explanation=f"One profiled step of {watched_job(facts) if in_script else 'the job as it is'} "
             "holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
-            treatment=describe(TE_AUTOCAST, facts) if fp8[0].stack == "transformer_engine" else CALL_LAYERS,
+            treatment=describe(TE_AUTOCAST, facts) if stack_of(fp8[0]).under_autocast else CALL_LAYERS,
         )
     if on_purpose:
         return Finding(

@@ -29,6 +29,7 @@ from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 
 
@@ -48,7 +49,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     hidden = [
         linear
         for linear in facts.network.linears
-        if linear.stack == "transformer_engine" and linear.use == "training" and linear.engaged is not False
+        if stack_of(linear).under_autocast and linear.use == "training" and linear.engaged is not False
     ]
     if not hidden:
         return NotApplicable(reason="no layer runs in Transformer Engine's FP8")

@@ -44,6 +44,7 @@ from fp8doctor.cost import (
 from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 
 
@@ -125,7 +126,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
 
 def fp8_weights(frozen: list[Linear]) -> Treatment | None:
     """Propose weights in FP8 alone, where the stack can do that."""
-    if not all(linear.stack == "transformer_engine" for linear in frozen):
+    if not all(stack_of(linear).keeps_copies for linear in frozen):
         return None
     return frozen_fp8_weights(frozen)
 

@@ -35,6 +35,7 @@ from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -129,7 +130,7 @@ def treatment(facts: Facts, layers: tuple[str, ...], sick: list[Arm]) -> Treatme
     if layers:
         return keep_in_bf16(layers, facts)
     delayed = any(
-        linear.stack == "transformer_engine" and linear.use == "training" for linear in facts.network.linears
+        stack_of(linear).under_autocast and linear.use == "training" for linear in facts.network.linears
     )
     if not delayed or not any(each.name == ArmName.AS_IS for each in sick):
         return None

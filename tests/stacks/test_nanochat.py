@@ -9,10 +9,11 @@ from torch import nn
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
+from fp8doctor.checks.device.no_fp8_tensor_cores import needs_fp8
 from fp8doctor.cost import casts_ms, gpu_spec
 from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Network
 from fp8doctor.recipes import RECIPES, recipe_of, stack_of
 from fp8doctor.stacks import bf16_twin, recognise
 from tests.examine.models import Stacked
@@ -34,6 +35,7 @@ def test_its_layers_are_fp8_layers_with_a_recipe() -> None:
     assert (layer.use, layer.recipe, layer.kind) == ("training", "tensorwise", "nanochat.fp8.Float8Linear")
     assert recipe_of(layer) == TENSORWISE
     assert needs_compile(layer)
+    assert needs_fp8(Facts(network=Network(linears=linears)))
 
 
 def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
