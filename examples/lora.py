@@ -2,7 +2,7 @@
 
 fp8doctor run lora.py
 fp8doctor run lora.py --adapters-too    # converted after PEFT, without a filter: LORA003
-fp8doctor run lora.py --no-compile      # FP8 Linears that run eagerly: CMP001
+fp8doctor run lora.py --no-compile      # FP8 Linears that are not compiled: CMP001
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Residual blocks over tokens in a plain loop, their Linears in torchao's Float8, every block compiled.
 
 fp8doctor run plain_loop.py
-fp8doctor run plain_loop.py --no-compile    # FP8 Linears that run eagerly: CMP001
+fp8doctor run plain_loop.py --no-compile    # FP8 Linears that are not compiled: CMP001
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 fp8doctor run sft.py --float8
 ACCELERATE_MIXED_PRECISION=fp8 fp8doctor run sft.py       # overridden by TRL's default bf16=True: ENV001
-fp8doctor run sft.py --float8 --no-compile                # FP8 Linears that run eagerly: CMP001
+fp8doctor run sft.py --float8 --no-compile                # FP8 Linears that are not compiled: CMP001
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 fp8doctor run trainer.py --float8
 ACCELERATE_MIXED_PRECISION=fp8 fp8doctor run trainer.py    # overridden by bf16=True: ENV001
-fp8doctor run trainer.py --float8 --no-compile             # FP8 Linears that run eagerly: CMP001
+fp8doctor run trainer.py --float8 --no-compile             # FP8 Linears that are not compiled: CMP001
 ACCELERATE_MIXED_PRECISION=fp8 fp8doctor run trainer.py --no-bf16    # weights that no optimizer holds: MOD007
 """
 

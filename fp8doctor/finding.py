@@ -59,7 +59,7 @@ class Finding(Record, frozen=True, kw_only=True):
     """A disease that was found. The engine fills in what the check's registration already says."""
 
     title: str
-    """One line with numbers, such as ``168 of 168 FP8 Linears run eagerly``."""
+    """One line with numbers, such as ``168 of 168 FP8 Linears are not compiled``."""
     explanation: str
     """One to three sentences: what was seen, what it costs, how that is known."""
     evidence: dict[str, Value | tuple[Value, ...]] = field(default_factory=dict)

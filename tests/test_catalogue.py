@@ -164,7 +164,7 @@ def test_no_check_explains_itself_in_a_circle() -> None:
         assert code not in behind
 
 
-CONVERTED: tuple[str, ...] = ()
+CONVERTED: tuple[str, ...] = ("environment", "device", "engagement", "shapes", "compilation", "checkpointing")
 """Areas whose pages have the new form."""
 
 

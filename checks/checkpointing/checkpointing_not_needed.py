@@ -1,23 +1,28 @@
-"""Activation checkpointing that the GPU's memory does not need
+"""Checkpointing that the GPU's memory does not need
 
-Looks at: checkpointing that is on, the trial's arm without it, the memory which that arm would use
-at full depth, and the memory of the GPU that others leave.
+What it finds. Activation checkpointing is on, costs time, and the step would fit into memory
+without it.
 
-Why it costs time. Checkpointing keeps the inputs of a region only and runs its forward again in the
-backward: a third more GEMMs, and every FP8 cast of the forward once more. It buys memory; where the
-step fits without it, it buys nothing. FP8 makes that more likely: compiled, it peaks below BF16.
+Why it matters. Checkpointing keeps only a region's inputs and runs its forward again in the
+backward: a third more matmuls, and every FP8 cast of the forward once more. It saves memory; if the
+step fits without it, you gain nothing. FP8 makes this more likely: compiled, its peak is below
+BF16's. One job took 109.4 ms/step with checkpointing and 93.9 ms without.
 
-What to do. Switch it off, or keep it for some of the blocks where all of them do not fit.
+Fix. Switch it off, or keep it for some of the blocks if not all fit. timm and open_clip have
+`model.set_grad_checkpointing(False)`, a Trainer `gradient_checkpointing=False`.
 
-    model.gradient_checkpointing_enable()      # before
-    model.gradient_checkpointing_disable()     # after; gradient_checkpointing=False in a Trainer
-    model.config.use_cache = False             # checkpointing had kept transformers' KV cache off
-    model.set_grad_checkpointing(False)        # timm, open_clip
+    model.gradient_checkpointing_enable()   # before
 
-The memory was predicted for the batch that was timed. A job with longer ones needs more.
+    model.gradient_checkpointing_disable()  # after (transformers)
+    model.config.use_cache = False          # checkpointing had kept the KV cache off
 
-Evidence: `h200-checkpointed_needlessly`: 109.4 ms a step with it and 93.9 ms without.
-https://github.com/axolotl-ai-cloud/axolotl/issues/2926
+When to ignore it. If your longest batches need more memory than the one that was timed.
+
+How it is detected, and limits. The trial times the step with and without checkpointing, and
+predicts the peak without it at full depth, for the timed batch only. fp8doctor compares this with
+the GPU memory that other processes leave.
+
+References. `h200-checkpointed_needlessly`. https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
@@ -52,7 +57,7 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
         or free is None
     ):
         return NotApplicable(
-            reason="the step without checkpointing, or its memory, was not measured on a GPU"
+            reason="the trial did not measure the step without checkpointing, or its memory, on a GPU"
         )
     cost = ratio(with_it, without)
     if cost.low <= 1 or cost.median - 1 < EVEN or without.peak_gib > USABLE * free:
@@ -60,11 +65,12 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     assert with_it.step_ms is not None
     assert without.step_ms is not None
     return Finding(
-        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} of {with_it.step_ms:,.1f} ms a "
-        f"step ({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
-        explanation=f"Without it the step peaks at {without.peak_gib:.1f} GiB, with it at "
-        f"{with_it.peak_gib:.1f}; {free:.1f} GiB of this GPU are free for it. Longer batches than the one "
-        "that was timed need more.",
+        title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} of {with_it.step_ms:,.1f} "
+        f"ms/step "
+        f"({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
+        explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
+        f"GiB "
+        f"with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
         evidence={
             "cost_ratio": cost.median,
             "cost_ratio_low": cost.low,
@@ -80,8 +86,7 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
-    """Compute the memory for this job on the smallest visible GPU. Memory in use counts against it when other
-    processes are there."""
+    """Compute the memory for this job on the smallest visible GPU, without what other processes use."""
     free = []
     for gpu in gpus:
         if gpu.visible is not False and recorded(gpu, "memory_gib") and gpu.memory_gib:

@@ -1,26 +1,32 @@
-"""Checkpointing recomputes Transformer Engine's layers in BF16
+"""Checkpointing recomputes TE layers in BF16
 
-Looks at: Transformer Engine layers inside a checkpointed region, whose function recomputes it,
-where FP8's autocast is opened, and the FP8 GEMMs of one step against what the layers should run:
-one each in the forward, in the recompute and for either gradient.
+What it finds. Transformer Engine layers are under torch's checkpoint, which recomputes them outside
+the FP8 autocast.
 
-Why it costs time. The recompute runs inside the backward, where the autocast around the forward
-is closed again. torch's checkpoint does not know of it: reentrant, the recompute runs in BF16
-without a word, and so do both gradients, which take what it saved; not reentrant, it raises "A
-different number of tensors was saved during the original forward and recomputation". An autocast
-that the model's own forward opens around its call of checkpoint is closed by then too.
+Why it matters. The recompute runs inside the backward, after the autocast around the forward has
+closed, and torch's checkpoint does not know about it. With reentrant checkpointing, the recompute
+and both gradients silently run in BF16. Without it, the step raises "A different number of tensors
+was saved during the original forward and recomputation". An autocast that the model's own forward
+opens around checkpoint has closed by then too.
 
-What to do. Use Transformer Engine's own checkpoint, which opens FP8 again; or open the autocast in
-the checkpointed function itself, so that the recompute passes through it.
+Fix. Use Transformer Engine's checkpoint, which opens FP8 again, or open the autocast inside the
+checkpointed function. For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)`.
 
-    x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)     # before
-    x = te.checkpoint(block, x)                                             # after
-    for i, block in enumerate(model.layers):                                # before: by wrappers
-        model.layers[i] = checkpoint_wrapper(block)
-    for i, block in enumerate(model.layers):                                # after
-        model.layers[i] = checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)
+    from torch.utils.checkpoint import checkpoint
+    x = checkpoint(block, x, use_reentrant=True)  # before
 
-Evidence: on one H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8
+    import transformer_engine.pytorch as te
+    x = te.checkpoint(block, x)                   # after
+
+When to ignore it. If you open the autocast yourself inside the checkpointed function in a way that
+fp8doctor does not see.
+
+How it is detected, and limits. fp8doctor finds the layers under torch's checkpoint, and where the
+autocast opens. It counts the FP8 matmuls in one step: each layer should run one in the forward, one
+in the recompute and one per gradient. If it cannot tell where the autocast opens, the finding is
+information.
+
+References. One H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8
 flag is True after the forward and False after the backward; not reentrant, CheckpointError;
 te.checkpoint, True after both. https://github.com/NVIDIA/TransformerEngine/issues/776
 https://github.com/NVIDIA/TransformerEngine/issues/415
@@ -44,17 +50,17 @@ AROUND_THE_MODEL = "contextual_fp8_autocast"
 ``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
 
 
-RAN_BEFORE = "They ran in FP8 before, and their last forward, which is the recompute of a backward, did not."
+RAN_BEFORE = "They ran in FP8 before, but not in their last forward, the backward's recompute."
 OPENED_BY_FORWARD = (
-    "The forward opens the autocast around its call of checkpoint; the recompute comes later, in the "
-    "backward."
+    "The forward opens the autocast around checkpoint; the recompute runs later, in the backward."
 )
 OPENED_BY_ACCELERATE = (
-    "Accelerate opens the autocast around the model's forward; the recompute comes later, in the backward."
+    "Accelerate opens the autocast around the model's forward; the recompute runs later, in the backward."
 )
 NOT_KNOWN_WHERE = (
-    "Where this job opens the autocast is not known. Around the forward alone, the recompute runs in BF16 or "
-    "raises."
+    "fp8doctor cannot see where this job opens the autocast. If it is around the forward, the recompute "
+    "runs in "
+    "BF16 or raises."
 )
 
 
@@ -67,31 +73,36 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     ]
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
     if not inside:
-        return NotApplicable(reason="no Transformer Engine layer is checkpointed by torch's function")
+        return NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
     raised = recorded(facts, "trial") and why_of(facts.trial) is Reason.RECOMPUTE_DIFFERS
     missing = ran_in_bf16_later(facts, [linear for linear, _ in inside])
-    sick = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
+    affected = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     recomputed_in_fp8 = missing is False or (
-        facts.training.gradients_seen and all(linear.engaged for linear, _ in sick)
+        facts.training.gradients_seen and all(linear.engaged for linear, _ in affected)
     )
-    if not sick or (recomputed_in_fp8 and not raised and not missing):
+    if not affected or (recomputed_in_fp8 and not raised and not missing):
         return None
-    first, region = sick[0]
+    first, region = affected[0]
     watched = recorded(facts, "observed")  # its last forward is that of a training step
     in_bf16 = facts.training.gradients_seen is True and all(
         ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
-        for linear, each in sick
+        for linear, each in affected
     )
     own = region.fp8_autocast_around is True if recorded(region, "fp8_autocast_around") else False
     closed = region.active is True and (
         own or any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
     )
     known = raised or missing or in_bf16 or closed
-    layers = plural(len(sick), "Transformer Engine layer")
+    verb = "is" if len(affected) == 1 else "are"
+    layers = plural(len(affected), "Transformer Engine layer")
     return Finding(
         severity="error" if known else "info",
         title=f"{layers} "
-        + ("not recomputed in FP8" if known else "under a checkpoint that opens no FP8 autocast"),
+        + (
+            f"{verb} not recomputed in FP8"
+            if known
+            else f"{verb} under a checkpoint that opens no FP8 autocast"
+        ),
         explanation="The step raised CheckpointError: the recompute saved other tensors than the forward."
         if raised
         else by_the_count(facts)
@@ -102,7 +113,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         if closed
         else NOT_KNOWN_WHERE,
         evidence={
-            "layers": len(sick),
+            "layers": len(affected),
             "first": first.name,
             "region": region.name,
             "form": region.form,
@@ -118,12 +129,12 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def by_the_count(facts: Facts) -> str:
-    """Tell what a step ran, and what it should have run."""
+    """Say what a step ran, and what it should have run."""
     due = due_gemms(facts, all_fp8(facts))
     return (
-        f"One step ran {counted_gemms(facts)} FP8 GEMMs. The FP8 layers should run {sum(due)}: "
+        f"One step ran {counted_gemms(facts)} FP8 matmuls. The FP8 layers should run {sum(due)}: "
         f"{due.forward} in the forward, {due.recomputed} recomputed, {due.gradients} for gradients. "
-        "What comes after the forward ran in BF16."
+        "Everything after the forward ran in BF16."
     )
 
 
@@ -141,8 +152,7 @@ def ran_before(linear: Linear) -> bool:
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
-    """Find the region of torch's that covers a layer, or the forward above it that may call
-    ``checkpoint``."""
+    """Find torch's region that covers a layer, or the forward above it that may call ``checkpoint``."""
     torchs = [
         each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
     ]
@@ -158,8 +168,7 @@ def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
 
 
 def code(facts: Facts, region: Checkpointing) -> str:
-    """Write the lines that put Transformer Engine's function in the place of torch's, for this form of
-    checkpointing."""
+    """Write the lines that replace torch's function by Transformer Engine's, for this form."""
     if region.form == "huggingface":
         model = in_python("", facts.network)
         lines = (
@@ -174,7 +183,7 @@ def code(facts: Facts, region: Checkpointing) -> str:
             "    if isinstance(module, CheckpointWrapper):\n"
             "        module.checkpoint_fn = te.checkpoint"
         )
-    return "te.checkpoint(function, x)   # in place of torch's"
+    return "te.checkpoint(function, x)   # instead of torch's"
 
 
 def _checkpointed(library: str) -> Facts:

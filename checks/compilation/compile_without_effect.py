@@ -1,31 +1,32 @@
 """A torch.compile that compiles nothing
 
-Looks at: the compile marks on the model (torch.compile, m.compile(), a compiled forward), their
-backends, and what can switch Dynamo off: TORCHDYNAMO_DISABLE, TORCH_COMPILE_DISABLE,
-torch._dynamo.config.disable, the stance, suppressed errors, .compile() in place on a class of
-torch.nn, and a compiled object that is not the one in use. Under `run` also whether the training
-steps compiled anything: they may call model.forward(), or the model that torch.compile wrapped.
+What it finds. The job asks for torch.compile, but a switch, a backend or the way it is called keeps
+the layers from being compiled.
 
-Why it costs time. torchao's FP8 casts are fast only when the compiler fuses them; behind a mark
-that compiles nothing each layer launches about 83 kernels more a step, and the script looks as if
-it were compiled. No message tells: a disabled Dynamo is silent, backend="eager" and "aot_eager"
-generate no kernel, a suppressed failure falls back to eager. Before torch 2.14 model.compile()
-skips what is written in torch.nn: of an nn.Sequential or nn.TransformerEncoderLayer nothing is
-compiled, and each Float8Linear inside is compiled alone.
+Why it matters. torchao's FP8 casts are fast only if the compiler fuses them. If nothing is
+compiled, each layer launches about 83 more kernels per step, and the script looks as if it were
+compiled. Nothing warns you: a disabled Dynamo is silent, backend="eager" and "aot_eager" generate
+no kernel, and a suppressed failure falls back silently. Before torch 2.14, model.compile() skips
+code in torch.nn: it compiles nothing in an nn.Sequential or nn.TransformerEncoderLayer, except each
+Float8Linear alone.
 
-What to do. Remove the switch; the report prints the line for each cause. Two values mislead:
-TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15 ask only whether the text is
-empty), and TORCH_COMPILE_DISABLE=0 disables in torch 2.6 and 2.7, which did the same; from 2.8 only
-1 disables.
+Fix. The finding prints the line for each cause, such as a debug backend or an nn.Sequential (then:
+`model = torch.compile(model)`). TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to
+2.15), and TORCH_COMPILE_DISABLE=0 disables in 2.6 and 2.7.
 
-    block.compile(backend="aot_eager")   # before: left over from debugging
-    block.compile()                      # after
+    block.compile(backend="aot_eager")  # before: left over from debugging
 
-    model.compile()                      # before: model is an nn.Sequential
-    model = torch.compile(model)         # after: the wrapper does compile it
+    block.compile()                     # after
 
-Evidence: each switch was set and the compiled frames counted on torch 2.13, those of torch.nn's
-classes on 2.6, 2.9, 2.13 and 2.15 too; the rest of the older versions was read in source.
+When to ignore it. While you debug without compilation on purpose.
+
+How it is detected, and limits. fp8doctor reads the compile marks, their backends, Dynamo's
+switches, stance and suppressed errors. Under `fp8doctor run` it also sees whether the steps
+compiled anything, for example because they call model.forward() or the unwrapped model. Under
+TORCHDYNAMO_DISABLE=1, torch.compile leaves no mark.
+
+References. Each switch was set and the compiled frames were counted on torch 2.13; those of torch.nn
+on 2.6, 2.9, 2.13 and 2.15.
 https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
 https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
 """
@@ -67,11 +68,11 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 NOT_FAILURES = ("Unsupported", "SkipFrame")
-"""What Dynamo raises at a graph break and for a frame that it leaves alone; the rest is compiled. Source:
+"""Dynamo's exceptions at a graph break and for a skipped frame; the rest is compiled. Source:
 ``torch/_dynamo/exc.py``."""
 
 UNSEEN_CALL = ", and call torch.compile unless your code does"
-"""Under the variable nobody can see whether it does."""
+"""Under the variable, this cannot be seen."""
 
 CALL_COMPILED = "call the compiled object itself, not its forward"
 
@@ -96,7 +97,7 @@ class Cause(NamedTuple):
     """The marks that certainly compile nothing because of it."""
     severity: Severity | None = None
     layers: tuple[Linear, ...] = ()
-    """FP8 layers that run eagerly because of it beside those that its marks cover."""
+    """FP8 layers that it leaves uncompiled, besides those that its marks cover."""
 
 
 @check(
@@ -114,8 +115,9 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     if not causes:
         if disabled_by_variable(facts):
             return NotApplicable(
-                reason="under TORCHDYNAMO_DISABLE=1 torch.compile leaves no mark: whether anything asks for "
-                "it is not known"
+                reason="under TORCHDYNAMO_DISABLE=1, torch.compile leaves no mark: fp8doctor cannot see "
+                "whether "
+                "anything asks for it"
             )
         return None if marks else NotApplicable(reason="nothing asks for torch.compile")
     first = causes[0]
@@ -127,13 +129,13 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=first.severity,
         title=(
-            "torch.compile can fail in silence: "
+            "torch.compile can fail silently: "
             if first.severity == "info"
             else "torch.compile has no effect: "
         )
         + first.text,
         explanation=". ".join(sentence(cause.text) for cause in causes)
-        + (f". {named(idle)} eagerly." if idle else "."),
+        + (f". {named(idle)} compiled but {'is' if len(idle) == 1 else 'are'} not." if idle else "."),
         evidence={
             "causes": tuple(cause.text for cause in causes),
             "compile_marks": len(marks),
@@ -151,8 +153,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def named(idle: list[Linear]) -> str:
-    run = "looks compiled and runs" if len(idle) == 1 else "look compiled and run"
-    return f"{plural(len(idle), 'FP8 Linear')} {run}"
+    return f"{plural(len(idle), 'FP8 Linear')} {'looks' if len(idle) == 1 else 'look'}"
 
 
 def sentence(text: str) -> str:
@@ -169,7 +170,7 @@ def find_causes(facts: Facts) -> Iterator[Cause]:
 
 
 def switched_off(facts: Facts) -> Iterator[Cause]:
-    """Tell what keeps Dynamo from compiling anything in this process."""
+    """Find what keeps Dynamo from compiling anything in this process."""
     training, variables = facts.training, facts.environment.variables
     marks, dynamo = training.compile_marks, training.dynamo
     if disabled_by_variable(facts) and (marks or torchao_linears(facts)):
@@ -186,7 +187,7 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
         value = variables.get("TORCH_COMPILE_DISABLE")
         if value:
             zero = (
-                f" is set, and torch {facts.software.torch} takes any value for a yes"
+                f" is set, and torch {facts.software.torch} reads any value as true"
                 if value != "1"
                 else " is set"
             )
@@ -201,7 +202,7 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
             yield Cause(
                 "enable-dynamo",
                 "torch._dynamo.config.disable is True",
-                "leave it False",
+                "set it to False",
                 "torch._dynamo.config.disable = False",
                 marks,
             )
@@ -216,7 +217,7 @@ def switched_off(facts: Facts) -> Iterator[Cause]:
 
 
 def not_called(facts: Facts) -> Iterator[Cause]:
-    """Tell of what torch.compile made and the training step does not call."""
+    """Find compiled objects that the training step does not call."""
     marks, names = facts.training.compile_marks, facts.training.compiled_elsewhere
     layers = tuple(linear for linear in torchao_linears(facts) if linear.compiled is None)
     if names and not marks:
@@ -224,11 +225,10 @@ def not_called(facts: Facts) -> Iterator[Cause]:
         text = (
             f"the training step calls the model, not {named or 'the compiled one'}"
             if recorded(facts, "observed")
-            else f"{named} is a compiled wrapper, and the model beside it, which was examined, stays "
-            "uncompiled"
+            else f"{named} is a compiled wrapper, but the model that fp8doctor examined is not compiled"
         )
         summary = f"call {named or 'what torch.compile returns'}, or compile in place"
-        code = "model.compile()   # in place: whoever calls it"
+        code = "model.compile()   # in place: for every caller"
         yield Cause("use-compiled-object", text, summary, code, layers=layers)
     elif unused := unused_marks(facts):
         text, summary, code = _calls_forward(unused, facts)
@@ -242,12 +242,10 @@ def _calls_forward(unused: tuple[CompileMark, ...], facts: Facts) -> tuple[str, 
     """Say why marks compiled nothing, what to do, and its lines."""
     name = unused[0].name
     if name or not recorded(facts, "observed.before_forward_ms") or facts.observed.before_forward_ms:
-        text = (
-            f"{plural(len(unused), 'compile mark')} compiled nothing in the training steps that were watched"
-        )
+        text = f"{plural(len(unused), 'compile mark')} compiled nothing in the watched training steps"
         return text, CALL_COMPILED, CALLS[not name]
     model = in_python("", facts.network)
-    return f"the training step calls {model}.forward(), which stays uncompiled", CALL_COMPILED, CALLS[True]
+    return f"the training step calls {model}.forward(), which is not compiled", CALL_COMPILED, CALLS[True]
 
 
 def not_compiled(facts: Facts) -> Iterator[Cause]:
@@ -272,7 +270,7 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
 
 
 def suppressed(facts: Facts) -> Iterator[Cause]:
-    """List failures of the compiler that nobody is told of."""
+    """List compiler failures that nobody sees."""
     variables, dynamo = facts.environment.variables, facts.training.dynamo
     if facts.training.compile_marks and dynamo.suppress_errors:
         value = variables.get("TORCHDYNAMO_SUPPRESS_ERRORS")
@@ -282,20 +280,19 @@ def suppressed(facts: Facts) -> Iterator[Cause]:
         failures = [failure for failure in dynamo.failures or () if not failure.startswith(NOT_FAILURES)]
         if failures:
             text = f"compilations failed and the errors were suppressed ({failures[0]})"
-            yield Cause("show-compile-errors", text, "let the failure raise, and mend it", code)
+            yield Cause("show-compile-errors", text, "let the failure raise, and fix it", code)
         elif value and value.lower() in OFF:
             text = (
-                f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, as any value does that "
-                "is not empty"
+                f"TORCHDYNAMO_SUPPRESS_ERRORS={value} turns suppression on, like any value that is not empty"
             )
             yield Cause("show-compile-errors", text, "unset the variable", code, severity="info")
 
 
 def compiled_in_vain(facts: Facts) -> list[Linear]:
-    """List layers that marks without a frame of their own were to cover, and that are in no other region.
+    """List layers under marks without a frame of their own, and in no other region.
 
-    Empty where a user's modules inside are regions, as the blocks of an nn.Sequential are, and cover all that
-    matters. Left out is what has a mark of its own, or stays in 16 bits in a model in FP8.
+    Empty if a user's modules inside are regions, like the blocks of an nn.Sequential, and cover all that
+    matters. Leaves out layers with their own mark, and 16-bit layers in an FP8 model.
     """
     lost: dict[str, Linear] = {}
     by_hand = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks(facts)}
@@ -318,8 +315,7 @@ def compiled_in_vain(facts: Facts) -> list[Linear]:
 
 
 def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
-    """Word marks on what has no forward, and in place on classes whose forward is torch.nn's, which the
-    wrapper compiles."""
+    """Describe marks on objects without a forward, or in place on torch.nn's classes."""
     marks = tuple(mark for mark in idle_marks(facts) if any(is_below(linear, mark.name) for linear in lost))
     module, more = (
         in_python(marks[0].name, facts.network),
@@ -328,10 +324,9 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
     alone = sum(needs_compile(linear) and linear.compiled is not None for linear in lost)
     wrapped = marks[0].form == "wrapped"
     text = (
-        f"torch.compile({module}){more}: what is wrapped has no forward of its own and is never called"
+        f"torch.compile({module}){more}: the wrapped object has no forward of its own and is never called"
         if wrapped
-        else f"{module}.compile(){more} in place: the forward there is torch.nn's own or none, "
-        "which Dynamo skips"
+        else f"{module}.compile(){more} in place: its forward is torch.nn's own, or none, which Dynamo skips"
     ) + (f"; {alone} FP8 Linears are compiled alone" if alone else "")
     eager = tuple(linear for linear in lost if linear.compiled is None)
     treatment = compile_treatment(facts, [linear for linear in lost if needs_compile(linear)] or lost)

@@ -1,29 +1,31 @@
-"""DistributedDataParallel splits the graph of an older torchao
+"""DDP splits the graph of an older torchao
 
-Looks at: torchao's training layers below DDP that `torch.compile` covers, the installed torchao,
-and whether Dynamo cuts graphs where DDP's buckets end (`torch._dynamo.config.optimize_ddp`, on by
-default).
+What it finds. torchao 0.12 or older is compiled under DistributedDataParallel, and its FP8 layers
+raise there.
 
-Why it matters. So that gradients are sent while the backward still runs, Dynamo splits a graph
-below DDP at the ends of the buckets. A Float8Linear of torchao up to 0.12 does not survive the
-split: the first step raises "BackendCompilerFailed: backend='compile_fn' raised: RuntimeError:
-val", or "AttributeError: 'bool' object has no attribute 'op'", and neither names FP8 or DDP. People
-then leave the compilation out, and FP8 is slower than BF16. Blocks that are compiled one by one are
-split as well, where they hold more than the first bucket, 1 MiB.
+Why it matters. To send gradients while the backward still runs, Dynamo splits a graph under DDP at
+the ends of DDP's buckets (`torch._dynamo.config.optimize_ddp`, on by default). A Float8Linear of
+torchao up to 0.12 does not survive the split. The first step raises "BackendCompilerFailed:
+backend='compile_fn' raised: RuntimeError: val", or "AttributeError: 'bool' object has no attribute
+'op'". Neither names FP8 or DDP. Without compilation, FP8 is slower than BF16. Blocks compiled one
+by one are split too, if they hold more than the first bucket (1 MiB).
 
-What to do. Install torchao 0.13 or newer. Where that cannot be, switch the splitting off: the
-gradients are then sent at the end of each graph's backward, and overlap less.
+Fix. Install torchao 0.13 or newer. If you cannot, set `torch._dynamo.config.optimize_ddp = False`
+before the first step: gradients are then sent after each graph's backward, with less overlap.
 
-    torchao==0.12.0                                   # before
-    torchao>=0.13.0                                   # after
-    torch._dynamo.config.optimize_ddp = False         # or, before the first step
+    pip install "torchao==0.12.0"  # before
 
-The backend "eager" does not raise, and neither do frozen FP8 layers beside adapters, or MX layers.
+    pip install "torchao>=0.13.0"  # after
 
-Evidence: on a CPU with torch 2.8 torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
-(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job of two H200s ran all
-its FP8 GEMMs.
-https://github.com/pytorch/ao/issues/2586
+When to ignore it. If your step runs: then this job is not affected.
+
+How it is detected, and limits. fp8doctor reads torchao's version, DDP, the setting, and the trained
+FP8 layers in each compiled graph. The backend "eager", frozen FP8 layers with adapters, and MX
+layers do not raise. A pre-release of 0.13 is unknown.
+
+References. On a CPU with torch 2.8, torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
+(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job on two H200s ran all its
+FP8 matmuls. https://github.com/pytorch/ao/issues/2586
 https://github.com/pytorch/pytorch/issues/158936
 """
 
@@ -49,7 +51,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-MENDED = Version("0.13.0")
+FIXED = Version("0.13.0")
 """First torchao whose layers survive the split. Run: ``tests/versions/ddp_and_compile.md``."""
 
 FIRST_BUCKET_MIB = 1.0
@@ -64,7 +66,7 @@ EAGER = "eager"
 def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     graphs = list(filter(None, (in_graph(mark, facts.network) for mark in facts.training.compile_marks)))
     if not graphs:
-        return NotApplicable(reason="no FP8 Linear of torchao is compiled")
+        return NotApplicable(reason="no torchao FP8 Linear is compiled")
     distributed = facts.training.distributed
     if distributed is None or distributed.wrapper != "DDP":
         return NotApplicable(reason="no DistributedDataParallel around the model")
@@ -80,24 +82,25 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
         for linear in graph
         if linear.requires_grad and is_below_ddp(linear, distributed)
     }
-    if not distributed.optimize_ddp or not split or (version := installed(facts)) >= MENDED:
+    if not distributed.optimize_ddp or not split or (version := installed(facts)) >= FIXED:
         return None
     return Finding(
-        title=f"DDP splits the graphs of {plural(len(split), 'FP8 Linear')}, and torchao {version} raises",
+        title=f"DDP splits the graphs of {plural(len(split), 'FP8 Linear')}, so torchao {version} raises",
         explanation="The first step ends with \"BackendCompilerFailed: backend='compile_fn' raised: "
-        "RuntimeError: val\", or with an AttributeError of 'op', which name neither FP8 nor DDP.",
+        "RuntimeError: val\", or with an AttributeError about 'op'. Neither names FP8 or DDP.",
         breaks="step_raises",
         evidence={"torchao": str(version), "fp8_linears": len(split), "first": next(iter(split))},
         treatment=Treatment(
             name="upgrade-torchao",
-            summary="install the torchao that mends it, or let Dynamo not split graphs at DDP's buckets",
-            code=f'pip install "torchao>={MENDED}"     # or torch._dynamo.config.optimize_ddp = False',
+            summary="install a torchao that survives the split, or stop Dynamo from splitting at DDP's "
+            "buckets",
+            code=f'pip install "torchao>={FIXED}"     # or torch._dynamo.config.optimize_ddp = False',
         ),
     )
 
 
 def in_graph(mark: CompileMark, network: Network) -> list[Linear]:
-    """List the FP8 layers that a mark compiles and does not run as they are."""
+    """List the FP8 layers that a mark really compiles."""
     return [
         linear
         for linear in network.linears
@@ -112,24 +115,22 @@ def is_below_ddp(linear: Linear, distributed: Distributed) -> bool:
 
 
 def mib(linears: list[Linear]) -> float:
-    """Sum the weights that are trained, in MiB; training keeps them in 16 bits or in fp32. Frozen ones are in
-    no bucket."""
+    """Sum the trained weights in MiB, kept in 16 bits or fp32. Frozen ones are in no bucket."""
     trained = (each for each in linears if each.requires_grad)
     return sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in trained) / 2**20
 
 
 def installed(facts: Facts) -> Version:
-    """Read torchao's version. Raises `Unrecorded` for one that cannot be read, or that does not tell whether
-    a build holds what mended it."""
+    """Read torchao's version. Raises `Unrecorded` if it cannot be parsed, or may or may not hold the fix."""
     package = facts.software.packages.get("torchao")
     named = (package and package.version) or ""
     try:
         version = Version(named)
     except InvalidVersion:
-        raise Unrecorded(Package, "version", "the version of torchao cannot be read") from None
+        raise Unrecorded(Package, "version", "torchao's version cannot be parsed") from None
     on_the_way = version.is_prerelease or "git" in (version.local or "")
-    if on_the_way and version.release == MENDED.release:
-        raise Unrecorded(Package, "version", f"whether torchao {version} holds what mended 0.13 is not known")
+    if on_the_way and version.release == FIXED.release:
+        raise Unrecorded(Package, "version", f"whether torchao {version} has the fix of 0.13 is unknown")
     return version
 
 

@@ -1,30 +1,33 @@
-"""FP8 Linears that run eagerly
+"""FP8 Linears that are not compiled
 
-Looks at: torchao's Float8Linear and MX linears, and at which of them a compile mark covers.
+What it finds. torchao's Float8Linear or MX layers run without torch.compile.
 
-Why it costs time. Every FP8 GEMM needs its operands scaled and cast first: find the largest
-magnitude (amax), scale, clamp, convert, for input, weight and output gradient, each in two layouts.
-torch.compile fuses that into the kernels around it. Eagerly each little operation is a kernel of
-its own that reads and writes the whole tensor in BF16 or FP32: about 83 kernels more per layer and
-step, against 9 compiled. On a 468M decoder the casts then cost 282.7 ms of a step of 371.8 ms, and
-the FP8 GEMMs save 24.3 ms (`h200-decoder_468m`).
+Why it matters. An FP8 matmul needs its operands cast first: find the largest magnitude (amax),
+scale, clamp and convert, for input, weight and output gradient, each in two layouts. torch.compile
+fuses that into the kernels around it. Without it, each small operation is a kernel that reads and
+writes the whole tensor in BF16 or FP32: about 83 more kernels per layer and step, instead of 9. On
+a 468M decoder, the casts then cost 282.7 ms of a 371.8 ms step, and the FP8 matmuls save 24.3 ms.
 
-What to do. Compile, best block by block: as fast as compiling the whole model, and many times
-quicker to compile.
+Fix. Compile block by block: as fast as compiling the whole model, and many times quicker to
+compile. If one layer outside the blocks is left, compile it alone (`model.head.compile()`), or
+leave a vocabulary's head out of the conversion (SHP004).
 
-    model = convert_to_float8_training(model)        # before: eager
-    for block in model.layers:                       # after: two more lines
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model)  # before: not compiled
+
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model)
+    for block in model.layers:         # after
         block.compile()
 
-Where the blocks are compiled already and a layer beside them is not, compile that one alone; the
-head of a vocabulary is better left out of the conversion (SHP004).
+When to ignore it. While you debug without compilation. Transformer Engine and Float8LinearNoCompile
+have hand-written casts and are not reported.
 
-    model.head.compile()
+How it is detected, and limits. fp8doctor checks which layers a compile mark covers, and estimates
+the casts. Under Unsloth the answer is unknown: it compiles blocks itself unless a KV cache is
+passed.
 
-Not for Transformer Engine, whose casts are hand-written kernels, nor for Float8LinearNoCompile.
-Under Unsloth, which compiles the blocks itself unless a KV cache is passed, it is unknown.
-
-Evidence: `h200-decoder_468m` runs at 0.26x of compiled BF16, and at 1.06x with its blocks compiled;
+References. `h200-decoder_468m` runs at 0.26x of compiled BF16, and at 1.06x with compiled blocks;
 `h200-llama_8b_float8`, a wider model, at 0.40x and 1.19x. https://github.com/pytorch/ao/issues/685
 https://github.com/pytorch/ao/issues/1199 https://docs.pytorch.org/ao/main/workflows/training.html
 """
@@ -52,7 +55,7 @@ EAGER_KERNELS = 83
 0.18)."""
 
 NAMED = 3
-"""Layers that are named where only some are eager. A choice of length."""
+"""Layers to name if only some are not compiled. A choice of length."""
 
 
 @check("CMP001", "eager-float8", area="compilation", severity="warning", changes_fp8=True)
@@ -61,8 +64,8 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no torchao FP8 Linear in the model")
     if without_effect(facts):
-        return NotApplicable(reason="CMP002 tells why nothing is compiled")
-    idle = idle_marks(facts)  # what they were to cover is CMP002's
+        return NotApplicable(reason="CMP002 says why nothing is compiled")
+    idle = idle_marks(facts)  # CMP002 covers their layers
     eager = [
         linear
         for linear in fp8
@@ -71,25 +74,31 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     if not eager:
         return None
     if under_unsloth(facts):
-        raise Unrecorded(Linear, "compiled", "Unsloth compiles blocks itself; whether it did was not seen")
+        raise Unrecorded(
+            Linear, "compiled", "Unsloth compiles blocks itself; fp8doctor did not see if it did"
+        )
     balance = eager_balance(facts, eager)
     modelled = ""
     if balance:
-        cost = f"these casts cost {balance.casts_ms:,.0f} ms a step"
+        cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
         if balance.host_ms > balance.casts_ms:
             cost = (
-                f"these casts take {balance.casts_ms:,.1f} ms of the GPU a step, and launching them keeps "
-                f"the host busy for {balance.host_ms:,.0f} ms"
+                f"these casts take {balance.casts_ms:,.1f} ms/step on the GPU, and launching them keeps the "
+                f"host "
+                f"busy for {balance.host_ms:,.0f} ms"
             )
-        modelled = f" Modelled on {balance.gpu}: {cost}, the FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms."
+        modelled = (
+            f" Estimated for {balance.gpu}: {cost}; the FP8 matmuls save {balance.gemms_saved_ms:,.1f} ms."
+        )
     names = ", ".join(in_words(linear.name, facts.network) for linear in eager[:NAMED]) + (
         f" and {len(eager) - NAMED} more" if len(eager) > NAMED else ""
     )
-    which = f"Eager: {names}. " if len(eager) < len(fp8) else ""
+    which = f"Not compiled: {names}. " if len(eager) < len(fp8) else ""
     return Finding(
-        title=f"{len(eager)} of {len(fp8)} FP8 Linears {'runs' if len(eager) == 1 else 'run'} eagerly",
-        explanation=f"{which}Uncompiled, each of them casts its input, weight and gradient in about "
-        f"{EAGER_KERNELS} kernels a step; compiled, in about 9.{modelled}",
+        title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled",
+        explanation=f"{which}Each of them casts its input, weight and gradient in about {EAGER_KERNELS} "
+        f"kernels "
+        f"per step; compiled, it takes about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),
@@ -105,7 +114,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _treatment(facts: Facts, fp8: list[Linear], eager: list[Linear], idle: list[CompileMark]) -> Treatment:
-    """Compile what is eager; leave out of the conversion what no GPU runs, and a head that alone is eager."""
+    """Compile the layers; leave out what no GPU runs, and a head if it is the only one left."""
     runs = [linear for linear in eager if not unaligned(linear)]
     if len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in runs):
         return keep_in_bf16([linear.name for linear in eager], facts)

@@ -1,28 +1,34 @@
 """Graph breaks inside the compiled layers
 
-Looks at: the graph breaks that Dynamo met while the step as it is was compiled in the trial, why,
-and how many compiled regions then ran in one step: many more than blocks, micro-batches and
-recomputed forwards account for means split blocks.
+What it finds. Dynamo broke the graph inside compiled FP8 blocks, so one step runs many more
+compiled regions than there are blocks.
 
-Why it costs time. At a break the graph ends: the casts of an FP8 Linear can no longer be fused with
-the norm or activation beside it, and what stands between two graphs runs eagerly. A break in a loop
-or inside a try block is worse: the whole frame runs eagerly and each function that it calls is
-compiled by itself. A break outside the layers costs next to nothing, and calling compiled blocks in
-an uncompiled loop is no break at all.
+Why it matters. At a break the graph ends. The casts of an FP8 Linear can no longer be fused with
+the norm or activation next to it, and the code between two graphs is not compiled. A break in a
+loop or a try block is worse: the whole frame is not compiled, and each function that it calls is
+compiled by itself. A break outside the layers costs next to nothing. Calling compiled blocks in an
+uncompiled loop is not a break.
 
-What to do. Take out what breaks; the report names the kind. To find the line, let it raise:
+Fix. Remove the call that breaks; the finding names its kind. To find the line, compile with
+`block.compile(fullgraph=True)`, which raises there.
 
     def forward(self, x):
-        print("mean", x.mean())                       # before: breaks every block
-        if not torch.compiler.is_compiling():         # after: left out of the graph
+        print("mean", x.mean())                # before: breaks every block
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():  # after: left out of the graph
             print("mean", x.mean())
-    block.compile(fullgraph=True)                     # raises at the line that breaks
 
-Transformer Engine's modules break up to 2.19; in 2.20 te.Linear does not, the fused ones still do.
-Their casts are kernels of their own, so this is information there: compiled around the breaks, TE
-gains with many tokens and loses with few.
+When to ignore it. If the breaks are outside the layers, or the layers are Transformer Engine's: its
+casts are separate kernels. Both are only information. Compiled around the breaks, Transformer
+Engine gains with many tokens and loses with few.
 
-Evidence: measured on one H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons read on torch 2.13.
+How it is detected, and limits. The trial counts graph breaks, their reasons, and the compiled
+regions per step. It compares these with blocks, micro-batches and recomputed forwards. Dynamo
+counts no break at a branch that depends on data. Transformer Engine's modules break up to 2.19; in
+2.20 te.Linear no longer does, the fused ones do.
+
+References. One H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons from torch 2.13.
 https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
 https://meta-pytorch.org/compile-graph-break-site/
 https://github.com/NVIDIA/TransformerEngine/pull/3053
@@ -55,20 +61,20 @@ from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-SPLIT, BESIDE = 1.5, 4
-"""Blocks count as split from this many regions per block on, and at least this many more regions than blocks:
-a compiled loss or optimizer has a few of its own. A choice: every second block in two pieces."""
+SPLIT, OTHERS = 1.5, 4
+"""Blocks count as split from this many regions per block, and at least this many more regions than blocks: a
+compiled loss or optimizer has a few of its own. A choice: every second block in two pieces."""
 
 AROUND_THE_CALL = ("huggingface", "unsloth")
-"""Forms that recompute a layer from around its call, so from around what ``layer.compile()`` compiles.
+"""Forms that recompute a layer from around its call, outside what ``layer.compile()`` compiles.
 transformers does it inside from 5.23 on."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
-"""Forms that enter no region again: the compiler recomputes inside of its own graph, an offload fetches."""
+"""Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
 
 
 class Kind(NamedTuple):
-    """What breaks a graph: how Dynamo's reasons name it (torch 2.6 to 2.13), and what mends it."""
+    """What breaks a graph: its name in Dynamo's reasons (torch 2.6 to 2.13), and the fix."""
 
     pattern: str
     words: str
@@ -82,7 +88,7 @@ KINDS = (
         r"`?print`?\b|logg(ing|er)|warn",
         "a print, warning or log call",
         "log-outside-graph",
-        "leave prints, warnings and log calls out of the graph",
+        "keep prints, warnings and log calls out of the graph",
         "if not torch.compiler.is_compiling():\n    print(...)   # the call that breaks",
     ),
     Kind(
@@ -96,30 +102,30 @@ KINDS = (
         r"data.dependent|dynamic (shape operator|control flow)|nonzero",
         "control flow or a shape that depends on data",
         "select-without-branch",
-        "select by a mask of fixed shape",
-        "x = torch.where(condition, a, b)   # in place of: if condition: ... or x[condition]",
+        "select with a mask of fixed shape",
+        "x = torch.where(condition, a, b)   # instead of: if condition: ... or x[condition]",
     ),
     Kind(
         r"compiler\.disable|dynamo\.disable",
         "a function under torch.compiler.disable",
         "allow-in-graph",
-        "take torch.compiler.disable off what the layers call",
-        "# @torch.compiler.disable         take it off, or call the function outside the block",
+        "remove torch.compiler.disable from functions that the layers call",
+        "# @torch.compiler.disable         remove it, or call the function outside the block",
     ),
 )
 OTHER = Kind(
     "",
     "",
     "show-graph-breaks",
-    "let the break raise, and mend the line it names",
+    "let the break raise, and fix the line that it names",
     "block.compile(fullgraph=True)   # raises at the line that breaks",
 )
 TE = Kind(
     "",
     "Transformer Engine's modules",
     "traceable-te",
-    "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or leave these "
-    "modules uncompiled",
+    "use te.Linear of Transformer Engine 2.20 with a recipe other than delayed scaling, or do not compile "
+    "these modules",
     'pip install --no-build-isolation "transformer-engine[pytorch]>=2.20"   # needs cuDNN '
     f"{CUDNN_FLOOR} or newer",
 )
@@ -140,11 +146,11 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     if not marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     if as_is is None:
-        return NotApplicable(reason="the step as it is was not timed")
+        return NotApplicable(reason="the trial did not time your step")
     cut = as_is.cuts[-1]
     passes = micro_batches(facts)
     whole = passes * whole_regions(facts, cut)
-    split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + BESIDE)
+    split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + OTHERS)
     if not cut.graph_breaks and not split:
         return None
     fp8 = [
@@ -155,27 +161,23 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     kind = kind_of(reasons[0] if reasons else "", facts)
     words = kind.words or (reasons[0].partition(":")[0] if reasons else "the reason was not recorded")
     title = (
-        f"{plural(cut.graph_breaks, 'graph break')} {'inside' if harmful else 'that split none of'} the "
-        f"compiled FP8 layers, the first at {words}"
+        f"{plural(cut.graph_breaks, 'graph break')} {'split' if harmful else 'did not split'} the compiled "
     )
+    title += f"FP8 layers; the first is at {words}"
     return Finding(
         severity="warning" if harmful else "info",
         title=title
         if cut.graph_breaks
-        else f"Compiled blocks run in pieces: {as_is.graphs_run} regions in a step, not {whole}",
+        else f"Compiled blocks run in pieces: {as_is.graphs_run} regions per step instead of {whole}",
         explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks "
-        f"would be {whole}"
+        f"would "
+        f"make {whole}"
         + (f" in {passes} micro-batches." if passes > 1 else ".")
-        + (
-            f" {plural(len(fp8), 'FP8 Linear')} under them need the compiler to fuse their casts."
-            if harmful
-            else ""
-        )
+        + (f" Their {plural(len(fp8), 'FP8 Linear')} need the compiler to fuse the casts." if harmful else "")
         + (
             ""
             if cut.graph_breaks
-            else " Dynamo counted no break: it counts none at a branch that depends on data, such as `if "
-            "x.isnan().any()`."
+            else " Dynamo counts no break at a branch that depends on data, such as `if x.isnan().any()`."
         ),
         evidence={
             "graph_breaks": cut.graph_breaks,
@@ -190,27 +192,26 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def whole_regions(facts: Facts, cut: ArmCut) -> int:
-    """Count the regions that one micro-batch enters when no block is split.
+    """Count the regions that one micro-batch enters if no block is split.
 
-    They are marked blocks and modules, or all blocks of a model compiled from above. Such a model that is
-    split between its blocks is as fast as one that is not. What checkpointing recomputes is entered twice.
+    They are marked blocks and modules, or all blocks of a model compiled from above: a split between blocks
+    costs no speed. A recomputed region is entered twice.
     """
     lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
     marks = [mark.name for mark in facts.training.compile_marks]
     marked = {name.rpartition(".")[0]: entries(name, cut, facts) for name in marks if name}
     blocks = sum(count * marked[name] for name, count in lists.items() if name in marked)
-    beside = sum(
+    others = sum(
         entries(name, cut, facts) for name in marks if not name or name.rpartition(".")[0] not in lists
     )
-    return blocks + beside if blocks else max(beside, sum(lists.values()))
+    return blocks + others if blocks else max(others, sum(lists.values()))
 
 
 def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
-    """Count how often one forward and backward enter what is compiled here: twice where a checkpoint is
-    around it.
+    """Count how often one forward and backward enter this region: twice under a checkpoint.
 
-    Of a wrapper and a region with the same name either may be around the other: then pieces are Dynamo's only
-    where it counted a break. A checkpoint that only a run could see (``active`` None) counts.
+    If wrapper and region have the same name, either may be the outer one: then only a counted break proves
+    pieces. A checkpoint that only a run could see (``active`` None) counts.
     """
     checkpointing = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
     for each in checkpointing:
@@ -225,7 +226,7 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
 def kind_of(reason: str, facts: Facts) -> Kind:
     """Find the kind that a reason names.
 
-    A function that is disabled is Transformer Engine's where its layers are compiled.
+    A disabled function is Transformer Engine's if its layers are compiled.
     """
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
     te = any(

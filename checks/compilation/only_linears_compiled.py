@@ -1,28 +1,35 @@
-"""Every FP8 Linear compiled by itself
+"""Every FP8 Linear is compiled by itself
 
-Looks at: which compile mark covers each torchao FP8 Linear, and whether that mark is its own or one
-of a block or model around it.
+What it finds. Compiled FP8 Linears are regions of their own, instead of parts of a compiled block
+or model.
 
-Why it costs time. The compiler fuses only what it sees in one region. A Float8Linear that is
-compiled alone has its own casts fused, but each region begins and ends with a tensor in memory: the
-amax and the cast of its input cannot join the norm or the activation that made it, nor the cast of
-its gradient the operation before. What is between the Linears runs eagerly. On Llama 3 8B
-torchtitan measured 243 TFLOP/s with only the Linears compiled against 297 with whole blocks; BF16,
-compiled, did 259, so FP8 lost. Many small regions also cost the host more guards and launches.
+Why it matters. The compiler fuses only what it sees in one region. If a Float8Linear is compiled
+alone, its own casts are fused, but the region begins and ends with a tensor in memory. The amax and
+cast of its input cannot join the norm or activation before it, nor the cast of its gradient the
+operation before that. Everything between the Linears is not compiled. On Llama 3 8B, torchtitan
+measured 243 TFLOP/s with only the Linears compiled, 297 with whole blocks, and 259 for compiled
+BF16. Many small regions also cost the host more guards and launches.
 
-What to do. Put the region around the block. Marks inside it do no harm: the compiler traces through
-them.
+Fix. Compile the block. Marks inside it do no harm: the compiler traces through them.
 
-    for m in model.modules():                        # before: one region for each Linear
-        if isinstance(m, Float8Linear): m.compile()
-    for block in model.layers: block.compile()       # after: one region for each block
+    for module in model.modules():  # before: one region per Linear
+        if isinstance(module, Float8Linear):
+            module.compile()
 
-A head or another layer beside the blocks may well be compiled alone.
+    for block in model.layers:      # after: one region per block
+        block.compile()
 
-Evidence: https://github.com/pytorch/torchtitan/issues/778
-https://github.com/pytorch/torchtitan/issues/786 (387 to 126 TFLOP/s, with checkpointing). Counted
-on a CPU with torch 2.13 and torchao 0.18: a block of two Linears is two graphs when they are
-compiled alone, and one when the block is, marks inside or not.
+When to ignore it. For a head or a few other layers outside the blocks: you can compile those alone,
+and they are not reported.
+
+How it is detected, and limits. fp8doctor finds the compile mark that covers each torchao FP8
+Linear, and checks whether a module around it is compiled. It does not time the difference by
+itself; the trial does.
+
+References. https://github.com/pytorch/torchtitan/issues/778
+https://github.com/pytorch/torchtitan/issues/786 (387 to 126 TFLOP/s, with checkpointing). On a CPU
+(torch 2.13, torchao 0.18), a block of two Linears is two graphs if they are compiled alone, and one
+if the block is.
 """
 
 from __future__ import annotations
@@ -56,7 +63,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     ]
     if not compiled:
         return NotApplicable(reason="no torchao FP8 Linear is compiled")
-    idle = idle_marks(facts)  # what they were to cover is CMP002's
+    idle = idle_marks(facts)  # CMP002 covers their layers
     regions = {mark.name for mark in facts.training.compile_marks if mark not in idle}
     alone = [
         linear
@@ -70,8 +77,9 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     share = flops_share_pct(alone, facts)
     return Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
-        explanation=f"Each is a region of its own ({percent(share)} of the GEMM FLOPs), so that no cast is "
-        "fused with the norm or the activation beside it, and what is between the Linears runs eagerly.",
+        explanation=f"Each is a region of its own ({percent(share)} of the matmul FLOPs). No cast is fused "
+        f"with "
+        "the norm or activation next to it, and everything between the Linears is not compiled.",
         evidence={
             "compiled_alone": len(alone),
             "compiled_fp8_linears": len(compiled),
@@ -83,8 +91,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def is_alone(linear: Linear, regions: set[str]) -> bool:
-    """Whether the layer is a compiled region of its own, with no compiled module around it. The root has none
-    around it."""
+    """Whether the layer is a compiled region of its own. Nothing is around the root."""
     if not linear.name or linear.compiled != linear.name:
         return False
     parts = linear.name.split(".")

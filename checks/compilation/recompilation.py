@@ -1,27 +1,34 @@
-"""Compiled code is compiled again and again
+"""Code is compiled again and again
 
-Looks at: frames that Dynamo compiled again in the trial, and why; functions that reached its limit;
-whether something was still compiling while it was timed. Of a transformers model also whether
-`use_cache` builds a KV cache while its blocks are compiled one by one.
+What it finds. Dynamo compiled frames again during the trial, reached its limit, was still compiling
+while timing, or a KV cache will make it do so.
 
-Why it costs time. Dynamo keeps at most 8 versions of a function. Each costs seconds. A ninth is not
-compiled: the function runs eagerly from then on, with one warning in the log, and an eager FP8
-block is several times slower. A KV cache makes every block a version of its own, as the code asks
-which layer of the cache it writes: of 12 Llama blocks 8 were compiled and 4 ran eagerly, where one
-version serves all 12 without the cache. Nobody reads that cache in training.
+Why it matters. Dynamo keeps at most 8 versions of a function, and each costs seconds to compile.
+The ninth is not compiled: the function runs without compilation from then on, with one warning in
+the log, and such an FP8 block is several times slower. A KV cache makes every block a version of
+its own, because the code checks which layer of the cache it writes. Of 12 Llama blocks, 8 were
+compiled and 4 were not; without the cache one version serves all 12. Nobody reads that cache in
+training.
 
-What to do. Switch the cache off; checkpointing does so too. Pad batches to a few lengths. What is
-left, and is of use, gets a higher limit.
+Fix. Switch the cache off; checkpointing does so too. Pad batches to a few lengths. If you need many
+versions, raise the limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.7 or newer).
 
-    for block in model.model.layers:                         # before: a version for every block
+    for block in model.model.layers:      # before: one version per block
         block.compile()
-    model.config.use_cache = False                           # after: one for all
 
-    torch._dynamo.config.recompile_limit = 64                # after, where versions are needed
+    model.config.use_cache = False        # after: one for all
+    for block in model.model.layers:
+        block.compile()
 
-Evidence: counted on a CPU with transformers 5.23 and torch 2.13, for block.compile(),
-torch.compile(block) and a compiled forward; a model compiled as a whole has one version either way.
-On one H200 (torch 2.11) four GPT-2 blocks with their cache on were compiled four times.
+When to ignore it. If the versions stay below the limit and you accept the compile time: it is then
+information.
+
+How it is detected, and limits. fp8doctor reads Dynamo's counters and reasons in the trial. For
+transformers models it also checks whether `use_cache` meets blocks compiled one by one. A model
+compiled as a whole has one version either way. Without a trial, other recompilations are unknown.
+
+References. On a CPU with transformers 5.23 and torch 2.13; on an H200 (torch 2.11), four GPT-2 blocks
+with their cache were compiled four times.
 https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html
 https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py
 """
@@ -38,7 +45,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 RECOMPILE_LIMIT = 8
-"""Versions of one function that Dynamo keeps unless it is told otherwise. Source: ``recompile_limit`` in
+"""Versions of one function that Dynamo keeps by default. Source: ``recompile_limit`` in
 ``torch/_dynamo/config.py``, torch 2.7 to 2.13; ``cache_size_limit``, equally 8, in 2.6."""
 
 SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
@@ -80,27 +87,26 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
         # More blocks ran than the limit, and none was left eager: the step switches the cache off itself.
         versions = 0
     if not (left_eager or compiling or versions > 1):
-        return (
-            None if timed else NotApplicable(reason="whether frames are compiled again shows only in a trial")
-        )
+        return None if timed else NotApplicable(reason="only a trial shows whether frames are compiled again")
     if versions > limit:
-        title = f"A KV cache in training: {versions} compiled blocks, {versions - limit} of which run eagerly"
+        title = f"A KV cache leaves {versions - limit} of {versions} blocks uncompiled in training"
     elif versions > 1:
-        title = f"A KV cache in training: {versions} blocks are compiled {versions} times, not once"
+        title = f"A KV cache makes {versions} blocks compile {versions} times instead of once"
     elif left_eager:
-        title = f"{left_eager[0]} reached the recompile limit and runs eagerly"
+        title = f"{left_eager[0]} reached the recompile limit and is no longer compiled"
     else:
-        title = "Frames were still being compiled after the warm-up"
+        title = "Dynamo was still compiling after the warm-up"
     seen = (
-        f" Seen in the trial: {cut.recompilations} recompilations, the first because of {reasons[0]}."
+        f" The trial counted {cut.recompilations} recompilations; the first reason: {reasons[0]}."
         if cut and reasons
         else ""
     )
     return Finding(
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
-        explanation=f"Dynamo keeps {limit} versions of a function and runs it eagerly when a further one is "
-        f"needed.{seen}",
+        explanation=f"Dynamo keeps {limit} versions of a function. If it needs another one, it runs the "
+        f"function "
+        f"without compilation.{seen}",
         evidence={
             "blocks_with_cache": versions,
             "recompile_limit": limit,
@@ -119,7 +125,7 @@ def recompile_limit(facts: Facts) -> int:
 
 
 def cached_blocks(facts: Facts) -> int:
-    """Count the blocks, of the list with most, that are compiled one by one below the module with the cache.
+    """Count the blocks compiled one by one below the module with the cache, in the largest list.
 
     Each is a version of one function.
     """
@@ -131,14 +137,11 @@ def cached_blocks(facts: Facts) -> int:
 
 
 def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatment:
-    """Take the first reason away: no cache, a few lengths, or a limit that lets every version live."""
+    """Remove the first reason: no cache, a few lengths, or a higher limit."""
     if versions > 1 or (facts.training.use_cache and any(CACHE in reason for reason in reasons)):
         return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
-        code = (
-            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths, not "
-            "hundreds"
-        )
+        code = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths"
         return Treatment(
             name="pad-to-few-lengths",
             summary="pad batches to a few lengths, or compile with dynamic=True",
@@ -151,7 +154,7 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
     )
     return Treatment(
         name="raise-recompile-limit",
-        summary="let every version be compiled",
+        summary="raise the limit, so Dynamo compiles every version",
         code=f"torch._dynamo.config.{name} = 64",
     )
 

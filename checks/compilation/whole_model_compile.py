@@ -1,22 +1,28 @@
 """The whole model is compiled as one
 
-Looks at: a compile mark on the whole model, and how long its step took from the first one until
-nothing was compiled any more; the same of the trial's arm that compiles block by block, and both
-step times. Where that arm was not timed, the line through two cuts tells what one block takes.
+What it finds. One compile mark covers the whole model, and compiling block by block would save 10 s
+or more per start.
 
-Why it matters. Compiled as one, a model of N equal blocks is compiled N times over; block by block
-the first one serves all. The step is as fast, because little can be fused from one block into the
-next; only a head with its loss inside the forward gains from one graph. The seconds are paid at
-every start, on every rank, after every change of shape, and a short benchmark that includes them
-measures the compiler: for 24 FP8 layers 72 to 93 s, against 19 s in BF16 and 8 s block by block.
+Why it matters. Compiled as one, a model with N equal blocks is compiled N times over; block by
+block, the first one serves all. The step is equally fast, because little can be fused across
+blocks. Only a head with its loss inside the forward gains from one graph. You pay the seconds at
+every start, on every rank, and after every change of shape: for 24 FP8 layers 72 to 93 s on one
+H200, instead of 8 s block by block.
 
-What to do. Compile the blocks.
+Fix. Compile the blocks.
 
-    model.compile()                    # before
-    for block in model.layers:         # after
+    model.compile()             # before
+
+    for block in model.layers:  # after
         block.compile()
 
-Evidence: measured on one H200 (torch 2.11, torchao 0.18).
+When to ignore it. If start-up time does not matter, or one graph makes your step faster.
+
+How it is detected, and limits. The trial times how long each way takes until nothing is compiled
+any more, and both steps. If it had no time for the blocks, the line through two shortened models
+estimates the seconds for one block. If the step is slower block by block, nothing is reported.
+
+References. Measured on one H200 (torch 2.11, torchao 0.18); BF16 as one took 19 s.
 https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
 """
 
@@ -43,7 +49,7 @@ from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
 WORTH_SAVING_S = 10.0
-"""Seconds of every start below which nobody changes a script. A convention of this tool."""
+"""Seconds per start below which nobody changes a script. A convention."""
 
 
 @check(
@@ -58,14 +64,14 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
     if not any(not mark.name for mark in facts.training.compile_marks):
         return NotApplicable(reason="the model is not compiled as a whole")
     if facts.trial.device == "cpu":
-        return NotApplicable(reason="what compiling takes for a GPU was not timed")
+        return NotApplicable(reason="the trial did not time compilation for a GPU")
     blocks = arm(facts.trial, COMPILE_BLOCKS)
     whole = base_of(facts.trial, blocks) if blocks else arm(facts.trial, ArmName.AS_IS)
     if whole is None:
-        return NotApplicable(reason="the step as it is was not timed")
+        return NotApplicable(reason="the trial did not time your step")
     blocks_s = of_blocks(blocks) if blocks else of_one(whole)
     if blocks is None and blocks_s is None:
-        return NotApplicable(reason="compiling block by block was not timed beside it")
+        return NotApplicable(reason="the trial did not time compiling block by block")
     whole_s = full_warm_up(facts, whole)
     slower = blocks is not None and is_slower(blocks, whole)
     if whole_s is None or blocks_s is None or whole_s - blocks_s < WORTH_SAVING_S or slower:
@@ -75,11 +81,11 @@ def whole_model_compile(facts: Facts) -> Finding | NotApplicable | None:
         for linear in facts.network.linears
         if any(is_inside(linear, each) for each in facts.network.blocks)
     ]
-    cut = " The seconds are those of the cuts, carried on to the full depth." if whole.cuts[-1].blocks else ""
+    cut = " The seconds are extrapolated from shortened models." if whole.cuts[-1].blocks else ""
     return Finding(
-        title=f"The model is compiled as one: {whole_s:.0f} s to compile, {'' if blocks else 'about '}"
-        f"{blocks_s:.0f} s block by block",
-        explanation=f"{beside_it(facts, whole, blocks)}{cut}",
+        title=f"Compiling the model as one takes {whole_s:.0f} s; block by block it takes "
+        f"{'' if blocks else 'about '}{blocks_s:.0f} s",
+        explanation=f"{both_steps(facts, whole, blocks)}{cut}",
         evidence={
             "warm_up_s": whole_s,
             "warm_up_of_blocks_s": blocks_s,
@@ -97,23 +103,23 @@ def is_slower(blocks: Arm, whole: Arm) -> bool:
     return speed.high < 1 or speed.median < 1 - EVEN
 
 
-def beside_it(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
-    """Tell the step as one graph and block by block, or that the latter was not timed."""
+def both_steps(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
+    """Compare the step as one graph and block by block, or say that the latter was not timed."""
     if blocks:
         return (
-            f"Block by block the step takes {blocks.step_ms:,.1f} ms and as it is {whole.step_ms:,.1f} ms, "
-            "timed in turn."
+            f"Timed in turn, the step takes {blocks.step_ms:,.1f} ms block by block and "
+            f"{whole.step_ms:,.1f} ms "
+            "as it is."
         )
     left_out = (each.reason for each in facts.trial.arms if each.name == COMPILE_BLOCKS and each.reason)
     return (
-        f"As it is the step takes {whole.step_ms:,.1f} ms; block by block it was not timed"
-        f"{''.join(f' ({each})' for each in left_out)}. The seconds of one block are modelled, from the "
-        "two cuts."
+        f"As it is, the step takes {whole.step_ms:,.1f} ms; the trial did not time it block by block"
+        f"{''.join(f' ({each})' for each in left_out)}. The seconds for one block are estimated."
     )
 
 
 def of_one(whole: Arm) -> float | None:
-    """Carry the line through the cuts on to a single block; None where there is no such line."""
+    """Extrapolate the line through the cuts to a single block; None without such a line."""
     cuts = whole.cuts if recorded(whole, "cuts") else ()
     if len(cuts) < 2:
         return None
@@ -125,13 +131,13 @@ def of_one(whole: Arm) -> float | None:
 
 
 def of_blocks(blocks: Arm) -> float | None:
-    """Return the seconds of the cut that compiled the blocks: they are the same at every depth."""
+    """Return the seconds that compiled the blocks: they are the same at every depth."""
     return max((cut.warm_up_s for cut in blocks.cuts if cut.warm_up_s is not None), default=None)
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:
-    """Extrapolate the seconds until the full model is compiled: a graph of all blocks follows a line through
-    the cuts."""
+    """Extrapolate the seconds for the full model: one graph of all blocks follows the line through the "
+    "cuts."""
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]

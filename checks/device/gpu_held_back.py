@@ -1,24 +1,29 @@
-"""The GPU was held back while it was timed
+"""The GPU was slowed down while it was timed
 
-Looks at: what NVML says of the GPU while the step was timed (reasons for lower clocks, power limit,
-other processes and how much of the GPU they used) and of its settings (power limit, MIG).
+What it finds. The GPU ran with lower clocks, a lower power limit, other processes or a MIG slice.
 
-Why it costs time. A GPU that is too hot, or whose power supply asks it to brake, halves its clocks;
-one that shares its multiprocessors gives a step what is left. Both hit some rounds more than
-others, so that FP8 and BF16 can no longer be told apart: the times of such a trial are not to be
-relied on. A power limit below the default is steady, and slows the GEMMs, FP8 and BF16 alike.
+Why it matters. A GPU that is too hot, or whose power supply asks it to slow down, halves its
+clocks. Other processes on it leave less for your step. Both hit some rounds more than others, so
+the trial can no longer compare FP8 with BF16. A power limit below the default is steady: it slows
+FP8 and BF16 matmuls alike, and the comparison holds.
 
-No disease: "software power cap" at the default limit. Heavy GEMMs run any large GPU at its limit,
-and clocks below the maximum are then normal: 1455 to 1845 of 1980 MHz on an H200.
+Fix. Find the active reason and the temperature, end the other jobs, and reset the power limit.
 
-What to do. Look which reason is active, and how hot the GPU is; end the other jobs; put the limit
-back.
+    # before: the reasons, the temperature, the limits
+    nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER
 
-    nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # before: the reasons, the heat, the limits
-    sudo nvidia-smi -i 0 -pl 700                     # after: the default limit of this GPU, in W
+    # after: reset the default limit of this GPU, in W
+    sudo nvidia-smi -i 0 -pl 700
 
-Evidence: NVML's clock event reasons; "HW slowdown" alone is also reported while clocks change.
-https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+When to ignore it. "software power cap" at the default limit is normal and not reported: heavy
+matmuls run any large GPU at its limit. Clocks of 1455 to 1845 MHz are usual on an H200 with 1980.
+
+How it is detected, and limits. fp8doctor reads NVML during the trial: reasons for lower clocks,
+power limit, other processes and their use. Without a trial it looks once, and then reports only
+thermal slowdowns and power brakes, because NVML also reports "hardware slowdown" while clocks
+change. If NVML does not say how much others used, the finding is information.
+
+References. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ CLOCKS = (
     "power_median_w",
     "temperature_high_c",
 )
-"""Facts of the GPU in the trial that the finding repeats."""
+"""Facts about the GPU in the trial that the finding repeats."""
 
 
 @check("GPU004", "gpu-held-back", area="device", severity="warning")
@@ -65,12 +70,14 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     said = [
         f"{reason} ({percent(share)} of the time)" if share else reason for reason, share in slowed.items()
     ]
-    said += [f"a power limit of {limit:.0f} W, {gpu.power_limit_default_w:.0f} by default"] if capped else []
+    said += (
+        [f"a power limit of {limit:.0f} W, {gpu.power_limit_default_w:.0f} W by default"] if capped else []
+    )
     said += [f"{others} other process{'es' if others > 1 else ''} on it"] if shared else []
-    said += ["only a MIG slice of it"] if gpu.mig else []
+    said += ["only a MIG slice"] if gpu.mig else []
     return Finding(
         severity=None if slowed or capped or (shared and use is not None) else "info",
-        title=f"{gpu.name}: {', '.join(said)}",
+        title=f"{gpu.name} runs with {', '.join(said)}",
         explanation=consequence(gpu_contention(health) is not None, bool(slowed), capped, shared),
         evidence={
             "gpu": gpu.name,
@@ -90,35 +97,28 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
 def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> str:
     """Say what it means for the step and for the times of the trial."""
     if disturbed:
-        return (
-            "The times of this trial are unreliable: what held the GPU back hit some rounds more than others."
-        )
+        return "The times of this trial are unreliable: the slowdown hit some rounds more than others."
     if slowed:
-        return "Seen when the GPU was examined: the step runs slower than this GPU could."
+        return "This was so before any timing: the step runs slower than this GPU could."
     if capped:
-        return (
-            "The step runs slower than this GPU could; FP8 and BF16 are slowed alike, so that their "
-            "comparison stands."
-        )
+        return "The step runs slower than this GPU could, FP8 and BF16 alike: their comparison holds."
     if shared:
         return (
-            "NVML does not tell how much of the GPU they used; if they computed, the times of this trial are "
+            "NVML does not say how much of the GPU they used. If they computed, the times of this trial are "
             "unreliable."
         )
-    return "The times are those of the slice, not of the whole GPU."
+    return "The times are the slice's, not the whole GPU's."
 
 
 def the_gpu(facts: Facts) -> Gpu | None:
-    """Find the GPU that was timed, by its name; the first visible one where none was, or where names do not
-    tell."""
+    """Find the GPU that was timed, by its name, else the first visible one."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
     timed = facts.trial.gpu if recorded(facts, "trial.gpu") else None
     return next((gpu for gpu in visible if gpu.name == timed), visible[0] if visible else None)
 
 
 def slowdowns(gpu: Gpu, health: Health | None) -> dict[str, float | None]:
-    """List the reasons that count with their share of the samples; None where all there is is one look before
-    the trial."""
+    """List the reasons that count, each with its share of the samples, or None after a single look."""
     if health is not None and recorded(health, "throttled_pct"):
         return dict(slowed_while_timed(health))
     return dict.fromkeys(reason for reason in present(gpu, "throttle_reasons") or () if reason in AT_REST)
@@ -131,8 +131,7 @@ def power_limit(gpu: Gpu, health: Health | None) -> float | None:
 
 
 def other_processes(health: Health | None) -> tuple[int, float | None]:
-    """Count other processes on the GPU during the trial, and the most of it that they used; None when NVML
-    does not tell."""
+    """Count other processes on the GPU during the trial, and their highest use; None if NVML does not say."""
     return present(health, "other_processes") or 0, present(health, "other_use_pct")
 
 
@@ -143,14 +142,14 @@ def present(of: Gpu | Health | None, name: str) -> Any:
 
 def treatment(slowed: Mapping[str, float | None], default_w: float | None, shared: bool) -> Treatment | None:
     lines = (
-        ["nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # which reason is active, how hot it is"]
+        ["nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER   # the active reason and the temperature"]
         if slowed
         else []
     )
     lines += (
         [
-            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # the index that nvidia-smi gives this GPU, and its "
-            "default limit"
+            f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # nvidia-smi's index of this GPU, and its default "
+            f"limit"
         ]
         if default_w
         else []
@@ -163,7 +162,7 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     return (
         Treatment(
             name="free-the-gpu",
-            summary="give the GPU its clocks back, then time again",
+            summary="restore the GPU's clocks, then time again",
             code="\n".join(lines),
         )
         if lines

@@ -1,27 +1,30 @@
 """A GPU without FP8 tensor cores
 
-Looks at: the compute capability (NVIDIA) or architecture (AMD) of the GPUs that
-CUDA_VISIBLE_DEVICES leaves to this job; where it sees none, of the one that --assume-gpu names.
+What it finds. A visible GPU has no FP8 tensor cores.
 
-Why it costs time. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and
-9.0 (Hopper). The common belief that Ampere has them is wrong: an A100 (8.0), an A10 or an RTX 3090
-(8.6) multiply TF32, BF16, FP16 and INT8. There FP8 cannot be faster than BF16. `torch._scaled_mm`
-and Transformer Engine refuse; Accelerate falls back to fp16, which needs loss scaling that BF16
-does not.
+Why it matters. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0
+(Hopper). Ampere has none: an A100 (8.0), an A10 or an RTX 3090 (8.6) multiply TF32, BF16, FP16 and
+INT8. FP8 cannot be faster than BF16 there. `torch._scaled_mm` and Transformer Engine refuse to run.
+Accelerate falls back to fp16, which needs loss scaling that BF16 does not.
 
-What to do. BF16 on this GPU, FP8 on one of Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX
-9000.
+Fix. Use BF16 on this GPU, and FP8 on Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX 9000.
 
-    accelerator = Accelerator(mixed_precision="fp8")    # before: fp16 on an A100, with a warning
-    accelerator = Accelerator(mixed_precision="bf16")   # after
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="fp8")   # before: fp16 on an A100, with a warning
 
-AMD: gfx942 (MI300X, MI325X) with float8_e4m3fnuz, gfx950 (MI350) and gfx1200, gfx1201 (RX 9000)
-with float8_e4m3fn, gfx1250 from ROCm 7.14 on; gfx90a (MI250) and gfx11 (RX 7000) have none.
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="bf16")  # after
 
-Evidence: `_scaled_mm_allowed_device` in torch (`major >= 9`, or 8.9; the AMD architectures by
-name), accelerate 1.15.0 `state.py`, Transformer Engine's "Device compute capability 8.9 or higher
-required for FP8 execution." https://docs.nvidia.com/cuda/ada-tuning-guide/
-https://docs.nvidia.com/cuda/ampere-tuning-guide/
+When to ignore it. If nothing asks for FP8 on this GPU; it is only information then.
+
+How it is detected, and limits. fp8doctor reads the compute capability (NVIDIA) or architecture
+(AMD) of the GPUs that CUDA_VISIBLE_DEVICES leaves to this job, or of the GPU in --assume-gpu. AMD
+with FP8: gfx942 (MI300X, MI325X; float8_e4m3fnuz), gfx950 (MI350) and gfx1200, gfx1201 (RX 9000;
+both float8_e4m3fn), gfx1250 from ROCm 7.14 on. gfx90a (MI250) and gfx11 (RX 7000) have none.
+
+References. `_scaled_mm_allowed_device` in torch, `state.py` in accelerate 1.15.0; Transformer Engine:
+"Device compute capability 8.9 or higher required for FP8 execution."
+https://docs.nvidia.com/cuda/ada-tuning-guide/ https://docs.nvidia.com/cuda/ampere-tuning-guide/
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp
 """
 
@@ -61,9 +64,9 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
             else "Of AMD's GPUs gfx94x, gfx95x, gfx120x and gfx125x have FP8 matrix cores. "
         )
         + (
-            f"{wanted}: that fails here, or falls back to fp16."
+            f"{wanted}: this fails here, or falls back to fp16."
             if wanted
-            else "Nothing asks for FP8 here, so nothing is lost."
+            else "Nothing asks for FP8 here, so you lose nothing."
         ),
         evidence={
             "gpus": tuple(gpu.name for gpu in without),
@@ -77,7 +80,7 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
             code=f'accelerator = Accelerator(mixed_precision="{precision}")   # or TrainingArguments(..., '
             f"{precision}=True)"
             if asked
-            else "# leave out the conversion to FP8",
+            else "# remove the conversion to FP8",
         )
         if wanted
         else None,
@@ -94,7 +97,7 @@ def version_of(gpu: Gpu) -> str:
 
 
 def needs_fp8(facts: Facts) -> bool:
-    """Whether a layer multiplies in FP8 whatever the GPU; Transformer Engine's asks it first."""
+    """Whether a layer multiplies in FP8 on any GPU; Transformer Engine checks the GPU first."""
     return any(
         each.use == "training" and stack_of(each).fuses_casts and not each.features.get("emulate")
         for each in facts.linears()

@@ -1,21 +1,26 @@
-"""No GPU to look at
+"""No GPU to time on
 
-Looks at: the GPUs that NVML lists, which of them CUDA_VISIBLE_DEVICES leaves to this job, and what
-torch is built with.
+What it finds. This process sees no GPU, or torch cannot use it.
 
-What it means. What is read off the model stands: which layers are FP8, what is compiled, shapes,
-shares of FLOPs. What a GPU decides does not: whether this recipe runs there, its clocks and memory,
-and every time. Costs in ms are modelled from the datasheet of an H100 SXM, or of the GPU that
-`--assume-gpu` names, and every line that rests on them says so.
+Why it matters. fp8doctor can still read the model: which layers are FP8, what is compiled, shapes
+and shares of FLOPs. Without the GPU it cannot know whether a recipe runs there, its clocks and
+memory, or any time. It then estimates times in ms from a GPU's datasheet, and says so in each line
+that depends on them.
 
-What to do. Name the GPU the job will run on, or look again on that machine.
+Fix. Name the GPU that the job will run on, or run fp8doctor on that machine.
 
-    fp8doctor model.py                      # before: modelled for an H100 SXM
-    fp8doctor model.py --assume-gpu L40S    # after
+    fp8doctor model.py                    # before: estimated for an H100 SXM
 
-Evidence: NVML, the driver's own list (`nvidia-smi -L` shows the same). The model: torchao's
-roofline, https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py, and
-GEMMs timed on one H200. Its error: `docs/trial.md`, "How far off it was".
+    fp8doctor model.py --assume-gpu L40S  # after
+
+When to ignore it. If you only want to know which layers are FP8 and how the model is set up.
+
+How it is detected, and limits. fp8doctor reads NVML's list of GPUs (`nvidia-smi -L` shows the
+same), the variables that hide GPUs, such as CUDA_VISIBLE_DEVICES, and whether torch was built with
+CUDA or ROCm. `docs/trial.md` says how far the estimates were off ("How far off it was").
+
+References. torchao's roofline, and matmuls timed on one H200:
+https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py
 """
 
 from __future__ import annotations
@@ -36,17 +41,17 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="a GPU is there")
     modelled = modelled_gpu(facts)
     assumed = recorded(facts, "assumed_gpu") and bool(facts.assumed_gpu)
-    what = f"costs are modelled for {modelled.name}" if modelled else "no costs are modelled"
+    what = f"times are estimated for {modelled.name}" if modelled else "no times are estimated"
     source = (
-        f"Modelled times come from the {modelled.source}"
-        f"{'' if assumed else ', as no --assume-gpu named another'}."
+        f"Estimated times come from the {modelled.source}"
+        f"{'' if assumed else ', because --assume-gpu named no other'}."
         if modelled
-        else "No datasheet of this GPU is known here."
+        else "fp8doctor knows no datasheet for this GPU."
     )
     return Finding(
         title=f"{missing(facts, hidden)}; {what}",
         explanation=f"{source} Unknown without a GPU: whether this recipe runs there, clocks, free memory, "
-        "and what a step really takes.",
+        "and the real step time.",
         evidence={
             "gpus": len(facts.gpus),
             "hidden": len(hidden),
@@ -65,7 +70,7 @@ def is_cpu_build(facts: Facts) -> bool:
 
 
 def way_out(facts: Facts, assumed: bool) -> Treatment | None:
-    """Advise a torch that uses the GPU, or the name of one to model."""
+    """Advise a torch that uses the GPU, or naming a GPU to estimate for."""
     if facts.gpus and is_cpu_build(facts):
         return Treatment(
             name="install-cuda-torch",
@@ -82,7 +87,7 @@ def way_out(facts: Facts, assumed: bool) -> Treatment | None:
 
 
 def missing(facts: Facts, hidden: list[Gpu]) -> str:
-    """Say that there is no GPU, or what hides those there are."""
+    """Say that there is no GPU, or what hides it."""
     if len(hidden) < len(facts.gpus):
         return f"torch {facts.software.torch} is built without CUDA and does not use the {facts.gpus[0].name}"
     if not hidden:

@@ -1,37 +1,36 @@
 """A recipe that this GPU or CUDA cannot run
 
-Looks at: the recipe of each FP8 layer, the one that Accelerate's variables ask for, the compute
-capability of the first visible GPU, or its architecture where it is AMD's, and the CUDA that torch
-was built with. Where CUDA is in use already, a tiny `torch._scaled_mm` of the recipe is tried.
+What it finds. The FP8 recipe of your layers, or the one that Accelerate's variables ask for, does
+not run on this GPU or with this CUDA.
 
-Why it matters. Tensor cores, cuBLAS and the hand-written kernels take some formats only: MXFP8 and
-NVFP4 need Blackwell (compute capability 10.x), 128x128 block scaling 9.0 and, in Transformer
-Engine, CUDA 12.9. Transformer Engine's NVFP4 runs on 12.x (RTX 50) too, but its random Hadamard
-transform and stochastic rounding, both on by default, are made for 10.0 and 10.3: before 2.16 the
-step raises, before 2.19 the gradients are zero, and training there is documented for no version.
-One scale per row has failed on 8.9, a B200 and 12.0, depending on the version: hence the try. What
-is not there raises in the first step.
+Why it matters. The first step raises, or its gradients are zero. MXFP8 and NVFP4 need Blackwell
+(compute capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9.
+Transformer Engine's NVFP4 also runs on 12.x (RTX 50), but its random Hadamard transform and
+stochastic rounding, on by default, need 10.0 or 10.3: before 2.16 the step raises, before 2.19 the
+gradients are zero. One scale per row has failed on 8.9, B200 and 12.0 in some versions.
 
-AMD: one scale per tensor runs on gfx94x, gfx95x and gfx120x; torchao's MXFP8 on gfx950 (MI350,
-MI355) alone, its 128x128 blocks on none; AMD's fork of Transformer Engine takes gfx94x and gfx95x.
+Fix. Use a recipe that fits: tensorwise (torchao) and current scaling (Transformer Engine) run on
+every GPU with FP8 tensor cores.
 
-What to do. Take the recipe that fits: tensorwise runs wherever there are FP8 tensor cores, current
-scaling is Transformer Engine's.
+    from torchao.quantization import quantize_
+    quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
 
-    quantize_(model, MXFP8TrainingOpConfig())                       # before: on an H100
-    config = Float8LinearConfig.from_recipe_name("tensorwise")      # after
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = Float8LinearConfig.from_recipe_name("tensorwise")  # after
     convert_to_float8_training(model, config=config)
 
-A recipe that is emulated on purpose (`emulate=True`, `kernel_preference=EMULATED`) runs anywhere,
-slowly, and is another disease.
+When to ignore it. If the job will run on another GPU; name it with `--assume-gpu`. MOD005 covers
+recipes that are emulated on purpose.
 
-Evidence: Transformer Engine 2.20 `pytorch/quantization.py` (`check_mxfp8_support`,
-`check_fp8_block_scaling_support`, `check_nvfp4_support`), torchao 0.18 (`mxfp8/quant.py` compares
-with major version 10, `blockwise_fp8_training/linear.py`: "Only support SM90").
+How it is detected, and limits. fp8doctor compares the recipe with the first visible GPU and torch's
+CUDA. If CUDA is in use already, it also runs a tiny `torch._scaled_mm`. AMD: one scale per tensor
+runs on gfx94x, gfx95x and gfx120x, MXFP8 only on gfx950, 128x128 blocks nowhere; AMD's Transformer
+Engine needs gfx94x or gfx95x.
+
+References. Transformer Engine 2.20 `pytorch/quantization.py`, `nvfp4.rst`; torchao 0.18.
 https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pytorch/issues/192707
 https://github.com/pytorch/ao/issues/2904 https://github.com/pytorch/ao/issues/4582
-https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281;
-its `nvfp4.rst`: "Training: SM 10.0, SM 10.3")
+https://github.com/NVIDIA/TransformerEngine/issues/3062 (NVFP4 on 12.0; also #2956, #2968, #3281)
 https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required for FP8 execution")
 """
 
@@ -53,14 +52,14 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
-"""Of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
+"""Needs of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
 
 MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
-"""Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise where it is not there. Source:
+"""Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise if it is not available. Source:
 accelerate 1.11 to 1.15, ``utils/transformer_engine.py``: "MXFP8 block scaling is not available"."""
 
 YES = ("1", "true", "yes", "y", "t", "on")
-"""What Accelerate's ``str_to_bool`` takes for a yes."""
+"""Values that Accelerate's ``str_to_bool`` reads as true."""
 
 TREATMENTS = {
     "torchao": Treatment(
@@ -81,7 +80,7 @@ TREATMENTS = {
         "with te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
     "accelerate": Treatment(
-        name="recipe-that-fits", summary="let Accelerate take delayed scaling", code=f"unset {MXFP8_VARIABLE}"
+        name="recipe-that-fits", summary="let Accelerate use delayed scaling", code=f"unset {MXFP8_VARIABLE}"
     ),
 }
 
@@ -111,7 +110,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     if by_variable:
         wanted["transformer_engine", "mxfp8"] = RECIPES["transformer_engine", "mxfp8"]
     if not wanted:
-        return NotApplicable(reason="no FP8 layer says with which recipe it runs")
+        return NotApplicable(reason="no FP8 layer names its recipe")
     reasons = {
         (stack, recipe): reason
         for (stack, recipe), needed in wanted.items()
@@ -154,7 +153,7 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
 
 
 def needs_of(linear: Linear) -> Recipe:
-    """Tell what the recipe of a layer needs, with the settings that it was given."""
+    """Say what a layer's recipe needs with its settings."""
     plain = linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding")
     if plain and linear.recipe == "nvfp4":
         return PLAIN_NVFP4

@@ -1,23 +1,29 @@
 """FP8 that Accelerate turned into FP16
 
-Looks at: who asked for FP8, the precision of Accelerate's state, and the compute capability of the
-GPUs.
+What it finds. You asked for FP8, and Accelerate trains in FP16 because a GPU has no FP8.
 
-Why it costs time. Below compute capability 8.9 Accelerate turns fp8 into fp16, not into bf16, with
-one line in the log. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over
-all gradients, a synchronisation and skipped steps; and its range overflows where BF16's does not.
-Accelerate decides by torch's current device, which is the first visible GPU unless the script chose
-another.
+Why it matters. Below compute capability 8.9, Accelerate turns fp8 into fp16, not into bf16, and
+only logs a line. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over all
+gradients, a synchronization and skipped steps. Its range overflows where BF16's does not.
 
-What to do. Ask for bf16 on a GPU without FP8.
+Fix. Ask for bf16 on a GPU without FP8.
 
-    accelerator = Accelerator(mixed_precision="fp8")    # before, on an A100: fp16
-    accelerator = Accelerator(mixed_precision="bf16")   # after
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="fp8")   # before, on an A100: fp16
 
-Evidence: `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run with
-a stand-in for torch's answer on an A100. From 1.6 on the function first runs `nvidia-smi
---query-gpu=compute_capability`. The driver has no such field (its name is `compute_cap`), so the
-answer is torch's. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="bf16")  # after
+
+When to ignore it. If you want FP16 here; then ask for fp16 explicitly.
+
+How it is detected, and limits. fp8doctor compares who asked for FP8 with Accelerate's precision and
+the GPUs' compute capability (8.0 to below 8.9). Accelerate decides by torch's current device: the
+first visible GPU, unless the script chose another.
+
+References. `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run
+with a stand-in for an A100. From 1.6 on the function first runs `nvidia-smi
+--query-gpu=compute_capability`, a field that the driver does not have (it is `compute_cap`), so
+torch's answer counts. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/environment.py
 """
 
@@ -35,7 +41,7 @@ from fp8doctor.registry import check
 def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     accelerate = facts.training.accelerate
     if accelerate is None:
-        return NotApplicable(reason="no Accelerator was made")
+        return NotApplicable(reason="there is no Accelerator")
     old = [
         gpu
         for gpu in facts.gpus
@@ -45,12 +51,11 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     ]
     if not old:
         return NotApplicable(
-            reason="no GPU lies between compute capability 8.0, below which fp16 is right, and 8.9, from "
-            "which fp8 is"
+            reason="no GPU has a compute capability from 8.0 to below 8.9: below, fp16 is right; above, fp8"
         )
     asked = fp8_was_asked_for(facts) or converted(facts)
     if asked is None:
-        return NotApplicable(reason="nobody asked for FP8")
+        return NotApplicable(reason="nothing asks for FP8")
     trainer = facts.trainer()
     if accelerate.mixed_precision != "fp16" or (trainer and trainer.fp16):
         return None
@@ -75,8 +80,7 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def converted(facts: Facts) -> str | None:
-    """Tell whether the model was converted all the same: ``Accelerator(mixed_precision="fp8")`` leaves fp16
-    in the state."""
+    """Whether the model was converted: ``Accelerator(mixed_precision="fp8")`` leaves fp16 in the state."""
     linears = facts.linears()
     return (
         "the converted model"

@@ -1,23 +1,34 @@
 """A checkpoint of the converted model cannot be written
 
-Looks at: the weights that are tensor subclasses. What saving does is tried on the smallest of each
-class: `torch.save` of what `state_dict` gives for it, into memory, and the address of its storage,
-which safetensors asks of every tensor.
+What it finds. The converted weights are tensor subclasses that torch.save or safetensors cannot
+write.
 
-Why it costs time. The job trains, and fails at its first checkpoint: hours of GPU time for nothing.
-A conversion to FP8 that puts a wrapper around every weight leaves nothing at that address.
-`save_pretrained` of transformers, a Trainer's checkpoints and `save_state` of Accelerate all write
-safetensors. Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gather, on
-one GPU too.
+Why it matters. The job trains and fails at its first checkpoint, after hours of GPU time. Some FP8
+conversions put a wrapper around every weight, which has no storage address of its own. safetensors
+needs that address, and `save_pretrained`, a Trainer's checkpoints and Accelerate's `save_state` all
+write safetensors. Accelerate's torchao path wraps every converted weight for FSDP's float8
+all-gather, even on one GPU.
 
-What to do. Leave the wrapping out where no FSDP reads it; else save what the wrapper holds.
+Fix. Switch the wrapping off if you do not use FSDP (Accelerate 1.15, torchao 0.18).
 
-    accelerate launch --mixed_precision fp8 train.py               # before: weights wrapped
-    export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false      # after, and launch as before
+    # before: Accelerate wraps the weights
+    accelerate launch --mixed_precision fp8 train.py
 
-Evidence: with accelerate 1.15, transformers 5.23 and torchao 0.18, run on a CPU, a Trainer stops at
-its first checkpoint with "Attempted to access the data pointer on an invalid python storage"; with
-the variable above it goes on. MXFP8 and FP8 training weights of torchao.prototype do the same.
+    # after
+    export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false
+    accelerate launch --mixed_precision fp8 train.py
+
+When to ignore it. If you never save this model, or your own code saves the tensors inside the
+wrappers.
+
+How it is detected, and limits. For the smallest weight of each class, fp8doctor runs `torch.save`
+of its `state_dict` entry in memory and asks for its storage address. It then reports what this job
+would save with: a Trainer, `save_pretrained` or Accelerate. With Accelerate alone it is a warning,
+because you can ask Accelerate for another format. Other ways of saving are not tried.
+
+References. With accelerate 1.15, transformers 5.23 and torchao 0.18, a Trainer stops at its first
+checkpoint: "Attempted to access the data pointer on an invalid python storage". MXFP8 and FP8
+training weights of torchao.prototype do the same.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/fsdp_utils.py
 https://github.com/huggingface/safetensors/blob/v0.8.0/bindings/python/py_src/safetensors/torch.py
@@ -34,14 +45,13 @@ ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 """torchao's wrapper around a weight for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``,
 0.10 to 0.18."""
 
-ACCELERATES = "save_state or save_model of Accelerate, which write safetensors unless told otherwise,"
+ACCELERATES = "Accelerate's save_state or save_model, which write safetensors by default,"
 
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep "
+    summary="switch FSDP's float8 all-gather off if you do not use FSDP: the converted layers then keep "
     "ordinary weights, which can be saved",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by "
-    "a Trainer\n"
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
 )
 UNWRAP = Treatment(
@@ -72,7 +82,7 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
             return Finding(
                 severity="warning" if writer == ACCELERATES else None,
                 title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}",
-                explanation=f"{writer} fails on them, tried on {saved.tried}: "
+                explanation=f"{writer} fails on them (tried on {saved.tried}): "
                 f"{saved.pickle_error or saved.storage_error}",
                 evidence={
                     "layers": len(layers),
@@ -90,14 +100,13 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
-    """Name what this job would write its checkpoints with, and cannot; None when it can, or nothing tells
-    that it would."""
+    """Name the writer of this job's checkpoints that fails; None if it works or nothing shows which it is."""
     if saved.pickle_error:
         return "torch.save"
     if saved.storage_error is None:
         return None
     if facts.training.trainer:
-        return "A Trainer's checkpoint, which is written with safetensors,"
+        return "A Trainer's checkpoint, which uses safetensors,"
     if facts.network.save_pretrained:
         return "save_pretrained, which writes safetensors,"
     return ACCELERATES if facts.training.accelerate and facts.training.accelerate.prepared else None

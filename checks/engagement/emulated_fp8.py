@@ -1,24 +1,31 @@
 """FP8 is emulated, not computed
 
-Looks at: the settings of every FP8 layer: `emulate` of torchao's Float8LinearConfig, and the
-kernel that the MX and NVFP4 layers and weights ask for.
+What it finds. FP8 layers are set to emulate FP8: they cast to FP8 and back, and multiply in 16 or
+32 bits.
 
-Why it costs time. Emulation casts to FP8 and back, then multiplies in 16 or 32 bits, so that FP8
-numerics can be studied on any device. All casts are paid and no FP8 tensor core is used: it is
-always slower than the same model without FP8. `MXLinearConfig()` of torchao 0.10 to 0.16 emulates
-unless a recipe or a kernel is named; in later versions the recipe says so by its name. The MXFP8 of
-torchao 0.17 and 0.18 drops biases (MOD013), so only layers without one are converted to it.
+Why it matters. Emulation lets you study FP8 numerics on any device. You pay for every cast, and no
+FP8 tensor core is used. Such a model is always slower than the same model without FP8.
+`MXLinearConfig()` in torchao 0.10 to 0.16 emulates unless you name a recipe or a kernel; in later
+versions the recipe's name says so. MXFP8 in torchao 0.17 and 0.18 drops biases (MOD013), so the fix
+converts only layers without one to it.
 
-What to do. Ask for the real kernel, on a GPU that has it; on any other stay in BF16.
+Fix. Ask for the real kernel on a GPU that has it; on any other GPU stay in BF16. For MX layers, use
+`MXFP8TrainingRecipe.MXFP8_RCEIL` (compute capability 10.x).
 
-    Float8LinearConfig(emulate=True)                                # before
-    Float8LinearConfig(emulate=False)                               # after
-    MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL                        # before, MX
-    MXFP8TrainingRecipe.MXFP8_RCEIL                                 # after, needs compute 10.x
+    from torchao.float8 import Float8LinearConfig
+    config = Float8LinearConfig(emulate=True)   # before
 
-Evidence: read in torchao 0.18 (`float8_ops.py` multiplies in float32 with `emulate`;
-`moe_training/config.py`, KernelPreference.EMULATED) and 0.10 to 0.16 (`mx_formats/config.py`),
-and run on a CPU. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
+    from torchao.float8 import Float8LinearConfig
+    config = Float8LinearConfig(emulate=False)  # after
+
+When to ignore it. If you study numerics and do not need speed.
+
+How it is detected, and limits. fp8doctor reads each layer's setting: `emulate` in torchao's
+Float8LinearConfig, and the kernel that MX and NVFP4 layers and weights ask for. It does not look at
+layers of other libraries.
+
+References. torchao 0.18 (`float8_ops.py`, `moe_training/config.py`), 0.10 to 0.16
+(`mx_formats/config.py`). https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 """
 
 from __future__ import annotations
@@ -32,7 +39,7 @@ from fp8doctor.registry import check
 
 OLD_MX = Treatment(
     name="real-mx-kernel",
-    summary="take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8",
+    summary="use a recipe with a real kernel; on a GPU without MX, train in BF16 or tensorwise FP8",
     code="from torchao.prototype.mx_formats import MXLinearConfig\n"
     'config = MXLinearConfig.from_recipe_name("mxfp8_cublas")\n'
     "quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
@@ -59,8 +66,9 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     first = emulated[0]
     return Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
-        explanation="They cast to FP8 and back and multiply in 16 or 32 bits: the casts are paid, the FP8 "
-        "tensor cores stay idle.",
+        explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
+        "the "
+        "FP8 tensor cores stay idle.",
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),
@@ -80,7 +88,7 @@ def float8(facts: Facts) -> Treatment:
     """Describe converting the same layers without emulation."""
     return Treatment(
         name="real-fp8-kernel",
-        summary="convert without emulation; on a GPU without FP8 train in BF16",
+        summary="convert without emulation; on a GPU without FP8, train in BF16",
         code=convert_again(facts, config="Float8LinearConfig(emulate=False)"),
     )
 

@@ -1,27 +1,31 @@
-"""Experts that FP8 does not reach
+"""FP8 does not reach the experts
 
-Looks at: 3-D expert weights: whether torchao's wrapper is around them, what their module multiplies
-them by, and their share of the GEMM FLOPs.
+What it finds. The experts of a mixture of experts run in 16 bits, although torchao's FP8 wrapper is
+around them or the rest of the model is in FP8.
 
-Why it costs time. In a mixture of experts most of the work is in the experts. torchao converts them
-by a wrapper around the weight, which takes over `torch._grouped_mm` and the plain products (linear,
-mm, matmul) and no other operator. Llama 4's experts call `torch.bmm`, JetMoe takes one expert after
-the other out of the weight, and transformers does so too with `experts_implementation="eager"` or
-`"batched_mm"`: the wrapper is passed over without a word, and the experts run in 16 bits. And where
-each expert is small, torchao's own filter leaves all of them out; then FP8 can give little.
+Why it matters. Most of such a model's work is in its experts. torchao converts them with a wrapper
+around the weight, which takes over `torch._grouped_mm`, linear, mm and matmul, and no other
+operator. Llama 4's experts call `torch.bmm`. JetMoe indexes one expert after the other, as
+transformers does with `experts_implementation="eager"` or `"batched_mm"`. The wrapper is then
+bypassed without a warning. If each expert is small, torchao's own filter skips all of them, and FP8
+can give little.
 
-What to do. Let the module multiply by the grouped GEMM; where its class has none, convert the other
-layers alone, and expect no more than they can give.
+Fix. Let the module use the grouped matmul. If its class has none, convert only the other layers
+(torchao 0.18, transformers 5.23).
 
-    model.set_experts_implementation("eager")         # before: one expert after the other
-    model.set_experts_implementation("grouped_mm")    # after: the wrapper sees the product
+    model.set_experts_implementation("eager")       # before: one expert after the other
 
-Experts that are wrapped and passed over are a warning. So are experts that are too small, with more
-than half of the FLOPs that a conversion is for (all but the head's and the router's), where FP8 in
-all the rest makes the GEMMs less than 1.1 times as fast; otherwise they are information.
+    model.set_experts_implementation("grouped_mm")  # after: the wrapper sees the product
 
-Evidence: run on a CPU with torchao 0.18 and transformers 5.23, its FP8 product counted: Mixtral 2
-calls a layer by grouped_mm, none by eager and batched_mm; Llama 4 and JetMoe none. The operators:
+When to ignore it. If the experts have a small share of the matmul FLOPs. Experts that are too small
+for FP8 are only information if the other layers alone can make the matmuls 1.1 times as fast.
+
+How it is detected, and limits. fp8doctor reads whether the wrapper is there and which operator the
+module calls. For small experts it compares their share with all FLOPs except the head's and the
+router's, and estimates an upper bound; this bound ignores the casts.
+
+References. Run on a CPU with torchao 0.18 and transformers 5.23: Mixtral makes 2 FP8 calls per layer
+with grouped_mm, none with eager and batched_mm; Llama 4 and JetMoe make none.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
 Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
 """
@@ -38,11 +42,10 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 MOST_PCT = 50.0
-"""Share of the GEMM FLOPs without heads and routers, in per cent, from which experts that stay in 16 bits
-decide what FP8 can give."""
+"""Percent of the matmul FLOPs without heads and routers from which experts in 16 bits limit FP8."""
 
 LITTLE = 1.10
-"""Speedup of all GEMMs below which FP8 in the other layers is not worth its casts: as in STP003, the least
+"""Speedup of all matmuls below which FP8 in the other layers is not worth its casts: as in STP003, the least
 that torchao reports at 8B."""
 
 
@@ -66,15 +69,15 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
-    """Tell of wrapped experts whose product the wrapper does not take over."""
+    """Report wrapped experts whose product the wrapper does not take over."""
     first, share = layers[0], flops_share_pct(layers, facts)
     operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
-    of_share = f" ({percent(share)} of the GEMM FLOPs)" if share else ""
+    of_share = f" ({percent(share)} of the matmul FLOPs)" if share else ""
     return Finding(
-        title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 and computed in 16 bits",
-        explanation=f"{first.kind.rpartition('.')[2]} multiplies by {' and '.join(operators)}"
-        f"{', one expert after the other' if operators == ['linear'] else ''}, which torchao's wrapper does "
-        "not take over: it knows the grouped GEMM.",
+        title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
+        explanation=f"{first.kind.rpartition('.')[2]} multiplies with {' and '.join(operators)}"
+        f"{', one expert after the other' if operators == ['linear'] else ''}. torchao's wrapper takes over "
+        "the grouped matmul, not this.",
         evidence={
             "weights": len(layers),
             "share_pct": round(share, 1),
@@ -87,28 +90,28 @@ def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
 
 
 def by_grouped_gemm(linear: Linear, network: Network) -> Treatment:
-    """Let the experts multiply by the grouped GEMM, by a setting where their class has one."""
-    name, summary = "experts-by-grouped-gemm", "let the experts multiply by torch's grouped GEMM"
+    """Let the experts use the grouped matmul, by a setting if their class has one."""
+    name, summary = "experts-by-grouped-gemm", "let the experts use torch's grouped matmul"
     if linear.features.get("grouped_gemm"):
         call = in_python("set_experts_implementation", network)
         return Treatment(name=name, summary=summary, code=f'{call}("grouped_mm")')
     return Treatment(
         name=name,
-        summary=f"{summary}; without one, convert the other layers alone",
+        summary=f"{summary}; otherwise convert only the other layers",
         code="y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # in the forward of "
         f"{linear.kind.rpartition('.')[2]}",
     )
 
 
 def _apart_pct(facts: Facts) -> float:
-    """Sum up the share of heads and routers, which stay in 16 bits by good custom; one that is compiled in
-    FP8 all the same counts with the others."""
+    """Sum up the share of heads and routers in 16 bits; one that is compiled in FP8 counts with the "
+    "others."""
     apart = (each for each in facts.network.linears if each.role in APART)
     return flops_share_pct([each for each in apart if each.use == "none" or each.compiled is None], facts)
 
 
 def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
-    """Tell what FP8 can give where the experts stay out."""
+    """Say what FP8 can give if the experts stay out."""
     share, first, apart = flops_share_pct(layers, facts), layers[0], _apart_pct(facts)
     gpu = modelled_gpu(facts)
     known = gpu is not None and gpu.fp8_tflops
@@ -117,16 +120,18 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
     little = most is not None and most < LITTLE
     return Finding(
         severity=None if little else "info",
-        title=f"{percent(100.0 * share / (100.0 - apart))} of the GEMM FLOPs that FP8 is for are in experts "
-        "that stay in 16 bits",
-        explanation=f"Each expert is {first.in_features} x {first.out_features}, for which torchao's own "
-        "filter expects FP8 to lose; with the head and the router apart, "
-        f"{percent(rest)} of all GEMM FLOPs are left for FP8. "
+        title=f"Experts hold {percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 could "
+        f"take, "
+        "and stay in 16 bits",
+        explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
+        f"expects "
+        f"FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of all "
+        f"matmul "
+        "FLOPs are left for FP8. "
         + (
-            f"That makes the GEMMs at most {most:.2f}x as fast (modelled on {gpu.name}, casts not counted)."
+            f"Upper bound for the matmuls: {most:.2f}x (estimated for {gpu.name}, without the casts)."
             if gpu and most
-            else "What FP8 can give without them is not modelled: this GPU has no datasheet for FP8 here "
-            "(--assume-gpu)."
+            else "fp8doctor has no estimate for this: it knows no FP8 datasheet for this GPU (--assume-gpu)."
         ),
         evidence={
             "weights": len(layers),
@@ -137,7 +142,7 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
             "ceiling": most and round(most, 2),
             "first": first.name,
         },
-        treatment=stay_in_bf16(facts, "the experts are too small for FP8, and little is left beside them")
+        treatment=stay_in_bf16(facts, "the experts are too small for FP8, and the rest is little")
         if little
         else None,
     )

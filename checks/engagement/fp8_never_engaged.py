@@ -1,30 +1,32 @@
 """FP8 layers that compute in BF16
 
-Looks at: whether each Transformer Engine layer ran its last training forward in FP8, as the layer
-itself notes it, at the FP8 GEMMs in one training step of a trial or of a watched script, and
-before any forward at the code of the training step.
+What it finds. The model has FP8 layers, but in a training step some or all of them compute in BF16
+or never run.
 
-Why it costs time. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
-the host cost of nn.Linear. A converted layer that the model never calls does nothing at all: fused
-LoRA kernels and fused cross-entropy read .weight, MultiheadAttention reads out_proj.weight. The
-module count looks right and not one FP8 GEMM runs, or, with a batch of yours, a quarter less than
-one each in the forward and for either gradient.
+Why it matters. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
+the host cost of an nn.Linear. A converted layer that the model never calls does nothing. Fused LoRA
+kernels and fused cross-entropy, for example, read `.weight`; MultiheadAttention reads
+`out_proj.weight`. The list of modules looks right, but no FP8 matmul runs.
 
-What to do. Open the autocast around the forward that trains, and leave no enabled=False inside it.
+Fix. Open the autocast around the forward that trains, and leave no `enabled=False` inside it. With
+Accelerate, call the model that `prepare()` returned, in train() mode: its forward opens it.
 
-    output = model(batch)                                  # before: te.Linear in BF16
-    with te.autocast(enabled=True, recipe=recipe):         # after
-        output = model(batch)
+    output = model(**batch)      # before: te.Linear in BF16
 
-Layers at the two ends of the model that alone are left out are told as an info: first and last
-layers are often kept in BF16 on purpose.
+    import transformer_engine.pytorch as te
+    with te.autocast():          # after (Transformer Engine 2.9 or newer; older: te.fp8_autocast)
+        output = model(**batch)
 
-Through Accelerate the forward of the prepared model opens it, in train() mode only: call the object
-that prepare() returned, not the model that went in.
+When to ignore it. If you keep the first and last layers in BF16 on purpose: those alone are
+reported as information.
 
-Evidence: on one H200 (TE 2.20.2) the flag is False outside the autocast and True inside, and the
-kernels agree (nvjet_*_qqtst and qrtst against tst).
-https://github.com/NVIDIA/TransformerEngine/issues/1556
+How it is detected, and limits. Each Transformer Engine layer notes whether its last training
+forward ran in FP8. fp8doctor also counts the FP8 matmuls of one profiled training step (three per
+layer: forward and both gradients). With a batch of yours it warns if a quarter is missing. Without
+either, it reads the training step's code for an autocast.
+
+References. On an H200 with TE 2.20.2, the flag is False outside the autocast and True inside; the
+kernels agree. https://github.com/NVIDIA/TransformerEngine/issues/1556
 https://github.com/NVIDIA/bionemo-framework
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
 """
@@ -44,8 +46,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 MISSING = 0.25
-"""Share of the FP8 GEMMs that a step should run and did not. A choice: six times the 4 % by which count and
-sum differ where all is well (`fp8doctor.analysis.expected_fp8_gemms`)."""
+"""Share of the expected FP8 matmuls that did not run. A choice: six times the 4% by which the count differs
+in a sound step (`fp8doctor.analysis.expected_fp8_gemms`)."""
 
 CALL_LAYERS = Treatment(
     name="call-converted-layers",
@@ -73,18 +75,18 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if idle and not on_purpose:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
-            explanation=f"{idle[0].name} and the others note that their last training forward was outside "
-            "the FP8 autocast.",
+            explanation=f"The layers themselves note it, such as {idle[0].name}: their last training forward "
+            "was outside the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe(TE_AUTOCAST, facts),
         )
     if none_ran and all(recorded(each, "features") and each.features.get("emulate") for each in fp8):
-        return NotApplicable(reason="these layers emulate FP8, which takes no FP8 GEMM (MOD005)")
+        return NotApplicable(reason="these layers emulate FP8, which uses no FP8 matmul (MOD005)")
     if none_ran:
         return Finding(
-            title=f"no FP8 GEMM ran in a training step with {plural(len(fp8), 'FP8 layer')}",
+            title=f"No FP8 matmul ran in a training step with {plural(len(fp8), 'FP8 layer')}",
             explanation=f"One profiled step of {watched_job(facts) if in_script else 'the job as it is'} "
-            "holds no FP8 GEMM: the layers are switched off, or the model never calls them.",
+            "has no FP8 matmul: the layers are switched off, or the model never calls them.",
             evidence={"fp8_layers": len(fp8), "fp8_gemms": 0},
             treatment=describe(TE_AUTOCAST, facts) if stack_of(fp8[0]).under_autocast else CALL_LAYERS,
         )
@@ -92,8 +94,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         return Finding(
             severity="info",
             title=f"{len(idle)} of {len(fp8)} FP8 layers, at the ends of the model, ran in BF16",
-            explanation="All layers between them ran in FP8. First and last layers are often kept in BF16 on "
-            "purpose; if these are not, the autocast opens too late or closes too early.",
+            explanation="All layers between them ran in FP8. First and last layers often stay in BF16 on "
+            "purpose. If yours should not, the autocast opens too late or closes too early.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
         )
     if finding := some_never_ran(facts, fp8):
@@ -102,27 +104,24 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if not ran and not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
         if outside_autocast(facts):
             return without_autocast(fp8, facts)
-        return NotApplicable(
-            reason="these layers keep no note of it; only a trial shows whether they run in FP8"
-        )
+        return NotApplicable(reason="these layers do not note it; only a trial shows whether they run in FP8")
     return None
 
 
 def without_autocast(fp8: list[Linear], facts: Facts) -> Finding:
-    """Tell of layers of Transformer Engine in a step that was read and opens no FP8 autocast."""
+    """Report Transformer Engine layers in a step whose code opens no FP8 autocast."""
     return Finding(
-        title=f"the training step opens no FP8 autocast around "
+        title=f"The training step opens no FP8 autocast around "
         f"{plural(len(fp8), 'Transformer Engine layer')}",
-        explanation="Outside of te.autocast these layers compute in BF16. Neither the training step nor a "
-        "forward of the model names one; read from their code.",
+        explanation="Outside te.autocast these layers compute in BF16. Neither the code of the training step "
+        "nor a forward of the model opens one.",
         evidence={"idle_layers": len(fp8), "fp8_layers": len(fp8), "first": fp8[0].name},
         treatment=describe(TE_AUTOCAST, facts),
     )
 
 
 def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:
-    """Tell of FP8 GEMMs that a step should have run and did not; what a checkpoint recomputes is left to
-    CKP002."""
+    """Report FP8 matmuls that a step should have run; CKP002 covers recomputation."""
     counted = counted_gemms(facts)
     if counted is None or not all_fp8(facts) or recomputed(facts) or not is_given(facts):
         return None
@@ -131,9 +130,11 @@ def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:
         return None
     return Finding(
         severity="warning",
-        title=f"{counted} FP8 GEMMs ran in a training step; {plural(len(fp8), 'FP8 layer')} should run {due}",
-        explanation="Each runs one in the forward and one for each gradient. The others ran in another "
-        "precision, or not at all: the model reads weights without calling the layers, or skips them.",
+        title=f"Only {counted} FP8 matmuls ran in a training step; {plural(len(fp8), 'FP8 layer')} should "
+        f"run "
+        f"{due}",
+        explanation="Each layer runs one in the forward and one per gradient. The others ran in another "
+        "precision or not at all: the model reads weights without calling the layers, or skips them.",
         evidence={"fp8_layers": len(fp8), "fp8_gemms": counted, "fp8_gemms_due": due},
         treatment=CALL_LAYERS,
     )

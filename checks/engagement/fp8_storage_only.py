@@ -1,33 +1,35 @@
 """Weights stored in FP8 are not FP8 training
 
-Looks at: layers that hold their weight in FP8 without being made for training: Hugging Face's
-FP8Linear (checkpoints with `quant_method: fp8`) and FbgemmFp8Linear, torchao tensors made by
-`quantize_` (Float8WeightOnlyConfig, Float8DynamicActivationFloat8WeightConfig) or by Unsloth's
-`load_in_fp8`, plain float8 parameters, and layers of your own whose forward calls torch's FP8 GEMM
-where autograd looks for its derivative.
+What it finds. Layers hold their weight in FP8 but are not made for FP8 training, or call torch's
+FP8 matmul without a backward.
 
-Why it costs time. FP8 training pays in three GEMMs of a layer: output, input gradient, weight
-gradient. Stored FP8 weights give the first one at best. In the backward pass they are converted
-back to BF16 every step and multiplied there, they get no gradient, and with torchao's dynamic
-inference tensors the backward raises, but under Unsloth. So a LoRA run on such a base is no faster
-than on a BF16 one, and often slower; what it saves is memory. FP8Linear of transformers 4.57 to
-5.21 has no backward at all: its output carries no gradient, and layers in front of it learn
-nothing, without an error. `torch._scaled_mm` has no derivative: a layer that calls it outside of a
-`torch.autograd.Function` of its own runs forward, and its backward raises.
+Why it matters. FP8 training speeds up three matmuls per layer: output, input gradient and weight
+gradient. Stored FP8 weights speed up the first one at best. In the backward they are converted back
+to BF16 every step, and they get no gradient; torchao's dynamic inference tensors raise there,
+except under Unsloth. A LoRA run on such a base saves memory but is no faster than on BF16.
+transformers 4.57 to 5.21 gives FP8Linear no backward: layers in front of it learn nothing, without
+an error. `torch._scaled_mm` has no derivative either.
 
-What to do. For speed load BF16 weights and convert them for training; for memory keep them and
-expect no speed.
+Fix. For speed, load BF16 weights and convert them for training (torchao 0.18). For memory, keep the
+FP8 weights and expect no speedup.
 
-    quantize_(model, Float8DynamicActivationFloat8WeightConfig())   # before: made for inference
-    convert_to_float8_training(model)                               # after: for training, on BF16
-    for block in model.layers: block.compile()
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
+    quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
 
-Weights of bitsandbytes (4 or 8 bits, not FP8) are another matter.
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model)                              # after: from BF16 weights
+    for block in model.layers:
+        block.compile()
 
-Evidence: read in transformers 4.57.3 and 5.21.1 (the forward calls a kernel, with no autograd
-function around it), 5.22.0 and 5.23 (`FP8LinearFunction.backward` dequantises and returns no
-gradient for the weight) and torchao 0.18, and run on a CPU. "derivative for aten::_scaled_mm is not
-implemented": https://github.com/pytorch/ao/issues/4376
+When to ignore it. If you do not train this model, or FP8 weights are there only to save memory.
+
+How it is detected, and limits. fp8doctor reads each layer's class and weight: FP8Linear,
+FbgemmFp8Linear, tensors from `quantize_` or Unsloth's `load_in_fp8`, plain float8 parameters, and
+your own layers' code. MOD009 covers bitsandbytes weights. A kernel of your own may compute in FP8
+unseen.
+
+References. transformers 4.57.3, 5.21.1, 5.22.0, 5.23; torchao 0.18.
+https://github.com/pytorch/ao/issues/4376 (derivative for aten::_scaled_mm is not implemented)
 https://github.com/huggingface/transformers/issues/46295
 https://github.com/unslothai/unsloth/issues/3902
 """
@@ -66,7 +68,7 @@ BACKWARD_SINCE = Version("5.22.0")
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
 
 ROWS = 16
-"""Multiple of rows that the GEMM of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
+"""Multiple of rows that the matmul of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
 
 UNNAMED = (
     'convert_to_float8_training(model, module_filter_fn=lambda layer, name: "lora_" not in name\n'
@@ -82,13 +84,13 @@ DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not im
 """torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
 
 UNSLOTH_TENSOR = "under Unsloth its backward converts the weight back to BF16 and multiplies there"
-"""The same weights under Unsloth's layers: 28 FP8 GEMMs in the forward of 28 layers on an H200, none in the
+"""The same weights under Unsloth's layers: 28 FP8 matmuls in the forward of 28 layers on an H200, none in the
 backward (Unsloth 2026.10.9, torchao 0.18)."""
 
 OWN_BACKWARD = Treatment(
     name="own-backward",
-    summary="give the FP8 matmul a backward of its own, or convert with torchao",
-    code="class Matmul(torch.autograd.Function):   # its forward calls the FP8 GEMM\n"
+    summary="write a backward for the FP8 matmul, or convert with torchao",
+    code="class Matmul(torch.autograd.Function):   # its forward calls the FP8 matmul\n"
     "    @staticmethod\n"
     "    def backward(ctx, grad):\n"
     "        x, weight = ctx.saved_tensors\n"
@@ -104,8 +106,8 @@ PLAIN_PARAMETER = (
 )
 
 OF_NO_KNOWN_LAYER = (
-    "torch converts such a parameter back before every use; whether a kernel of your own multiplies it in "
-    "FP8 was not seen"
+    "torch converts such a parameter back before every use; fp8doctor cannot see whether your own kernel "
+    "multiplies it in FP8"
 )
 
 
@@ -137,13 +139,9 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         severity="info" if not trained else "error" if cut else "warning",
         title=what_is_in_fp8(stored, facts) + ("" if trained else ", and nothing is trainable"),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
-        explanation="This is FP8 for inference and for memory: at best the forward GEMM runs in FP8, and "
+        explanation="This is FP8 for inference and for memory. At best the forward matmul runs in FP8, and "
         f"{NO_BACKWARD if cut else backward_of(stored, facts)}. "
-        + (
-            "Training gets no FP8 speed from it."
-            if trained
-            else "It does no harm unless the model is meant to be trained."
-        ),
+        + ("Training gets no faster." if trained else "It does no harm unless you want to train the model."),
         evidence={
             "stored_linears": len(stored),
             "linears": len(facts.network.linears),
@@ -155,8 +153,8 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="train-in-fp8",
-            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights for their "
-            "memory alone",
+            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights only to save "
+            "memory",
             code=lines(facts),
         )
         if trained
@@ -165,7 +163,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
-    """Say how far FP8 goes: to the weights in memory, to the forward, or to where nobody looked."""
+    """Say how far FP8 goes: only in memory, or in the forward too."""
     if not stored:
         count = plural(facts.network.float8_parameters, "parameter")
         return f"{count} {'is' if facts.network.float8_parameters == 1 else 'are'} stored in FP8"
@@ -174,26 +172,26 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
         return f"{len(stored)} of {linears} Linears only store their weights in FP8"
     others = f"; in {len(stored) - computing} more only the weights are in FP8"
     return (
-        f"{computing} of {linears} Linears multiply in FP8 in the forward alone"
+        f"{computing} of {linears} Linears multiply in FP8 only in the forward"
         f"{others if len(stored) > computing else ''}"
     )
 
 
 def lacks_backward(linear: Linear) -> bool:
-    """Whether the forward calls torch's FP8 GEMM where autograd looks for its derivative."""
+    """Whether the forward calls torch's FP8 matmul where autograd needs its derivative."""
     return recorded(linear, "features") and linear.features.get("backward") is False
 
 
 def without_backward(layers: list[Linear], facts: Facts) -> Finding:
-    """Tell of layers that a user wrote over an FP8 GEMM which autograd cannot differentiate."""
+    """Report a user's layers over an FP8 matmul that autograd cannot differentiate."""
     first = layers[0]
     return Finding(
         severity="error",
         title=f"{plural(len(layers), 'FP8 layer')} {'has' if len(layers) == 1 else 'have'} no backward: the "
-        f"forward calls {first.features.get('gemm')} outside of an autograd.Function",
+        f"forward calls {first.features.get('gemm')} outside an autograd.Function",
         explanation=f'The backward of {layer_label(first)} raises "derivative for aten::_scaled_mm is not '
-        'implemented": autograd looks for one where the forward itself calls the GEMM, and torch has none. '
-        "Read from its code.",
+        'implemented": the forward itself calls the matmul, and torch has no derivative for it. fp8doctor '
+        "read this from the code.",
         evidence={"layers": len(layers), "linears": len(facts.network.linears), "first": first.name},
         treatment=OWN_BACKWARD,
         breaks="step_raises",
@@ -210,8 +208,8 @@ def lines(facts: Facts) -> str:
             "for layer in model.model.layers:\n    layer.compile()"
         )
     converted = if_recorded(conversion, facts) or UNNAMED
-    anew = "# model: built anew, with weights in BF16" + (", LoRA around them" if lora(network) else "")
-    return "\n".join((anew, converted, *compile_all(network)))
+    rebuilt = "# model: rebuilt with weights in BF16" + (", LoRA around them" if lora(network) else "")
+    return "\n".join((rebuilt, converted, *compile_all(network)))
 
 
 def lora(network: Network) -> bool:
@@ -220,8 +218,9 @@ def lora(network: Network) -> bool:
 
 
 def conversion(facts: Facts) -> str | None:
-    """Write the line that converts what is stored in FP8 now, as far as few lines name the rest: not LoRA's
-    matrices, heads, or layers whose rows or sides the FP8 GEMM cannot take."""
+    """Write the line that converts what is stored in FP8 now, if few lines can name the rest: LoRA's "
+    "matrices,
+    heads, and layers whose rows or sides the FP8 matmul cannot take."""
     linears = facts.network.linears
     stored = any(map(stores_fp8, linears))
     out = [
@@ -253,7 +252,7 @@ def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
 
 
 def backward_of(stored: list[Linear], facts: Facts) -> str:
-    """Tell what the backward of these layers does, by the class of the first."""
+    """Say what the backward of these layers does, by the class of the first."""
     if not stored:
         return OF_NO_KNOWN_LAYER
     first = stored[0]

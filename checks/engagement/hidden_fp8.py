@@ -1,25 +1,31 @@
-"""FP8 that runs while every flag says it does not
+"""FP8 runs although every flag says it does not
 
-Looks at: the FP8 layers, whether Accelerate wrapped the model's forward in Transformer Engine's
-autocast, and the precision of Accelerate's state.
+What it finds. Accelerate converted the model to Transformer Engine and runs it in FP8, while its
+precision is not fp8.
 
-Why it costs time. With ACCELERATE_FP8_BACKEND=TE, `prepare` converts the model whatever the
-precision is. On an H200 a Trainer with bf16=True so trained 15 te.Linear in FP8 with
-`accelerator.mixed_precision` at bf16. The run that is kept as the BF16 baseline is then an FP8 run:
-FP8 seems to bring nothing, its memory and its numerics are taken for BF16's, and checkpoints of it
-carry FP8 state.
+Why it matters. With ACCELERATE_FP8_BACKEND=TE, `prepare` converts the model for any precision. On
+an H200, a Trainer with bf16=True trained 15 te.Linear in FP8 while `accelerator.mixed_precision`
+said bf16. If you keep this run as your BF16 baseline, FP8 seems to bring nothing. Its memory and
+numerics are mistaken for BF16's, and its checkpoints contain FP8 state.
 
-What to do. Take the backend out of the environment of the BF16 run, or say fp8. Where the launcher
-says fp8 too and TrainingArguments say bf16, FP8 runs as it was asked for, with the DelayedScaling()
-that Accelerate passes; leave the flags off.
+Fix. Remove the backend from the environment of the BF16 run, or ask for fp8. If the launcher says
+fp8 and TrainingArguments say bf16, FP8 runs as you asked, with the default DelayedScaling(); leave
+the flags off.
 
-    ACCELERATE_FP8_BACKEND=TE python train.py   # before: bf16=True, and FP8 runs
-    python train.py                             # after
+    # before: bf16=True, but FP8 runs
+    ACCELERATE_FP8_BACKEND=TE python train.py
 
-FP8 layers that the script made itself are no accident and are not reported.
+    # after
+    python train.py
 
-Evidence: measured with transformers 5.17, accelerate 1.15 and Transformer Engine 2.20; read in
-accelerate 1.9.0 to 1.15.0, whose `prepare` dispatches on `fp8_backend` alone.
+When to ignore it. If you know that this run is FP8 and do not use it as a baseline.
+
+How it is detected, and limits. fp8doctor looks for Accelerate's FP8 autocast around the forward and
+for Transformer Engine layers that did not note a BF16 forward, and compares Accelerate's precision.
+FP8 layers that your script created itself are not reported.
+
+References. Measured with transformers 5.17, accelerate 1.15 and Transformer Engine 2.20. In
+accelerate 1.9.0 to 1.15.0, `prepare` looks at `fp8_backend` alone:
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -70,10 +76,10 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         + (
             ", because ACCELERATE_FP8_BACKEND=TE names a backend. "
             if by_variable
-            else "; its state was made anew since. "
+            else "; its state was reset since. "
         )
         + (f"{asked} asked for that, and only the flags say {said}. " if asked and by_variable else "")
-        + "A baseline measured like this is an FP8 run.",
+        + "If you measure this as a baseline, it is an FP8 run.",
         evidence={
             "fp8_layers": len(hidden),
             "linears": len(facts.network.linears),
@@ -82,14 +88,14 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="say the precision in one place" if asked else "take the backend away, or say fp8",
+            summary="set the precision in one place" if asked else "unset the backend, or ask for fp8",
             code=lines(facts, by_variable, asked),
         ),
     )
 
 
 def lines(facts: Facts, by_variable: bool, asked: str | None) -> str:
-    """Write how to make settings and layers agree: first in FP8 where the environment asks for it."""
+    """Write how to make settings and layers agree: first in FP8 if the environment asks for it."""
     trainer = facts.trainer()
     if asked and trainer and (trainer.bf16 or trainer.fp16):
         name = trainer.kind.rpartition(".")[2]

@@ -1,26 +1,35 @@
 """The conversion dropped hooks, a forward or a compile
 
-Looks at: what each Linear had at the moment when an FP8 layer took its place, against what that
-FP8 layer has when the model is ready. Nothing shows it afterwards, so it is seen only while
-fp8doctor loads your model file and your own conversion runs under its eyes.
+What it finds. When FP8 layers replaced your Linears, their hooks, their own forward or their
+compile did not carry over.
 
-Why it costs time. A converter makes a new layer with the old weight. The rest stays behind,
-without a word: forward and backward hooks (logging, activation scaling, offloading), the forward
-of your own nn.Linear subclass (another scaling, a fused bias, LoRA inside), and
-`linear.compile()`, after which all casts of that layer run eagerly. `torch.compile(linear)` is
-worse: the wrapper goes on calling the old Linear, and the FP8 layer inside it is never run. The
-model then computes something else, or computes it slower.
+Why it matters. A converter creates a new layer with the old weight and leaves the rest behind,
+without a warning. That includes forward and backward hooks (logging, activation scaling,
+offloading), the forward of your own nn.Linear subclass (scaling, a fused bias, LoRA), and
+`linear.compile()`, without which that layer's casts are not compiled. `torch.compile(linear)` is
+worse: the wrapper keeps calling the old Linear, and the FP8 layer never runs. The model computes
+something else, or the same more slowly.
 
-What to do. Convert first, then add hooks and compile; keep layers with a forward of their own
-out.
+Fix. Convert first, then add hooks and compile. Keep layers with their own forward out (torchao
+0.18).
 
-    model.up.compile(); convert_to_float8_training(model)           # before: compile is gone
-    convert_to_float8_training(model); model.up.compile()           # after
-    keep = lambda module, name: type(module) is nn.Linear           # after: subclasses stay
+    model.up.compile()                 # before: the conversion drops it
+    convert_to_float8_training(model)
+
+    from torch import nn
+    from torchao.float8 import convert_to_float8_training
+    keep = lambda module, name: type(module) is nn.Linear  # after: subclasses stay
     convert_to_float8_training(model, module_filter_fn=keep)
+    model.up.compile()
 
-Evidence: torchao 0.18 `Float8Linear.from_float` takes over weight and bias only, and so does
-accelerate 1.15 `convert_model`; run on a CPU with both.
+When to ignore it. If you no longer need the hooks, or your forward did the same as nn.Linear's.
+
+How it is detected, and limits. fp8doctor watches the conversion while it loads your model file, and
+compares each replaced Linear with its FP8 layer. Nothing shows it afterwards, so other ways of
+loading are not covered.
+
+References. torchao 0.18 `Float8Linear.from_float` and accelerate 1.15 `convert_model` take over
+weight and bias only.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
 
@@ -38,7 +47,7 @@ CONVERT_FIRST = Treatment(
 )
 KEEP_SUBCLASSES = Treatment(
     name="keep-subclasses",
-    summary="convert plain nn.Linear only, so that a subclass keeps its forward",
+    summary="convert plain nn.Linear only, so a subclass keeps its forward",
     code="convert_to_float8_training(model, module_filter_fn=lambda module, name: type(module) is nn.Linear)",
 )
 
@@ -54,23 +63,20 @@ KEEP_SUBCLASSES = Treatment(
 def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     seen = facts.training.conversion
     if seen is None:
-        return NotApplicable(reason="the conversion was not watched: only one that a model file runs can be")
+        return NotApplicable(reason="fp8doctor sees a conversion only while it loads a model file")
     if not seen.linears:
         return NotApplicable(reason="no Linear was replaced by an FP8 layer while the model file was loaded")
     lost = {"hooks": seen.without_hooks, "own forward": seen.without_forward, "compile": seen.without_compile}
     names = [name for each in (*lost.values(), seen.bypassed) for name in each]
     if not names:
         return None
-    told = [
+    said = [
         f"the conversion dropped the {what} of {plural(len(each), 'Linear')}"
         for what, each in lost.items()
         if each
     ]
-    told += (
-        [f"{plural(len(seen.bypassed), 'FP8 layer')} inside a compiled wrapper never called"]
-        if seen.bypassed
-        else []
-    )
+    if seen.bypassed:
+        said.append(f"{plural(len(seen.bypassed), 'FP8 layer')} inside a compiled wrapper never called")
     classes = (
         f" ({', '.join(kind.rpartition('.')[2] for kind in seen.lost_forwards)})"
         if seen.without_forward
@@ -78,11 +84,11 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     )
     return Finding(
         severity="error" if seen.bypassed else "warning",
-        title="; ".join(told),
-        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded; "
-        f"what {len(set(names))} of them had{classes} was not carried over, and nobody put it back."
+        title="; ".join(said),
+        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded. "
+        f"{len(set(names))} of them{classes} lost something that nobody put back."
         + (
-            " A wrapper that torch.compile made around a Linear goes on calling that Linear, in 16 bits."
+            " A torch.compile wrapper around a Linear keeps calling that Linear, in 16 bits."
             if seen.bypassed
             else ""
         ),

@@ -1,28 +1,33 @@
-"""FP8 was asked for and no layer has it
+"""FP8 was asked for, but no layer has it
 
-Looks at: who asked for FP8 (ACCELERATE_MIXED_PRECISION, the launcher, Accelerator,
-TrainingArguments, a script's own argument such as --fp8), whether a copy was converted, whether
-torchao's `convert_to_float8_training` was called, every module and parameter of the model, and
-whether the conversion should have happened by now: the model went through `Accelerator.prepare`, or
-its parameters hold gradients.
+What it finds. Something asked for FP8, but no module and no parameter of the model is in FP8.
 
-Why it costs time. Asking for FP8 sets a flag; what computes in FP8 is a layer that was swapped for
-an FP8 one. When none was swapped, every GEMM runs in BF16 and the step is exactly as slow as
-before, while the flags and logs say fp8. The usual reasons: nothing in the job reads the flag;
-Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`; torchao under Accelerate
-skips sides that 16 does not divide, and the first and the last Linear; a `module_filter_fn` that
-compares names which this model does not have lets no layer through, and nothing is raised.
+Why it matters. Asking for FP8 only sets a flag; FP8 layers compute in FP8, and a conversion must
+put them in place. Without them, every matmul runs in BF16 and the step is exactly as slow as
+before, while flags and logs say fp8. Common reasons: nothing reads the flag; Accelerate converts
+`nn.Linear` only, and GPT-2's layers are `Conv1D`; torchao under Accelerate skips sides not
+divisible by 16, and the first and last Linear; a `module_filter_fn` compares names that this model
+does not have.
 
-What to do. Make sure that the model which trains is the one that was converted, and look after the
-conversion: before `Trainer.train()` a healthy model shows no FP8 layer either, so without proof
-this finding is information only.
+Fix. Train the model that was converted, and check it after the conversion (accelerate 1.15).
 
-    accelerator = Accelerator(mixed_precision="fp8")          # before: the flag alone
-    model, optimizer = accelerator.prepare(model, optimizer)  # after: train what comes back
-    convert_to_float8_training(model)                         # or, without Accelerate
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="fp8")          # before: only the flag
 
-Evidence: read in accelerate 1.15 (`prepare` converts; `utils/ao.py` skips first and last) and
-transformers 5.23 (the Trainer prepares inside `train()`), and run on a CPU with both.
+    from accelerate import Accelerator
+    accelerator = Accelerator(mixed_precision="fp8")
+    model, optimizer = accelerator.prepare(model, optimizer)  # after: train what it returns
+
+When to ignore it. Before `Trainer.train()` or `prepare`: a sound model has no FP8 layer yet.
+Without proof that the conversion should have happened, this is information.
+
+How it is detected, and limits. fp8doctor reads who asked: a variable, the launcher, Accelerator,
+TrainingArguments, a script's argument such as --fp8, or a call of `convert_to_float8_training`. It
+then looks at every module and parameter, and whether another copy was converted. Proof is that the
+model went through `prepare`, holds gradients, or trained a step. The named reason is the most
+likely one.
+
+References. accelerate 1.15 and transformers 5.23, run on a CPU.
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
 https://github.com/huggingface/transformers/issues/25333
 https://github.com/axolotl-ai-cloud/axolotl/issues/2904
@@ -52,11 +57,11 @@ ENDS_SKIPPED = 2
 
 LOOK_LATER = Treatment(
     name="look-after-prepare",
-    summary="look at the model after its conversion, or after one training step",
+    summary="check the model after its conversion, or after one training step",
     code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, "
     "optimizer=optimizer))",
 )
-"""Advice where nothing proves that the conversion was due."""
+"""Advice without proof that the conversion was due."""
 
 
 @check(
@@ -73,7 +78,7 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     asked, argument = fp8_was_asked_for(facts), asked_by_argument(facts)
     if asked is None and argument is None:
         if not of_converter(facts):
-            return NotApplicable(reason="nobody asked for FP8")
+            return NotApplicable(reason="nothing asks for FP8")
         if not converted_a_copy(facts) and (reason := not_due(facts)):
             return NotApplicable(reason=reason)
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
@@ -86,10 +91,10 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         return of_the_call(facts) if argument is None else of_an_argument(argument, facts)
     proof = conversion_due(facts)
     if proof:
-        title = f"FP8 was asked for and none of {len(linears)} Linears has it"
+        title = f"FP8 was asked for, but none of {len(linears)} Linears has it"
         cause, treatment = why_none(facts)
         explanation = (
-            f"{asked} asks for FP8 and {proof}, yet no module and no parameter is in FP8: every GEMM runs "
+            f"{asked} asks for FP8 and {proof}, but no module and no parameter is in FP8: every matmul runs "
             f"in 16 or 32 bits. {cause}"
         )
     else:
@@ -97,8 +102,8 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         treatment = LOOK_LATER
         explanation = (
             f"{asked} asks for FP8. Nothing shows that the conversion should have happened by now: before "
-            "Accelerator.prepare or Trainer.train() a healthy model looks the same. Looking again after the "
-            "first step settles it; 'fp8doctor run train.py' does that."
+            "Accelerator.prepare or Trainer.train() every model looks like this. To be sure, check again "
+            "after the first step: 'fp8doctor run train.py' does that."
         )
     return Finding(
         severity=None if proof else "info",
@@ -110,87 +115,85 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def of_a_copy(copied: int, facts: Facts) -> Finding:
-    """Tell of a copy that was converted, and of the model beside it that trains."""
+    """Report that a copy was converted, and not the model that trains."""
     linears = facts.network.linears
     return Finding(
-        title="A copy of the model was converted, and the model that trains has no FP8 in "
+        title="A copy of the model was converted; the model that trains has no FP8 in "
         f"{plural(len(linears), 'Linear')}",
         explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to "
-        "another model, which no optimizer steps. The converter changes the model that it is given, in "
-        "place.",
+        f"another "
+        "model, which no optimizer updates. The converter changes the model you pass, in place.",
         evidence={"fp8_layers_of_the_copy": copied, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",
-            summary="convert the very model that trains, before its optimizer is made",
+            summary="convert the model that trains, before you create its optimizer",
             code="convert_to_float8_training(model)   # not a copy of it",
         ),
     )
 
 
 def of_an_argument(argument: str, facts: Facts) -> Finding:
-    """Tell of a script that was asked for FP8 and trains without it."""
+    """Report a script that was asked for FP8 and trains without it."""
     linears = facts.network.linears
     return Finding(
-        title=f"FP8 was asked for and none of {len(linears)} Linears has it",
-        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and no FP8 "
-        "matmul ran in the step that was profiled. The script ignores its argument here: look for a warning "
-        "in its output. Some scripts do without a GPU that has FP8.",
+        title=f"FP8 was asked for, but none of {len(linears)} Linears has it",
+        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and the profiled "
+        "step ran no FP8 matmul. The script ignores its argument here: look for a warning in its output. "
+        "Some scripts do this on a GPU without FP8.",
         evidence={"asked_by": argument, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",
-            summary="convert the model that trains, or find why the script ignores its argument",
-            code="convert_to_float8_training(model)   # before the optimizer is made",
+            summary="convert the model that trains, or find out why the script ignores its argument",
+            code="convert_to_float8_training(model)   # before you create the optimizer",
         ),
     )
 
 
 def not_due(facts: Facts) -> str | None:
-    """Tell why a converter has nothing to do with this model; None where it was called and replaced nothing,
-    or may have been called."""
+    """Say why a converter does not concern this model; None if it replaced nothing, or may have been "
+    "called."""
     converter = of_converter(facts)
     if converter is None or not (converter.called or converter.named):
-        return "nobody asked for FP8"
+        return "nothing asks for FP8"
     if converter.called is False:
-        return f"the call of {CONVERTER} in the code has not run"
-    if converter.called and converter.replaced:
-        return "the conversion replaced Linears, as it was asked to"
-    return None
+        return f"the code's call of {CONVERTER} has not run"
+    return "the conversion replaced Linears as asked" if converter.called and converter.replaced else None
 
 
 def of_the_call(facts: Facts) -> Finding:
-    """Tell of a converter that was called, or is named, and of a model that holds no FP8 layer."""
+    """Report a converter that was called, or is named in the code, for a model without FP8 layers."""
     linears = facts.network.linears
     cause, treatment = why_replaced_none(linears)
     certain = converted_nothing(facts)
     happened = (
-        f"{CONVERTER} was called, and put an FP8 layer in the place of no Linear"
+        f"{CONVERTER} was called, but replaced no Linear by an FP8 layer"
         if certain
-        else f"The code calls {CONVERTER}; whether that call has run could not be seen"
+        else f"The code calls {CONVERTER}; fp8doctor could not see whether that call has run"
     )
     return Finding(
         severity=None if certain else "info",
-        title=f"{CONVERTER} was called and replaced none of {len(linears)} Linears"
+        title=f"{CONVERTER} was called but replaced none of {len(linears)} Linears"
         if certain
-        else f"The code calls {CONVERTER}; none of {len(linears)} Linears is in FP8",
-        explanation=f"{happened}. It takes every nn.Linear that its module_filter_fn lets through, and "
-        f"changes the model in place. {cause}",
+        else f"The code calls {CONVERTER}, but none of {len(linears)} Linears is in FP8",
+        explanation=f"{happened}. It converts every nn.Linear that its module_filter_fn accepts, and changes "
+        f"the model in place. {cause}",
         evidence={"called": certain or None, "linears": len(linears), "fp8_layers": 0},
         treatment=treatment,
     )
 
 
 def why_replaced_none(linears: tuple[Linear, ...]) -> tuple[str, Treatment]:
-    """Find the likeliest reason for which a converter that was called found nothing to replace."""
+    """Find the most likely reason why a converter replaced nothing."""
     if of_conv1d := for_conv1d(linears):
         return of_conv1d
     such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
     return (
-        f"Either the filter let none through, where it compares names with those of the model{such_as}, or "
-        "the layers of this model were made after the call.",
+        f"Either the filter accepted none, because it compares names that this model does not have{such_as}, "
+        "or the layers of this model were created after the call.",
         Treatment(
             name="convert",
-            summary="let the filter take the layers, and convert the very model that trains",
-            code="convert_to_float8_training(model)   # or with a filter that takes the model's own names",
+            summary="let the filter accept the layers, and convert the model that trains",
+            code="convert_to_float8_training(model)   # or with a filter that accepts the model's own names",
         ),
     )
 
@@ -201,7 +204,7 @@ def is_fp8(linear: Linear) -> bool:
 
 
 def conversion_due(facts: Facts) -> str | None:
-    """Tell what proves that the conversion should have happened; None without proof."""
+    """Say what proves that the conversion should have happened; None without proof."""
     training = facts.training
     if training.accelerate and training.accelerate.prepared:
         return "the model went through Accelerator.prepare"
@@ -211,7 +214,7 @@ def conversion_due(facts: Facts) -> str | None:
 
 
 def why_none(facts: Facts) -> tuple[str, Treatment]:
-    """Find the likeliest reason, from what the layers are, and what to do about it."""
+    """Find the most likely reason and its fix, from the layers' kinds."""
     linears = facts.network.linears
     aligned = [linear for linear in linears if fits_fp8(linear)]
     if of_conv1d := for_conv1d(linears):
@@ -228,7 +231,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
         )
     if not aligned:
         return (
-            f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all of them.",
+            f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all.",
             Treatment(
                 name="pad-dimensions",
                 summary=f"make the widths multiples of {FP8_MULTIPLE}",
@@ -237,7 +240,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
         )
     if len(linears) <= ENDS_SKIPPED:
         return (
-            "Accelerate's torchao path leaves out the first and the last Linear, and there are no others.",
+            "Accelerate's torchao path skips the first and the last Linear, and there are no others.",
             Treatment(
                 name=STAY_IN_BF16,
                 summary="stay in BF16: a model this small has nothing to gain",
@@ -245,11 +248,11 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
             ),
         )
     return (
-        "The layers could have been converted: the model was prepared under another precision, or "
-        "replaced afterwards.",
+        "The layers could have been converted: the model was prepared under another precision, or replaced "
+        "afterwards.",
         Treatment(
             name="convert",
-            summary="convert the very model that trains",
+            summary="convert the model that trains",
             code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = '
             "accelerator.prepare(model, optimizer)",
         ),
@@ -257,11 +260,11 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
 
 
 def for_conv1d(linears: tuple[Linear, ...]) -> tuple[str, Treatment] | None:
-    """Tell of GPT-2's layers, which no converter takes for Linears; None where there are none."""
+    """Describe GPT-2's layers, which no converter accepts as Linears; None without any."""
     conv1d = [linear for linear in linears if linear.kind.endswith(".Conv1D")]
     if not conv1d:
         return None
-    return f"{len(conv1d)} of them are Conv1D, which no converter takes for a Linear.", Treatment(
+    return f"{len(conv1d)} of them are Conv1D, which no converter accepts as a Linear.", Treatment(
         name="conv1d-to-linear",
         summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
         code="linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "

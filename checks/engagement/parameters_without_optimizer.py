@@ -1,30 +1,36 @@
 """Trainable parameters that no optimizer holds
 
-Looks at: every trainable parameter of the model, and the groups of the optimizer that goes with
-it.
+What it finds. The model has trainable parameters that are in no group of the optimizer.
 
-Why it costs time. A gradient is computed and kept for a parameter that nothing ever updates: a
-weight gradient GEMM per layer, its memory, and a model that does not learn there. In FP8 training
-it is the conversion that does it, in one of two ways. Accelerate's Transformer Engine path makes
-new layers without copying `requires_grad`, so that a frozen LoRA base trains: two GEMMs per layer
-become three. And a conversion may make new Parameters after the optimizer took the old ones:
-Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gather, on one GPU
-too, so the optimizer steps weights that the model no longer has, and the converted layers stay as
-they were.
+Why it matters. PyTorch computes and keeps a gradient for them, but nothing ever updates them. FP8
+conversions cause this in two ways. Accelerate's Transformer Engine path creates new layers without
+copying `requires_grad`, so a frozen LoRA base trains: two matmuls per layer become three. And a
+conversion may create new Parameters after the optimizer took the old ones. Accelerate's torchao
+path does this when it wraps weights for FSDP's float8 all-gather, even on one GPU. The optimizer
+then updates weights that the model no longer has, and the converted layers do not learn.
 
-What to do. Freeze again after `prepare` what the optimizer does not hold (or convert before LoRA is
-added); and build the optimizer after the conversion, or leave the wrapping out.
+Fix. After `prepare`, freeze what the optimizer does not hold. For torchao under Accelerate without
+FSDP, `export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false`. Otherwise create the optimizer
+after the conversion.
 
-    model, optimizer = accelerator.prepare(model, optimizer)       # before: LoRA base un-frozen
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}           # after
-    for p in model.parameters(): p.requires_grad_(id(p) in held)
-    accelerate launch --mixed_precision fp8 train.py               # before: weights wrapped
-    export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false      # after, and launch as before
+    # before: the LoRA base is trainable again
+    model, optimizer = accelerator.prepare(model, optimizer)
 
-Evidence: with real TE 2.20 on an H200 the trainable tensors of a LoRA model went from 9 to 31.
-With accelerate 1.15 and torchao 0.18, run on a CPU: after one SGD step no converted weight had
-changed; with the variable above all had; a Trainer does the same.
-https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
+    # after (accelerate 1.15)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for p in model.parameters():
+        p.requires_grad_(id(p) in held)
+
+When to ignore it. If another optimizer, which fp8doctor does not see, updates these parameters.
+
+How it is detected, and limits. fp8doctor compares every trainable parameter with the groups of one
+optimizer. It names the cause from trainable LoRA bases, layers that a conversion unfroze, and
+wrapped weights.
+
+References. With TE 2.20 on an H200, a LoRA model went from 9 to 31 trainable tensors. With
+accelerate 1.15 and torchao 0.18, one SGD step changed no converted weight; with the variable above
+it changed all. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 """
 
@@ -48,26 +54,24 @@ DDP = "DistributedDataParallel"
 
 KEEP_WEIGHTS = Treatment(
     name="no-float8-all-gather",
-    summary="leave FSDP's float8 all-gather off where there is no FSDP: the converted layers then keep the "
+    summary="switch FSDP's float8 all-gather off if you do not use FSDP: the converted layers then keep the "
     "weights that the optimizer holds",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # read by Accelerate, and so by a "
-    "Trainer\n"
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
     "# or: AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))",
 )
 OPTIMIZER_LAST = Treatment(
     name="optimizer-last",
-    summary="build the optimizer from the model that trains, after every conversion",
+    summary="create the optimizer after every conversion, from the model that trains",
     code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
     "parameter.requires_grad)",
 )
 
 
 def freeze_again(by_ddp: bool) -> Treatment:
-    """Freeze what the optimizer does not hold, whatever the names behind its wrappers are."""
+    """Freeze what the optimizer does not hold, by identity: wrappers change names."""
     return Treatment(
         name="freeze-again",
-        summary="freeze again after prepare what the optimizer does not hold; or convert before LoRA is "
-        "added",
+        summary="after prepare, freeze what the optimizer does not hold; or convert before you add LoRA",
         code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
     )
 
@@ -109,7 +113,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     return Finding(
         severity=None if in_fp8 else "info",
         title=f"{count} trainable parameter tensors are in no optimizer group",
-        explanation=f"{cause} Found by comparing the model's parameters with the groups of "
+        explanation=f"{cause} fp8doctor compared the model's parameters with the groups of "
         f"{training.optimizer}.",
         evidence={
             "outside_optimizer": count,
@@ -123,23 +127,22 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
 
 
 def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str, Treatment]:
-    """Tell why they are in no group and what to do, by LoRA's bases, once frozen layers and wrapped
-    weights."""
+    """Name cause and fix, from LoRA's bases, layers frozen before, and wrapped weights."""
     if bases or unfrozen:
         base, frozen = plural(bases, "LoRA layer"), plural(unfrozen, "layer")
         what = f"The base of {base}" if bases else f"What was frozen in {frozen}"
         return (
             f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
-            "a third GEMM."
+            "a third matmul."
         ), freeze_again(by_ddp)
     if wrapped:
         return (
-            f"{wrapped} converted weights were wrapped into new Parameters after the optimizer had taken the "
-            "old ones: these layers do not learn."
+            f"{wrapped} converted weights became new Parameters after the optimizer had taken the old ones: "
+            "these layers do not learn."
         ), KEEP_WEIGHTS
     return (
-        "They get gradients and are never updated: the optimizer was built before they were made or made "
-        "trainable, or on a part of the model."
+        "They get gradients but are never updated: the optimizer was created before them, before they became "
+        "trainable, or for a part of the model."
     ), OPTIMIZER_LAST
 
 

@@ -1,29 +1,34 @@
 """Only part of the model is in FP8
 
-Looks at: the layers that stayed in 16 or 32 bits beside FP8 ones, their share of the GEMM FLOPs,
-and why they stayed. Only layers that FP8 would pay for count: not the output head, routers,
-LoRA's adapters, sides that are no multiple of 16 (SHP001), or layers that torchao's own filter
-calls too small. Shares and gains are by the rows that each layer was seen to multiply: the
-conditioning of a diffusion model sees one a sample, not all tokens.
+What it finds. Layers that FP8 would make faster stayed in 16 or 32 bits, while others are in FP8.
 
-Why it costs time. What is not converted runs at BF16's speed, and bounds the whole: with a share p
-of the GEMM time in FP8 at s times the speed, the GEMMs get 1 / (1 - p + p / s) times as fast. Half
-of the FLOPs in FP8 gives at most 1.3x, before the casts are paid. The usual reasons are silent
-ones. Accelerate's Transformer Engine path stops at the first sibling whose sides 16 does not
-divide, and leaves all later ones. Its torchao path skips the first and the last Linear. A filter of
-exact names matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's
-LoRALinear, the `in_proj` of nn.MultiheadAttention and 3-D expert weights are no nn.Linear, and
-weight_norm leaves no weight to convert. A filter of your own that leaves out less than half is
-information only.
+Why it matters. A layer that is not converted runs at BF16's speed and limits the whole. With half
+of the FLOPs in FP8, the matmuls get at most 1.3x as fast, before the casts are paid. The usual
+reasons are silent. Accelerate's Transformer Engine path stops at the first sibling whose sides are
+not divisible by 16. Its torchao path skips the first and the last Linear. A filter with exact names
+matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's LoRALinear,
+nn.MultiheadAttention's `in_proj` and 3-D expert weights are not nn.Linear.
 
-What to do. Per reason; the finding names yours.
+Fix. It depends on the reason; the finding names yours. For `_orig_mod.` names (torchao 0.18):
 
-    blocks = torch.compile(blocks); convert_to_float8_training(blocks, ...)   # before: `_orig_mod.`
-    convert_to_float8_training(blocks, ...); blocks = torch.compile(blocks)   # after
-    quantize_(model, Float8TrainingOpConfig(), filter_fn=is_experts)          # after, 3-D experts
+    blocks = torch.compile(blocks)  # before: the filter matches nothing
+    convert_to_float8_training(blocks, module_filter_fn=wanted)
 
-Evidence: accelerate 1.15 (`convert_model`: `return` where `continue` was meant; `utils/ao.py`),
-torchao 0.18 (`swap_linear_layers`, `_auto_filter_for_recipe`), run on a CPU with both.
+    import torch
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(blocks, module_filter_fn=wanted)  # after
+    blocks = torch.compile(blocks)
+
+When to ignore it. If your own filter leaves these layers out on purpose. If it converts at least
+half of the FLOPs, this is only information.
+
+How it is detected, and limits. fp8doctor lists the layers that a conversion would take and their
+matmul FLOPs, by the rows each multiplies. It leaves out the head, routers, adapters, unaligned
+sides (SHP001), and layers that torchao's filter or the cost model finds too small. The speedup is
+Amdahl's law without casts.
+
+References. accelerate 1.15 (`convert_model`, `utils/ao.py`) and torchao 0.18 (`swap_linear_layers`,
+`_auto_filter_for_recipe`), run on a CPU.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
 https://github.com/meta-pytorch/torchtune/issues/2833
 """
@@ -62,38 +67,38 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 WORTH_MENTIONING_PCT = 5.0
-"""Share of the GEMM FLOPs, in per cent. Converting less shortens the GEMMs by under 2.4 % (FP8 at 1.89x),
-which is hardly more than the 2 % within which a step measured against itself repeats."""
+"""Percent of the matmul FLOPs. Converting less shortens the matmuls by under 2.4% (FP8 at 1.89x), hardly more
+than the 2% within which a step measured twice repeats."""
 
 ERROR = 0.09
-"""Part of a layer's BF16 GEMMs by which the cost model is off: the mean over the 1490 GEMMs of a sweep on an
-H200. What gains less is not missed."""
+"""Part of a layer's BF16 matmuls by which the cost model is off: the mean over 1490 matmuls on an H200. A
+smaller gain is not reported."""
 
 MOST = 0.5
-"""Part of the convertible FLOPs that a filter of the user's own has to convert. Below it FP8 gives the GEMMs
-at most 1.3x (Amdahl, FP8 at 1.89x), which the casts eat: 5 to 25 % of a compiled step on one H200."""
+"""Part of the convertible FLOPs that a user's own filter must convert. Below it FP8 makes the matmuls at most
+1.3x as fast (Amdahl, FP8 at 1.89x), and the casts use that up: 5 to 25% of a compiled step on one H200."""
 
 TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 """The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
 
 REASONS = {
     "sibling": (
-        "stand behind a sibling with unaligned sides, where Accelerate's conversion stops",
+        "come after a sibling with unaligned sides, at which Accelerate's conversion stops",
         "convert-with-torchao",
-        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the "
-        "layer itself",
-        "export ACCELERATE_FP8_BACKEND=AO   # or, in the model's configuration, widths that 16 divides",
+        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer "
+        "itself",
+        "export ACCELERATE_FP8_BACKEND=AO   # or choose widths divisible by 16 in the model's configuration",
     ),
     "wrapped": (
-        "are inside a compiled wrapper, where their names begin with _orig_mod. and an exact-name "
-        "filter misses them",
+        "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter misses "
+        "them",
         "convert-before-compile",
-        "convert before torch.compile, or take _orig_mod. out of the names in the filter",
+        "convert before torch.compile, or remove _orig_mod. from the names in the filter",
         "convert_to_float8_training(model, module_filter_fn=lambda module, name: "
         'name.replace("_orig_mod.", "") in NAMES)',
     ),
     "conv1d": (
-        "are Conv1D, which no converter takes for a Linear",
+        "are Conv1D, which no converter accepts as a Linear",
         "conv1d-to-linear",
         "replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
         "linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
@@ -102,16 +107,16 @@ REASONS = {
     "experts": (
         "are 3-D expert weights, which a converter of nn.Linear does not see",
         "convert-experts",
-        "convert the expert weights too, with torchao's grouped GEMM (a prototype), before the "
-        "optimizer is built",
+        "convert the expert weights too, with torchao's grouped matmul (a prototype), before you create the "
+        "optimizer",
         "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
         'type(module).__name__ == "{kind}")',
     ),
     "experts_as_they_lie": (
-        "are 3-D expert weights that torchao's grouped GEMM does not take as they are",
+        "are 3-D expert weights in a layout that torchao's grouped matmul does not accept",
         "experts-by-grouped-gemm",
-        "store the experts as [experts, out, in] and multiply them by torch's grouped GEMM: torchao converts "
-        "such experts",
+        "store the experts as [experts, out, in] and use torch's grouped matmul: torchao converts such "
+        "experts",
         "self.weight = nn.Parameter(weight.transpose(-2, -1).contiguous())   # if it is [experts, in, out]\n"
         "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # not a loop, not bmm",
     ),
@@ -123,38 +128,36 @@ REASONS = {
         "functional.scaled_dot_product_attention(q, k, v)",
     ),
     "class": (
-        "are of a class that is no nn.Linear",
+        "are of a class that is not nn.Linear",
         "convert-before-lora",
         "convert the plain Linears first, then add LoRA around them",
-        "# torchtune's LoRALinear is no nn.Linear: build the model without it, then\n"
+        "# torchtune's LoRALinear is not nn.Linear: build the model without it, then\n"
         "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))   # peft",
     ),
     "computed": (
-        "have a weight that is computed in each forward (weight_norm, spectral_norm), on which torchao's "
-        "conversion raises",
+        "compute their weight in each forward (weight_norm, spectral_norm), so torchao's conversion raises",
         "convert-before-parametrizing",
-        "convert first, and put the parametrization around the converted layer's weight",
-        "# a sketch: the plain Linear, then its conversion, then what computes its weight\n"
+        "convert first, then parametrize the converted layer's weight",
+        "# a sketch: the plain Linear, then its conversion, then its parametrization\n"
         "convert_to_float8_training(model)\nlayer = weight_norm(model.layer)",
     ),
     "end": (
-        "are the first or the last Linear, which Accelerate's torchao path leaves out",
+        "are the first or the last Linear, which Accelerate's torchao path skips",
         "own-filter",
-        "convert with a filter of your own, which leaves out the head alone",
+        "convert with your own filter that leaves out only the head",
         'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(module_filter_func=lambda '
         'module, name: name != "lm_head")])',
     ),
     "filter": (
-        "were left out by the filter of the conversion",
+        "were left out by the conversion's filter",
         "convert-the-rest",
-        "widen the filter: every Linear whose sides 16 divides, but not the head",
+        "widen the filter: every Linear with sides divisible by 16, except the head",
         "wanted = lambda module, name: not (module.in_features % 16 or module.out_features % 16 or "
         "name.endswith('lm_head'))\n"
         "convert_to_float8_training(model, module_filter_fn=wanted)",
     ),
 }
-"""Why a layer was not converted, completing "14 layers ..."; and the treatment: its name, what it is, and its
-lines."""
+"""Why a layer was not converted, completing "14 layers ..."; and the fix: name, summary and lines."""
 
 
 OLD_EXPERTS = (
@@ -196,14 +199,14 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     main = max(shares, key=lambda each: shares[each])
     _, name, summary, code = REASONS[main]
     ceilings = most_of_the_gemms(done, done + missing, facts)
-    told = "; ".join(
+    said = "; ".join(
         f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}"
         for each, members in why.items()
     )
     return Finding(
         severity="info" if chosen else None,
-        title=f"{percent(done)} of the GEMM FLOPs are in FP8; {percent(missing)} more could be",
-        explanation=f"{told}. {in_words(ceilings, facts)}",
+        title=f"Only {percent(done)} of the matmul FLOPs are in FP8; {percent(missing)} more could be",
+        explanation=f"{said}. {in_words(ceilings, facts)}",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),
@@ -218,8 +221,9 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
-    """Tell of experts that stay in 16 bits by their weights, where nothing says how many of them a token
-    visits. Raises `Unrecorded` where none was left out: the shares of the other layers are not known."""
+    """Report experts in 16 bits by their weights, if nothing says how many a token visits. Raises "
+    "`Unrecorded`
+    if none was left out: the shares of the other layers are not known."""
     experts = [each for each in left if each.role == "experts"]
     if not experts:
         raise Unrecorded(Linear, "flops_share_pct")
@@ -227,10 +231,11 @@ def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Fin
     why = reason(experts[0], fp8, facts)
     phrase, name, summary, code = REASONS[why]
     return Finding(
-        title=f"{plural(len(experts), 'expert weight')} in 16 bits beside FP8, {percent(share)} of the "
-        "weights of all Linears",
+        title=f"{plural(len(experts), 'expert weight')} stayed in 16 bits next to FP8: {percent(share)} of "
+        f"all "
+        "Linears' weights",
         explanation=f"They {phrase}. Neither their modules nor a configuration says how many experts a token "
-        "visits, so that their share of the GEMM FLOPs is not known.",
+        "visits, so their share of the matmul FLOPs is unknown.",
         evidence={"weights_share_pct": round(share, 1), "missing_layers": len(experts), "reasons": (why,)},
         treatment=Treatment(name=name, summary=summary, code=lines(why, experts, left, facts) or code),
     )
@@ -254,7 +259,7 @@ def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> s
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
     """Whether FP8 makes this layer faster, compiled.
 
-    torchao's own filter, what would leave it out again, and, where the batch is the user's, the cost model
+    torchao's own filter, a fix that would leave it out again, and (if the batch is the user's) the cost model
     decide.
     """
     if too_small(linear, rowwise=linear.role == "experts" or recipe_of(fp8[0]).granularity == "row"):
@@ -275,7 +280,7 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
 
 
 def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
-    """Tell why this layer was not converted, as a key of `REASONS`."""
+    """Say why this layer was not converted, as a key of `REASONS`."""
     if linear.kind.endswith(".Conv1D"):
         return "conv1d"
     if linear.role == "experts" and linear.gemms > 1:
@@ -328,8 +333,8 @@ def is_wrapped(linear: Linear, training: Training) -> bool:
 
 
 def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, float] | None:
-    """Bound by Amdahl's law what FP8 makes of the GEMMs with these shares of them, in per cent; None where
-    no peak of the GPU is known."""
+    """Bound the matmuls' speedup by Amdahl's law, from their shares in FP8 in percent; None without the GPU's
+    peak."""
     gpu = gpu_with_fp8(facts)
     if gpu is None:
         return None
@@ -338,18 +343,18 @@ def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, flo
 
 
 def in_words(ceilings: tuple[float, float] | None, facts: Facts) -> str:
-    """Write the bounds, or ask for the GPU that gives them."""
+    """Write the bounds, or ask for a GPU that gives them."""
     gpu = gpu_with_fp8(facts)
     if gpu is None or ceilings is None:
-        return "How much that gives is not modelled: this GPU has no datasheet for FP8 here (--assume-gpu)."
+        return "fp8doctor has no estimate of the gain: it knows no FP8 datasheet for this GPU (--assume-gpu)."
     return (
-        f"By Amdahl's law FP8 makes the GEMMs at most {ceilings[0]:.2f}x as fast now, and "
-        f"{ceilings[1]:.2f}x with these ({gpu.name}, casts not counted)."
+        f"Upper bound for the matmuls by Amdahl's law: {ceilings[0]:.2f}x now, {ceilings[1]:.2f}x with these "
+        f"layers ({gpu.name}, without the casts)."
     )
 
 
 def gpu_with_fp8(facts: Facts) -> GpuSpec | None:
-    """The modelled GPU; None where it has no FP8 or no datasheet."""
+    """The modelled GPU; None if it has no FP8 or no datasheet."""
     gpu = modelled_gpu(facts)
     return gpu if gpu is not None and gpu.fp8_tflops else None
 

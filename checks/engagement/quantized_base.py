@@ -1,25 +1,33 @@
 """FP8 training on top of 4- or 8-bit weights
 
-Looks at: the weights of every layer (bitsandbytes, NF4 and other torchao tensors, by their class
-and dtype), the quantization method in the model's configuration (gptq, awq, gpt-oss's mxfp4, ...),
-unless it was dequantised while it was loaded, and whether FP8 training was asked for or is in the
-model.
+What it finds. FP8 training was asked for or is in the model, and the model's weights are quantized
+to 4 or 8 bits that are not FP8.
 
-Why it costs time. FP8 training starts from 16- or 32-bit weights, which it casts anew in every
-step. A quantized weight has to be dequantised first, each time, and its packed data has another
-shape and dtype. A converter that swaps such a layer reads packed integers as weights, or raises;
-one that leaves it out converts nothing of weight, and the base runs at the speed of its
-dequantisation.
+Why it matters. FP8 training starts from 16- or 32-bit weights, which it casts in every step. A
+quantized weight must first be dequantized, each time, and its packed data has another shape and
+dtype. A converter that swaps such a layer reads packed integers as weights, or raises. One that
+skips it converts little, and the base runs at the speed of its dequantization.
 
-What to do. Decide for one: FP8 for speed, or 4 bits for memory.
+Fix. Choose one: FP8 for speed, or 4 bits for memory. For memory, use
+`Accelerator(mixed_precision="bf16")`.
 
-    AutoModelForCausalLM.from_pretrained(name, quantization_config=bnb_4bit)    # before: with fp8
-    AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)            # after: for speed
-    Accelerator(mixed_precision="bf16")                                         # or: for memory
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(name, quantization_config=bnb_4bit)  # before
 
-Evidence: bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao (0.18,
-`swap_linear_layers`) and Accelerate (1.15, `convert_model`) take them for one; read in both, and
-run on a CPU with torchao's NF4.
+    import torch
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)  # after: for FP8
+
+When to ignore it. If only small parts of the model are quantized and your converter leaves exactly
+these out.
+
+How it is detected, and limits. fp8doctor reads each weight's class and dtype (bitsandbytes, NF4 and
+other torchao tensors) and the quantization method in the model's configuration (gptq, awq,
+gpt-oss's mxfp4, ...), unless loading dequantized it. quanto, quark and compressed-tensors also know
+FP8, so their name alone is not reported.
+
+References. bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao 0.18 and
+Accelerate 1.15 accept them.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear_utils.py
 """
@@ -73,8 +81,8 @@ configurations in transformers 5.23; quanto, quark and compressed-tensors know F
 
 ONE_OF_THEM = Treatment(
     name="one-precision",
-    summary="for speed load the base in BF16 and train in FP8; for memory keep it quantized and "
-    "train in BF16",
+    summary="for speed, load the base in BF16 and train in FP8; for memory, keep it quantized and train in "
+    "BF16",
     code="model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)   # for speed, with FP8\n"
     'accelerator = Accelerator(mixed_precision="bf16")                         # for memory, with the '
     "quantized base",
@@ -88,7 +96,7 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
     asked, fp8 = asked_by(facts), [linear for linear in linears if linear.use == "training"]
     if not fp8 and asked is None:
-        return NotApplicable(reason="no FP8 layer in the model, and none asked for")
+        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     quantized = [linear for linear in linears if is_quantized(linear)]
     known = recorded(facts, "network.quantization") and facts.network.quantization in METHODS
     method = facts.network.quantization if known else None
@@ -101,13 +109,13 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
         else f"a base quantized with {method}"
     )
     return Finding(
-        title=f"FP8 training together with {what}",
+        title=f"FP8 training is combined with {what}",
         explanation=(
-            f"{len(swapped)} of them were converted all the same: an FP8 layer around packed data "
-            "dequantises it in every step, misreads it, or raises."
+            f"{len(swapped)} of them were still converted: an FP8 layer around packed data dequantizes it in "
+            "every step, misreads it, or raises."
             if swapped
-            else "FP8 starts from 16- or 32-bit weights: these layers stay out of FP8, and each use of them "
-            "dequantises."
+            else "FP8 starts from 16- or 32-bit weights. These layers stay out of FP8, and each use of them "
+            "dequantizes."
         ),
         evidence={
             "quantized_linears": len(quantized),
@@ -123,7 +131,7 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def asked_by(facts: Facts) -> str | None:
-    """Tell who asked for FP8, a converter that found no layer to replace included."""
+    """Say who asked for FP8, including a converter that found no layer to replace."""
     return fp8_was_asked_for(facts) or ("convert_to_float8_training" if converted_nothing(facts) else None)
 
 
@@ -138,7 +146,7 @@ def is_quantized(linear: Linear) -> bool:
 
 
 def quantized_as(linear: Linear) -> str:
-    """Name the class that a user knows the quantization by."""
+    """Name the class by which a user knows the quantization."""
     return linear.weight_class or layer_label(linear)
 
 

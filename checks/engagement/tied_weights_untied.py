@@ -1,24 +1,31 @@
 """The output head is no longer tied to the embedding
 
-Looks at: the ties that a transformers model declares, by its configuration and by what its
-checkpoint really tied, against the Parameters that are there now. Of any model file that fp8doctor
-loads also which weights were still shared when the conversion replaced their layer.
+What it finds. Weights that should be one Parameter, such as embedding and output head, are two
+after the conversion.
 
-Why it costs time. Tied, embedding and head are one matrix with one gradient. A converter that makes
-a new layer and copies the weight turns them into two. Both train, apart from each other, so the
-model is another one than was asked for. A vocabulary's worth of parameters, gradients and optimizer
-state is added. A checkpoint saves and loads only one of them, so the other is lost.
+Why it matters. Tied, embedding and head are one matrix with one gradient. A converter that creates
+a new layer and copies the weight makes two. They train independently, so it is another model than
+you asked for. Parameters, gradients and optimizer state grow by one vocabulary matrix. A checkpoint
+saves and loads only one of the two, so the other is lost.
 
-What to do. Tie again after the conversion, or leave the head out of it.
+Fix. Tie them again after the conversion, or leave the head out of it.
 
-    model, optimizer = accelerator.prepare(model, optimizer)            # before: two matrices
-    accelerator.unwrap_model(model).tie_weights()                       # after: one again
+    model, optimizer = accelerator.prepare(model, optimizer)  # before: two matrices
 
-torchao keeps the very same Parameter in the converted layer, so ties survive it, except where the
-weight is wrapped for FSDP's float8 all-gather.
+    model, optimizer = accelerator.prepare(model, optimizer)
+    accelerator.unwrap_model(model).tie_weights()             # after: one again
 
-Evidence: accelerate 1.15 `convert_model` builds te.Linear and copies the weight; with real TE
-2.20 on an H200 a tied Llama went from 74 to 75 parameter tensors.
+When to ignore it. If you want untied weights; then say so in the model's configuration
+(`tie_word_embeddings=False`).
+
+How it is detected, and limits. fp8doctor compares the ties that a transformers model declares, in
+its configuration and in its checkpoint, with the Parameters that exist now. While it loads a model
+file, it also sees which weights were still shared when the conversion replaced their layer. It does
+not see other ties. torchao keeps the same Parameter, so ties survive it unless the weight is
+wrapped for FSDP's float8 all-gather.
+
+References. accelerate 1.15 `convert_model` creates te.Linear and copies the weight; with TE 2.20 on
+an H200, a tied Llama went from 74 to 75 parameter tensors.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
 https://huggingface.co/docs/transformers/main_classes/model
 """
@@ -58,7 +65,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
             if seen
             else "The model declares them as one parameter"
         )
-        + ", and now there are two: both train, apart, and a checkpoint keeps one of them.",
+        + ". Now there are two: they train independently, and a checkpoint keeps only one.",
         evidence={"untied": len(pairs), "first": one, "was": other, "seen_during_conversion": len(seen)},
         treatment=Treatment(
             name="tie-again",

@@ -1,23 +1,31 @@
 """An FP8 backend without a choice, or without FP8
 
-Looks at: ACCELERATE_FP8_BACKEND, the precision, the installed backends, and the FP8 layers that
-Accelerate made.
+What it finds. FP8 is on and you named no backend, or you named a backend for a job that is not FP8.
 
-Why it costs time. Two accidents. FP8 without a backend: Accelerate takes torchao when it is
-installed, whatever else is, and compiles nothing. In `h200-accelerate_torchao_eager` that runs at
-0.50x of compiled BF16, and at 1.24x with its blocks compiled. A backend without FP8: `prepare`
-looks at the backend alone. AO stops the job with "'NoneType' object has no attribute 'config'". TE
-converts the model and trains in FP8, while the flags and logs of the BF16 run say bf16.
+Why it matters. Without a name, Accelerate takes torchao if it is installed, and compiles nothing.
+On an H200 that ran at 0.50x of compiled BF16; with compiled blocks the same job ran at 1.24x. With
+a backend but without FP8, `prepare` looks at the backend alone. AO then stops the job with
+"'NoneType' object has no attribute 'config'". TE converts the model and trains in FP8, while the
+flags and logs say bf16.
 
-What to do. Name both, the precision and the backend, or neither.
+Fix. Name both, the precision and the backend, or neither (Accelerate 1.9 or newer).
 
-    accelerate launch --mixed_precision fp8 train.py    # before: torchao, by order of names
-    export ACCELERATE_FP8_BACKEND=TE                    # after; and unset for a BF16 run
+    # before: torchao, because its name comes first
+    accelerate launch --mixed_precision fp8 train.py
 
-A recipe that is passed (`kwargs_handlers=[AORecipeKwargs()]`) names the backend too and leaves no
-trace; so torchao in its default configuration is an error only under a Trainer, which passes none.
+    # after; and unset the variable for a BF16 run
+    export ACCELERATE_FP8_BACKEND=TE
+    accelerate launch --mixed_precision fp8 train.py
 
-Evidence: run with the real `prepare` of accelerate 1.15.0, read in 1.9.0 to 1.15.0.
+When to ignore it. If you chose torchao by passing a recipe (`kwargs_handlers=[AORecipeKwargs()]`).
+A recipe names the backend too, but leaves no trace that fp8doctor could read.
+
+How it is detected, and limits. fp8doctor reads ACCELERATE_FP8_BACKEND, the precision, the installed
+backends and the FP8 layers. For the same reason, uncompiled torchao in its default configuration is
+an error only under a Trainer, which passes no recipe.
+
+References. `h200-accelerate_torchao_eager`. `prepare` was run with accelerate 1.15.0 and read in
+1.9.0 to 1.15.0:
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -63,10 +71,10 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
         return (
             without_fp8(facts, named)
             if at_least(facts, READ_SINCE)
-            else NotApplicable(reason="accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
+            else NotApplicable(reason="Accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
         )
     if named != "NO" or fp8_was_asked_for(facts) is None or precision(facts) not in ("fp8", None):
-        return NotApplicable(reason="FP8 is not asked for, or another backend is named")
+        return NotApplicable(reason="nothing asks for FP8, or another backend is named")
     return by_order(facts)
 
 
@@ -83,12 +91,12 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
         return NotApplicable(reason="nothing has decided the precision yet")
     happens = {
         "AO": "Accelerator.prepare() stops with \"'NoneType' object has no attribute 'config'\".",
-        "TE": "Accelerator.prepare() converts the model to Transformer Engine all the same and trains it in "
-        "FP8, and every flag says otherwise.",
+        "TE": "Accelerator.prepare() still converts the model to Transformer Engine and trains it in FP8, "
+        "although every flag says otherwise.",
     }
     return Finding(
         severity=None if uses_accelerate(facts) else "warning",
-        title=f"ACCELERATE_FP8_BACKEND={named} is set in a job whose precision is {decided}",
+        title=f"ACCELERATE_FP8_BACKEND={named} is set, but the precision is {decided}",
         explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
         evidence={
             "backend": named,
@@ -123,15 +131,15 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
         severity=severity,
-        title="torchao and Transformer Engine are installed and no FP8 backend is named: Accelerate "
-        "takes torchao",
+        title="Accelerate takes torchao by default: Transformer Engine is installed too, and no FP8 backend "
+        "is named",
         explanation=(
             f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, "
-            "uncompiled. "
+            "not compiled. "
             if converted
             else ""
         )
-        + "Nothing but the order of names decides; torchao without compilation is slower than BF16.",
+        + "Only the order of names decides. torchao without compilation is slower than BF16.",
         evidence={
             "installed": ("torchao", "transformer_engine"),
             "eager_float8_linears": len(eager),
@@ -139,7 +147,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="name the backend; with torchao compile as well",
+            summary="name the backend, and compile if it is torchao",
             code="export ACCELERATE_FP8_BACKEND=AO   # keeps torchao; or TE, which needs no compilation\n"
             "accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation train.py",
         ),

@@ -1,26 +1,28 @@
 """A debug switch that was left on
 
-Looks at: the variables that make CUDA, torch, Triton and Transformer Engine check, log or
-synchronise (only values that switch something on: 0, off and the empty text do not), and the
-switches of the process: anomaly detection, deterministic algorithms, nvdlfw_inspect.
+What it finds. A variable or setting makes CUDA, torch, Triton or Transformer Engine check, log or
+synchronize in every step.
 
-Why it costs time. Each was made to find an error and pays for it in every step. FP8 suffers more
-than BF16, as it runs more and shorter kernels: with CUDA_LAUNCH_BLOCKING the host waits for each of
-them, in deterministic mode each new tensor, outputs and FP8 copies included, is first filled with
-NaN by a kernel of its own. `transformers.enable_full_determinism` sets both.
+Why it matters. Such a switch helps to find an error and costs time in every step. FP8 suffers more
+than BF16, because it runs more and shorter kernels. With CUDA_LAUNCH_BLOCKING, the host waits for
+each of them. In deterministic mode, a separate kernel first fills every new tensor with NaN,
+outputs and FP8 copies included. `transformers.enable_full_determinism` sets both.
 
-What to do. Unset it when the error is found.
+Fix. Unset it once you have found the error.
 
-    CUDA_LAUNCH_BLOCKING=1 python train.py   # before
-    python train.py                          # after
+    CUDA_LAUNCH_BLOCKING=1 python train.py  # before
 
-Switches that cost only while something is compiled are information. TORCH_LOGS counts where a name
-has a plus or is `all`; `TORCH_LOGS=recompiles,graph_breaks` is healthy. cuDNN's own switches are
-left out: they concern convolutions.
+    python train.py                         # after
 
-Evidence: anomaly detection made eight Linears of 64 on a CPU 6 times as slow (torch 2.13); the
-rest is read in the sources named beside each row.
-https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
+When to ignore it. While you are looking for that error, or if you need the determinism. A switch
+that costs time only during compilation is reported as information.
+
+How it is detected, and limits. fp8doctor reads the variables (0, off and an empty value switch
+nothing on), anomaly detection, deterministic algorithms and nvdlfw_inspect. TORCH_LOGS counts if a
+name has a plus or is `all`; `TORCH_LOGS=recompiles,graph_breaks` does not. cuDNN's own switches
+concern convolutions and are left out. The check reads settings; it does not time them.
+
+References. https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
 https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/trainer_utils.py
 https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst
@@ -79,12 +81,12 @@ SWITCHES = (
     Switch("AMD_SERIALIZE_KERNEL", "the host waits before or after every kernel", values="[123]"),
     # c10/cuda/CUDACachingAllocator.cpp: for compute-sanitizer; straight to cudaMalloc.
     Switch(
-        "PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor is a cudaMalloc and a cudaFree, which synchronises"
+        "PYTORCH_NO_CUDA_MEMORY_CACHING", "every tensor costs a cudaMalloc and a cudaFree, which synchronize"
     ),
     # torch/_inductor/config.py: nan_asserts; torch/_inductor/runtime/triton_heuristics.py.
     Switch(
         "TORCHINDUCTOR_NAN_ASSERTS",
-        "compiled code looks for NaN in every buffer and waits for the answer",
+        "compiled code checks every buffer for NaN and waits for the result",
         values="1",
     ),
     Switch(
@@ -93,13 +95,13 @@ SWITCHES = (
     # torch.distributed: every collective is preceded by a check that all ranks call the same one.
     Switch(
         "TORCH_DISTRIBUTED_DEBUG",
-        "every collective is compared over all ranks before it runs",
+        "every collective is first compared across all ranks",
         values="detail",
         applies=several_processes,
     ),
     # cuBLAS and cuDNN developer guides, logging.
-    Switch("CUBLASLT_LOG_LEVEL", "every GEMM call is written to a log", values="[2345]"),
-    Switch("CUDNN_LOGLEVEL_DBG", "every cuDNN call is written to a log", values="[23]"),
+    Switch("CUBLASLT_LOG_LEVEL", "cuBLAS logs every matmul", values="[2345]"),
+    Switch("CUDNN_LOGLEVEL_DBG", "cuDNN logs every call", values="[23]"),
     # Transformer Engine, docs/envvars.rst.
     Switch("NVTE_DEBUG", "every attention call logs its choice of backend", applies=logs_attention),
     Switch(
@@ -113,13 +115,13 @@ SWITCHES = (
     # documentation.
     Switch(
         "TORCH_LOGS",
-        "compiling writes its debug log",
+        "compilation writes its debug log",
         values=r"(?:.*,)?\s*(?:\+(?!help).*|all(?:,.*)?)",
         each_step=False,
     ),
     Switch(
         "TORCH_COMPILE_DEBUG",
-        "compiling writes every graph and kernel to a folder",
+        "compilation writes every graph and kernel to a folder",
         values="1",
         each_step=False,
     ),
@@ -158,7 +160,7 @@ def debug_switch_on(facts: Facts) -> Finding | None:
         title=f"{len(on)} debug {'switch is' if len(on) == 1 else 'switches are'} on: "
         f"{', '.join(each.said for each in on)}",
         explanation=" ".join(f"{each.said}: {each.cost}." for each in on)
-        + ("" if slow else " That costs while something is compiled, not in a step."),
+        + ("" if slow else " This costs time during compilation, not in a step."),
         evidence={
             "switches": tuple(each.said for each in on),
             "in_each_step": tuple(each.said for each in on if each.each_step),
@@ -185,7 +187,7 @@ def is_on(switch: Switch, value: str) -> bool:
 
 def calls_on(switches: dict[str, bool]) -> Iterator[On]:
     if switches.get("anomaly_detection"):
-        cost = "every operation of the forward keeps its Python stack, every gradient is searched for NaN"
+        cost = "every forward operation keeps its Python stack, and every gradient is checked for NaN"
         yield On("autograd anomaly detection", cost, "torch.autograd.set_detect_anomaly(False)", True)
     if switches.get("deterministic_algorithms"):
         fills = switches.get("fill_uninitialized_memory", True)
@@ -197,7 +199,7 @@ def calls_on(switches: dict[str, bool]) -> Iterator[On]:
         )
         yield On("deterministic algorithms", cost, undo, True)
     if switches.get("nvdlfw_inspect"):
-        cost = "Transformer Engine's layers look at every tensor, and te.Linear leaves compiled graphs"
+        cost = "Transformer Engine's layers inspect every tensor, and te.Linear breaks compiled graphs"
         yield On("nvdlfw_inspect", cost, "# remove nvdlfw_inspect.api.initialize(...)", True)
 
 

@@ -1,25 +1,31 @@
 """The FP8 backend cannot be imported
 
-Looks at: the backend that Accelerate will import, which a process of its own tried to import. It is
-the one that ACCELERATE_FP8_BACKEND names, else the first installed of torchao, Transformer Engine
-and MS-AMP. Of models with MX layers also whether torchao loaded its compiled kernels, of models
-with MXFP8 experts on a GPU of 10.x whether the packages of their casts are installed.
+What it finds. The FP8 backend that Accelerate will use cannot be imported, or torchao lacks the
+compiled kernels or packages that your MX layers need.
 
-Why it matters. Accelerate looks for a package's folder and its version, not whether it imports. A
-half-installed backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine
-hides the reason: its `__init__` swallows an ImportError of the torch part, and a user sees "module
+Why it matters. Accelerate checks only that a package's folder and version exist. A half-installed
+backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine hides the
+reason: its `__init__` swallows an ImportError of the torch part. You see "module
 'transformer_engine' has no attribute 'pytorch'".
 
-What to do. Install what the real error names. On a machine without a GPU a Transformer Engine that
-is not installed is a warning only: `fp8doctor env` where the job trains settles it.
+Fix. Install what the real error names. For a missing cuBLAS symbol:
 
-    ImportError: libtransformer_engine.so: undefined symbol: cublasLt...         # before
-    pip install --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"   # after, for this
+    # before: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal
+    pip install "transformer-engine[pytorch]==2.14.1"
 
-Evidence: wheels 2.13.0 to 2.16.1 lack `cublasLtGroupedMatrixLayoutInit_internal` beside the cuBLAS
-13.1.0.3 of torch 2.11 (symbols read in the released libraries), 2.12.0 and 2.20.2 import there.
-torchao 0.17 and 0.18 cast MXFP8 experts with kernels in CuTe DSL and install none of the packages
-(read in both wheels: `prototype/moe_training/kernels/mxfp8/quant.py`, no extra names them).
+    # after
+    pip install --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"
+
+When to ignore it. On a machine without a GPU: a missing Transformer Engine is only a warning there.
+Run `fp8doctor env` on the machine that trains.
+
+How it is detected, and limits. A separate process imports the backend that ACCELERATE_FP8_BACKEND
+names, or the first installed of torchao, Transformer Engine and MS-AMP. For MX layers, fp8doctor
+also checks whether torchao loaded its compiled kernels. For MXFP8 experts on a GPU with compute
+capability 10.x, it checks for the packages of torchao's CuTe DSL casts (0.17 and newer; torchao
+does not install them).
+
+References. Wheels 2.13.0 to 2.16.1 lack the symbol with torch 2.11's cuBLAS 13.1.0.3.
 https://github.com/NVIDIA/TransformerEngine/issues/2504 (cuBLAS symbol)
 https://github.com/NVIDIA/TransformerEngine/issues/1684 (extension built for another torch)
 https://github.com/NVIDIA/TransformerEngine/issues/1853 (cuDNN not found)
@@ -86,8 +92,8 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     ):
         return NotApplicable(reason="nothing asks Accelerate for an FP8 backend")
     return Finding(
-        title="FP8 was asked for and no FP8 backend is installed",
-        explanation=f"{asked} asks for FP8; torchao, Transformer Engine and MS-AMP are all missing, and "
+        title="FP8 was asked for, but no FP8 backend is installed",
+        explanation=f"{asked} asks for FP8. torchao, Transformer Engine and MS-AMP are all missing, so "
         "Accelerator() raises.",
         evidence={"asked_by": asked, "installed": ()},
         treatment=Treatment(
@@ -105,7 +111,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     elsewhere = absent and package in NEED_A_GPU and recorded(facts, "gpus") and not facts.gpus
     meaning = known.cause if known else "It is not installed." if absent else ""
     if elsewhere:
-        meaning += " It needs a GPU, which this machine does not have: where the job trains, ask again."
+        meaning += " It needs a GPU, which this machine does not have: check again where the job trains."
     version = facts.software.packages[package].version if package in facts.software.packages else None
     by_name = facts.environment.variables.get("ACCELERATE_FP8_BACKEND") == backend
     why = (
@@ -116,7 +122,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     return Finding(
         severity="warning" if elsewhere else None,
         title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
-        explanation=f"{why}, and in a fresh process importing it raises {error.rstrip('.')}."
+        explanation=f"{why}. In a fresh process, importing it raises {error.rstrip('.')}."
         + (f" {meaning}" if meaning else ""),
         evidence={
             "backend": backend,
@@ -158,9 +164,9 @@ def without_cutedsl(facts: Facts) -> Finding | None:
     if not missing:
         return None
     return Finding(
-        title=f"MXFP8 of {plural(len(experts), 'layer')} of experts lacks {', '.join(missing)}",
-        explanation=f"torchao {version} casts their weights and activations with kernels in CuTe DSL, does "
-        "not install what these need, and raises NotImplementedError at the first call.",
+        title=f"{plural(len(experts), 'layer')} with MXFP8 experts cannot run: {', '.join(missing)} missing",
+        explanation=f"torchao {version} casts their weights and activations with CuTe DSL kernels, but does "
+        "not install what these need. The first call raises NotImplementedError.",
         evidence={
             "experts": len(experts),
             "first": experts[0].name,
@@ -170,7 +176,7 @@ def without_cutedsl(facts: Facts) -> Finding | None:
         },
         treatment=Treatment(
             name="install-cutedsl",
-            summary="install what torchao's casts of experts need",
+            summary="install the packages that torchao's casts of experts need",
             code=f"pip install {' '.join(CUTEDSL.get(each, each) for each in missing)}",
             kind="shell",
         ),
@@ -191,8 +197,9 @@ def without_kernels(facts: Facts) -> Finding | None:
         severity="warning",
         title=f"torchao {version} loaded none of its compiled kernels, and "
         f"{plural(len(block), 'layer')} need them",
-        explanation=f"torchao skips its libraries when they were built for another torch than {torch}, with "
-        "a line in the log only.",
+        explanation=f"torchao skips its libraries if they were built for another torch than {torch}, and "
+        f"only "
+        "logs a line.",
         evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
         treatment=Treatment(
             name="install-fp8-backend",

@@ -1,21 +1,28 @@
 """An FP8 backend that Accelerate does not know
 
-Looks at: ACCELERATE_FP8_BACKEND, which Accelerate reads from version 1.9 on.
+What it finds. ACCELERATE_FP8_BACKEND holds a value other than TE, AO, MSAMP or NO.
 
-Why it matters. The value is compared letter by letter with TE, AO, MSAMP and NO. Anything else,
-`te` and the empty text included, stops every `Accelerator()` with "ValueError: 'te' is not a valid
-FP8BackendType", also in a run that never asked for FP8. The launcher walks into this itself:
-`accelerate launch --fp8_backend te` accepts only the lower-case spellings and hands them on as they
-are.
+Why it matters. Accelerate compares the value exactly, since version 1.9. Anything else, including
+`te` and an empty value, stops every `Accelerator()` with "ValueError: 'te' is not a valid
+FP8BackendType", even in a run that never asked for FP8. The launcher causes this itself:
+`accelerate launch --fp8_backend te` accepts only lower case, and passes it on unchanged.
 
-What to do. Set the variable, or write the name into the configuration file, in capitals.
+Fix. Set the variable, or write the name into the configuration file, in capitals (`fp8_config:
+{backend: TE}`). Accelerate 1.9 to 1.15 need this.
 
-    accelerate launch --mixed_precision fp8 --fp8_backend te train.py           # before: ValueError
-    ACCELERATE_FP8_BACKEND=TE accelerate launch --mixed_precision fp8 train.py  # after
-    fp8_config: {backend: TE}                                                   # or so, in YAML
+    # before: ValueError
+    accelerate launch --mixed_precision fp8 --fp8_backend te train.py
 
-Evidence: run with accelerate 1.15.0 (`te`, `torchao` and the empty value raise; the launcher's own
-environment holds `te`); read in 1.8.1, which does not look at the variable, and 1.9.0, which does.
+    # after
+    ACCELERATE_FP8_BACKEND=TE accelerate launch --mixed_precision fp8 train.py
+
+When to ignore it. If you pass recipe arguments to every `Accelerator`: they override the variable.
+
+How it is detected, and limits. fp8doctor reads the variable and Accelerate's version. An unknown
+version counts as new. The check is silent if Accelerate has already prepared a model.
+
+References. accelerate 1.15.0 was run (`te`, `torchao` and an empty value raise). 1.8.1 does not
+read the variable, 1.9.0 does.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/launch.py
 """
@@ -60,14 +67,14 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     version = packages["accelerate"].version
     if not reads_the_variable(version):
         return NotApplicable(
-            reason=f"accelerate {version} does not read ACCELERATE_FP8_BACKEND; {READ_SINCE} is the first to"
+            reason=f"accelerate {version} does not read ACCELERATE_FP8_BACKEND; {READ_SINCE} and newer do"
         )
     if written in BACKENDS:
         return None
     if was_prepared(facts):
         return NotApplicable(
-            reason="a model was prepared all the same: recipe arguments given to Accelerator go before "
-            "the variable"
+            reason="Accelerate has prepared a model: recipe arguments given to Accelerator override the "
+            "variable"
         )
     right = meant(written)
     by_launcher = launched_with_fp8(variables) and written in ("te", "ao", "msamp")
@@ -75,7 +82,8 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
         title=f"ACCELERATE_FP8_BACKEND={written} is not one of {', '.join(BACKENDS)}",
         explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" "
         "(accelerate "
-        f"{version})." + (f" accelerate launch --fp8_backend {written} wrote it so." if by_launcher else ""),
+        f"{version})."
+        + (f" accelerate launch --fp8_backend {written} sets this value." if by_launcher else ""),
         evidence={"ACCELERATE_FP8_BACKEND": written, "known": BACKENDS, "accelerate": version},
         treatment=Treatment(
             name="spell-backend",
@@ -95,7 +103,7 @@ def reads_the_variable(version: str | None) -> bool:
 
 
 def meant(written: str) -> str | None:
-    """Find the backend that was meant; None when that cannot be told."""
+    """Find the backend that was meant; None if unclear."""
     name = written.strip().upper()
     return name if name in BACKENDS else MEANT.get(name)
 

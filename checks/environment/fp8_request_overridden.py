@@ -1,24 +1,31 @@
-"""FP8 was asked for and something made it BF16 again
+"""Something turned your FP8 request back into BF16
 
-Looks at: ACCELERATE_MIXED_PRECISION and the variables that only `accelerate launch
---mixed_precision fp8` leaves behind; against them the precision of Accelerate's state and of
-TrainingArguments.
+What it finds. You asked for FP8, and an argument, a trainer or a late variable made the run BF16.
 
-Why it costs time. Precision has several masters and the last one wins, without a warning.
-`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable,
-from 5.0 on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True themselves
-unless told otherwise; Unsloth's trainers overwrite the variable; from transformers 5.0 on a
-variable that is set after TrainingArguments comes too late. Every GEMM then runs in BF16 and the
-step is as slow as before, while the launch command says fp8.
+Why it matters. Several settings decide the precision, and the last one wins without a warning.
+`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable;
+from 5.0 on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True by default.
+Unsloth's trainers overwrite the variable. From transformers 5.0 on, a variable set after
+TrainingArguments comes too late. Every matmul then runs in BF16 and the step gets no faster, while
+the launch command says fp8.
 
-What to do. Say in one place what the precision is, and leave the flags of the others off.
+Fix. Set the precision in one place, and leave all other flags off.
 
+    from trl import SFTConfig
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
+
+    from trl import SFTConfig
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
-Evidence: read in transformers 4.57.3 (`__post_init__` writes the variable), 5.0.0 and 5.23.0
-(`args.mixed_precision`), trl 0.19.0 and 1.16.0, unsloth 2026.10.9 (`models/rl.py`); run with
-transformers 5.23 and accelerate 1.15. https://github.com/huggingface/transformers/issues/25333
+When to ignore it. If you want BF16 in this run. Then unset the FP8 variable, so nobody is misled.
+
+How it is detected, and limits. fp8doctor compares ACCELERATE_MIXED_PRECISION, and the variables
+that only `accelerate launch --mixed_precision fp8` sets, with the precision of Accelerate and of
+TrainingArguments. It is silent if the model holds FP8 layers anyway, and if neither an Accelerator
+nor TrainingArguments exist yet.
+
+References. transformers 4.57.3, 5.0.0, 5.23.0, trl 0.19.0, 1.16.0, unsloth 2026.10.9.
+https://github.com/huggingface/transformers/issues/25333
 https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaFactory/issues/9500
 """
 
@@ -46,9 +53,9 @@ LATE_SINCE = 5
 """Major version of transformers from which TrainingArguments reads the variable once, when it is made."""
 
 CONVERTED_ANYWAY = {
-    "TE": " As ACCELERATE_FP8_BACKEND=TE is set as well, prepare() converts the model to Transformer Engine "
-    "all the same, and only the flags say otherwise.",
-    "AO": " As ACCELERATE_FP8_BACKEND=AO is set as well, prepare() will fail: 'NoneType' object has no "
+    "TE": " Because ACCELERATE_FP8_BACKEND=TE is set too, prepare() still converts the model to Transformer "
+    "Engine; only the flags say otherwise.",
+    "AO": " Because ACCELERATE_FP8_BACKEND=AO is set too, prepare() will fail: 'NoneType' object has no "
     "attribute 'config'.",
 }
 """What ``Accelerator.prepare`` does with a backend but without fp8. Source: accelerate 1.9 to 1.15,
@@ -72,15 +79,14 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
     precision = precision_of(facts.training)
     if precision is None:
         return NotApplicable(
-            reason="neither an Accelerator nor TrainingArguments were made, so nothing has decided "
-            "the precision"
+            reason="there is neither an Accelerator nor TrainingArguments, so nothing has set the precision"
         )
     if precision == "fp8":
         return None
     trainer = facts.training.trainer
     if precision == "fp16" and not (trainer and trainer.fp16) and falls_back(facts):
         return NotApplicable(
-            reason="Accelerate itself fell back to fp16, as this GPU has no FP8 tensor cores"
+            reason="Accelerate itself fell back to fp16, because this GPU has no FP8 tensor cores"
         )
     if has_fp8_layers(facts):
         return NotApplicable(reason=f"the model holds FP8 layers although the precision is {precision}")
@@ -88,7 +94,7 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
     backend = variables.get("ACCELERATE_FP8_BACKEND", "")
     return Finding(
         severity="warning" if backend == "TE" else None,
-        title=f"FP8 was asked for ({asked}) and {who} made it {precision}",
+        title=f"FP8 was asked for ({asked}), but {who} made it {precision}",
         explanation=why + CONVERTED_ANYWAY.get(backend, ""),
         evidence={
             "asked_by": asked,
@@ -137,17 +143,17 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
     if precision.lower() == "fp8":
         return (
             "the spelling",
-            "Accelerate knows fp8 in lower case only: its Accelerator trains without mixed precision, a "
-            "Trainer of transformers 5 fails.",
+            "Accelerate accepts fp8 in lower case only. Accelerator trains without mixed precision; a "
+            "Trainer "
+            "of transformers 5 fails.",
             _treatment("spell the precision in lower case", "export ACCELERATE_MIXED_PRECISION=fp8"),
         )
     if "unsloth" in packages and packages["unsloth"].imported:
         return (
             f"Unsloth {packages['unsloth'].version}",
-            "Its patched trainers set bf16 and ACCELERATE_MIXED_PRECISION themselves when they are made.",
+            "Its patched trainers set bf16 and ACCELERATE_MIXED_PRECISION themselves when you create them.",
             _treatment(
-                "ask Unsloth for FP8 (full fine-tuning, from 2026.10 on), as its trainers accept "
-                "no other way",
+                "ask Unsloth for FP8 (full fine-tuning, 2026.10 or newer): its trainers accept no other way",
                 "FastLanguageModel.from_pretrained(name, full_finetuning=True, "
                 "float8_training=Float8LinearConfig())",
             ),
@@ -156,10 +162,10 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
         return by_trainer
     return (
         "Accelerator()",
-        f"Its argument mixed_precision={precision!r} beats the environment, or it was made before the "
-        "variable was set.",
+        f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you set "
+        "the variable.",
         _treatment(
-            "let the Accelerator read the environment, or tell it fp8",
+            "let the Accelerator read the environment, or pass it fp8",
             'accelerator = Accelerator(mixed_precision="fp8")',
         ),
     )
@@ -172,7 +178,7 @@ def culprit_of_trainer(
     if trainer.bf16 or trainer.fp16:
         name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
         default = (
-            f" TRL's configs turn bf16 on unless bf16=False is written, and {name} is one of them."
+            f" TRL's configs, such as {name}, turn bf16 on unless you write bf16=False."
             if trainer.kind.startswith("trl.")
             else ""
         )
@@ -186,15 +192,15 @@ def culprit_of_trainer(
             f"In transformers {transformers} the flags beat the environment, without a "
             f"warning.{rewritten}{default}",
             _treatment(
-                "switch both flags off, so that the launcher decides",
+                "switch both flags off, so the launcher decides",
                 f"args = {name}(..., bf16=False, fp16=False)",
             ),
         )
     if trainer.mixed_precision == "no" and int((transformers or "0").partition(".")[0]) >= LATE_SINCE:
         name = trainer.kind.rpartition(".")[2]
         return (
-            f"{name}, made before the variable was set,",
-            f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when {name} is made.",
+            f"{name}, created before the variable was set,",
+            f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when you create {name}.",
             _treatment(
                 "set the variable first",
                 f'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\nargs = {name}(..., bf16=False, '

@@ -1,29 +1,30 @@
 """FP8 settings that nothing reads
 
-Looks at: FP8 variables in the environment, the "fp8" section of the DeepSpeed configuration, the
-backend that is in use.
+What it finds. An FP8 variable or configuration entry is set, but nothing in this job reads it.
 
-Why it costs time. A setting with no reader fails silently: the run keeps another backend or recipe
-than the one that was tuned. Accelerate reads ACCELERATE_FP8_* and nothing without that prefix. Of
-those it reads only the ones of the backend in use. Under DeepSpeed it drops the recipe variables
-and passes DelayedScaling() with defaults, on every GPU. It leaves out whatever equals its own
-defaults, so `most_recent` never arrives and Transformer Engine computes `max`. Transformer Engine
-itself dropped `override_linear_precision` in 2.0 and `interval` in 2.2, and passes over both
-without a word. DeepSpeed itself trains in FP8 with no key of its configuration.
+Why it matters. The run keeps another backend or recipe than the one you tuned, without a warning.
+Accelerate reads only ACCELERATE_FP8_*, and of those only the ones for the backend in use. Under
+DeepSpeed it drops the recipe variables and passes DelayedScaling() with defaults. It also omits
+whatever equals its own defaults, so `most_recent` never arrives and Transformer Engine computes
+`max`. Transformer Engine ignores `override_linear_precision` since 2.0 and `interval` since 2.2.
+DeepSpeed itself has no FP8 training.
 
-What to do. Use the name that is read, or drop the setting.
+Fix. Use the name that Accelerate reads (1.9 or newer for the backend), or delete the setting.
 
-    export FP8_BACKEND=te              # before: read by nothing
-    export ACCELERATE_FP8_BACKEND=TE   # after
+    export FP8_BACKEND=te             # before: nothing reads this
 
-The values that `accelerate launch` writes by itself are not reported: it sets every variable of
-every backend.
+    export ACCELERATE_FP8_BACKEND=TE  # after
 
-Evidence: read in accelerate 1.15.0 (`utils/dataclasses.py`, `accelerator.py: _prepare_deepspeed`
-passes `fp8_recipe_handler`, which is None for TERecipeKwargs; the launcher's defaults also in 1.4.0
-to 1.9.0), searched for in torchao 0.18 and transformers 5.23; LLaMA-Factory sets the first two.
-`DelayedScaling` of Transformer Engine 1.13, 2.0, 2.1, 2.2 and 2.20.2 (run: it takes both arguments
-and has neither). https://github.com/hiyouga/LlamaFactory/issues/9500
+When to ignore it. If a tool outside this process reads the variable.
+
+How it is detected, and limits. fp8doctor compares the environment and DeepSpeed's "fp8" section
+with what the backend in use reads. It reports nothing about recipe variables if it cannot tell the
+backend. Values that `accelerate launch` writes by itself are not reported: the launcher sets every
+variable of every backend.
+
+References. accelerate 1.4.0 to 1.15.0 (`utils/dataclasses.py`, `_prepare_deepspeed`), torchao 0.18,
+transformers 5.23, `DelayedScaling` of Transformer Engine 1.13 to 2.20.2. LLaMA-Factory sets
+FP8_BACKEND: https://github.com/hiyouga/LlamaFactory/issues/9500
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -120,7 +121,7 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="use-settings-that-are-read",
-            summary="use the name that is read, or drop the setting",
+            summary="use the name that Accelerate reads, or delete the setting",
             code="\n".join(dict.fromkeys(each.instead for each in idle)),
         ),
     )
@@ -144,8 +145,9 @@ def unread_names(variables: dict[str, str], backend: str | None) -> list[Idle]:
         Idle(
             name,
             value,
-            f"{name} is read by neither Accelerate, torchao, Transformer Engine nor transformers; "
-            f"Accelerate reads {read}.",
+            f"Neither Accelerate, torchao, Transformer Engine nor transformers reads {name}; Accelerate "
+            f"reads "
+            f"{read}.",
             instead_of(name, read, in_accelerates_words(value), backend),
         )
         for name, read in UNREAD.items()
@@ -178,8 +180,7 @@ def deepspeed_section() -> tuple[Idle, ...]:
         Idle(
             'deepspeed "fp8" section',
             "",
-            'DeepSpeed has no training in FP8 and passes over an "fp8" section; Accelerate and the '
-            "backend decide.",
+            'DeepSpeed has no FP8 training and ignores an "fp8" section; Accelerate and the backend decide.',
             'accelerate launch --use_deepspeed --mixed_precision fp8 train.py   # and delete "fp8" from '
             "the DeepSpeed configuration",
         ),
@@ -206,7 +207,7 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
                     Idle(
                         name,
                         value,
-                        f"{name} belongs to the backend {owner}, and {backend} is in use.",
+                        f"{name} belongs to the backend {owner}, but {backend} is in use.",
                         f"unset {name}",
                     )
                 )
@@ -215,8 +216,8 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
     algorithm = PREFIX + "AMAX_COMPUTE_ALGO"
     if backend == "TE" and not launched and variables.get(algorithm, "").lower() == "most_recent":
         why = (
-            "Accelerate passes on only what differs from its own default, which most_recent is: Transformer "
-            "Engine uses its own, max."
+            "most_recent is Accelerate's own default, so Accelerate does not pass it on: Transformer Engine "
+            "uses its default, max."
         )
         idle.append(
             Idle(algorithm, "most_recent", why, f"unset {algorithm}   # Transformer Engine computes max")
@@ -227,15 +228,12 @@ def recipe_settings(facts: Facts, backend: str | None) -> list[Idle]:
 def unread_by_transformer_engine(facts: Facts, suffix: str) -> str | None:
     """Tell why a variable of Transformer Engine's own does not reach its recipe; None when it does."""
     if under_deepspeed(facts):
-        return (
-            "Under DeepSpeed Accelerate drops these variables and passes DelayedScaling() with defaults, on "
-            "every GPU."
-        )
+        return "Under DeepSpeed, Accelerate drops these variables and passes DelayedScaling() with defaults."
     since, setting = DROPPED.get(suffix, ("", ""))
     version = installed(facts, "transformer_engine")
     if not since or version is None or version < Version(since):
         return None
-    return f"Transformer Engine dropped {setting} in {since}, and passes over it without a word."
+    return f"Transformer Engine dropped {setting} in {since}, and ignores it without a warning."
 
 
 def changes_nothing(value: str, default: str) -> bool:

@@ -1,25 +1,29 @@
-"""Versions that do not work together
+"""Installed versions that do not work together
 
-Looks at: the versions of Accelerate, PEFT, torchao, Transformer Engine and cuDNN, and whether this
-job brings a known bad pair of them together.
+What it finds. This job uses a pair of versions that is known to fail together, among Accelerate,
+PEFT, torchao, Transformer Engine and cuDNN.
 
-Why it matters. Most pairs fail with a message that names neither version: "Passing in an FP8
-configuration requires setting `mixed_precision='fp8'`" although it was set, "module
+Why it matters. Most pairs fail with a message that names neither version. Examples: "Passing in an
+FP8 configuration requires setting `mixed_precision='fp8'`" although you set it, "module
 'transformer_engine.pytorch' has no attribute 'fp8'", "Target module Linear() is not supported".
-People then give FP8 up, or change a setting that was right. Accelerate 1.4 to 1.7 say nothing: they
-call the run fp8 and convert no layer, unless a recipe is passed.
+Accelerate 1.4 to 1.7 say nothing: they report fp8 and convert no layer, unless you pass a recipe.
 
-What to do. Install the version that mends it.
+Fix. Install a version that works with the other.
 
-    accelerate==1.8.1    # before: every Accelerator() that reads fp8 from the environment raises
-    accelerate>=1.9.0    # after
+    pip install "accelerate==1.8.1"  # before: Accelerator() raises if the environment asks for fp8
 
-A pair that only a later step of the script would bring together is information.
+    pip install "accelerate>=1.9.0"  # after
 
-Evidence: every row was run, before and from the version that mends it, with the released wheels on
-a CPU (`tests/versions/known_versions.md`; a stand-in for Transformer Engine, which needs a GPU).
-That of cuDNN was read: Transformer Engine 2.20.2 asks for 9.12 at import and 2.19.0 does not, torch
-2.8 to 2.10 pin 9.10.2.21, and a cuDNN of the system is taken before pip's.
+When to ignore it. If a later step of your script never uses the two together: such pairs are
+reported as information.
+
+How it is detected, and limits. fp8doctor compares the installed versions with a table of known
+pairs, and reports one only if this job brings the two together. A pair that is not in the table is
+not found. A version that cannot be parsed matches nothing.
+
+References. Each pair was run with the released wheels on a CPU (`tests/versions/known_versions.md`;
+a stand-in for Transformer Engine). The cuDNN pair was read: Transformer Engine 2.20.2 requires cuDNN
+9.12 at import, 2.19.0 does not, and torch 2.8 to 2.10 pin 9.10.2.21.
 https://github.com/NVIDIA/TransformerEngine/pull/3236
 https://github.com/huggingface/accelerate/pull/3677
 https://github.com/huggingface/accelerate/pull/3852
@@ -111,7 +115,7 @@ class Pair(NamedTuple):
     other: Versions | None
     meet: Callable[[Facts], bool]
     what_happens: str
-    mended_by: str
+    fixed_by: str
     later: bool = False
     """Whether only a later step of the script would bring them together."""
 
@@ -123,7 +127,7 @@ CUDNN_OF_PIP = "nvidia-cudnn-cu12"
 """Its distribution with CUDA 12; the name ends in CUDA's major version."""
 
 UNCONVERTED = (
-    "unless a recipe is passed (kwargs_handlers), mixed_precision says fp8 and prepare() converts nothing."
+    "unless you pass a recipe (kwargs_handlers), mixed_precision says fp8 but prepare() converts nothing."
 )
 
 PAIRS = (
@@ -158,8 +162,8 @@ PAIRS = (
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
-        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": the module it asks "
-        "was renamed in Transformer Engine 2.9.",
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": Transformer Engine "
+        "2.9 renamed this module.",
         "accelerate>=1.13.0",
     ),
     Pair(
@@ -185,7 +189,7 @@ PAIRS = (
         Versions(CUDNN, end=str(CUDNN_FLOOR)),
         te_may_come,
         f'importing it raises "Transformer Engine requires cuDNN {CUDNN_FLOOR}.0 or later", unless the '
-        f"system has a newer cuDNN than pip; Transformer Engine before {TE_WITH_CUDNN_FLOOR} does not ask.",
+        f"system has a newer cuDNN than pip. Transformer Engine before {TE_WITH_CUDNN_FLOOR} does not check.",
         f"{CUDNN_OF_PIP}>={CUDNN_FLOOR}",
         later=True,
     ),
@@ -213,15 +217,15 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
         )
         for pair in found
     ]
-    wanted = tuple(dict.fromkeys(for_cuda_of(facts, pair.mended_by) for pair in found))
+    wanted = tuple(dict.fromkeys(for_cuda_of(facts, pair.fixed_by) for pair in found))
     return Finding(
         severity="info" if all(pair.later for pair in found) else None,
-        title=f"{named[0]} does not work here" + (f", and {len(named) - 1} more" if len(named) > 1 else ""),
+        title=f"{named[0]} does not work here" + (f", nor {len(named) - 1} more" if len(named) > 1 else ""),
         explanation=" ".join(f"{name}: {pair.what_happens}" for name, pair in zip(named, found, strict=True)),
         evidence={"pairs": tuple(named), "mended_by": wanted},
         treatment=Treatment(
             name="upgrade-" + "-and-".join(dict.fromkeys(each.partition(">=")[0] for each in wanted)),
-            summary="install the version that mends it",
+            summary="install a version that works",
             code="pip install " + " ".join(f'"{each}"' for each in wanted),
         ),
     )

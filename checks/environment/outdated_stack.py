@@ -1,21 +1,28 @@
-"""An FP8 library whose newer versions take less host time
+"""A newer Transformer Engine needs less host time
 
-Looks at: the version of Transformer Engine, where this job has imported it.
+What it finds. This job imports a Transformer Engine whose newer releases spend less host time per
+layer.
 
-Why it costs time. FP8 runs more and shorter kernels than BF16, and a te.Linear takes the host
-several times as long as an nn.Linear. The host's time for each layer therefore decides sooner.
-Several releases of Transformer Engine each took some of it away.
+Why it matters. FP8 runs more and shorter kernels than BF16, and a te.Linear takes the host several
+times as long as an nn.Linear. So the host limits an FP8 step sooner than a BF16 step. Releases
+2.10, 2.12, 2.14 and 2.16 each reduced that host time.
 
-What to do. Upgrade, and time the step again: how much it brings depends on how far the host is
-behind the GPU.
+Fix. Upgrade, then time the step again. Versions 2.20 and newer refuse a cuDNN before 9.12, and
+torch 2.8 to 2.10 bring 9.10. If your cuDNN is newer, omit the upper bound.
 
-    pip install "transformer-engine[pytorch]==2.8.0"                                       # before
-    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"   # after
+    # before
+    pip install "transformer-engine[pytorch]==2.8.0"
 
-2.20 and newer refuse a cuDNN before 9.12, and torch 2.8 to 2.10 bring 9.10. If your cuDNN is newer,
-leave the upper bound out.
+    # after
+    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"
 
-Evidence: the pull requests in each row, by the first release whose tag holds them.
+When to ignore it. If the GPU is busy all the time: less host time then saves nothing.
+
+How it is detected, and limits. fp8doctor compares the imported version with the releases that
+brought each change. It does not know in advance how much an upgrade saves; this depends on how far
+the host falls behind the GPU.
+
+References. The first release whose tag holds each change:
 https://github.com/NVIDIA/TransformerEngine/pull/2377
 https://github.com/NVIDIA/TransformerEngine/pull/2439
 https://github.com/NVIDIA/TransformerEngine/pull/2559
@@ -43,8 +50,8 @@ class Since(NamedTuple):
 
 
 NEWS = (
-    Since("transformer_engine", "2.10", "less Python work in the forward of its modules (TE#2377, TE#2400)"),
-    Since("transformer_engine", "2.12", "less of it again, in forward and attribute access (TE#2439)"),
+    Since("transformer_engine", "2.10", "less Python work in its modules' forward (TE#2377, TE#2400)"),
+    Since("transformer_engine", "2.12", "even less, in forward and attribute access (TE#2439)"),
     Since("transformer_engine", "2.14", "cheaper quantized tensors (TE#2559)"),
     Since("transformer_engine", "2.16", "a cheaper autocast (TE#2957)"),
 )
@@ -70,9 +77,9 @@ def outdated_stack(facts: Facts) -> Finding | NotApplicable | None:
     newest = {news.package: news.version for news in missed}
     named = ", ".join(f"{package} {facts.software.packages[package].version}" for package in newest)
     return Finding(
-        title=f"{named}: newer versions take less host time",
+        title=f"{named} is outdated: newer versions need less host time",
         explanation=" ".join(f"{news.version} brought {news.brings}." for news in missed)
-        + " What that saves shows where the host is the limit.",
+        + " This saves time if the host limits the step.",
         evidence={"installed": named, "missed": tuple(news.version for news in missed)},
         treatment=Treatment(
             name="upgrade-" + "-and-".join(package.replace("_", "-") for package in newest),

@@ -1,30 +1,32 @@
 """Layers too small to pay for their casts
 
-Looks at: every FP8 layer's in and out features and the tokens of a step. On a GPU the trial times
-its GEMMs alone, in BF16 and in FP8, and its casts, compiled; elsewhere all of it is modelled.
+What it finds. Some FP8 layers cost more time in casts than their FP8 matmuls save, even compiled.
 
-Why it costs time. FP8 halves the time of a large GEMM and adds casts: input, weight and gradient
-are read once for their largest value and once more to be written in FP8, in two layouts. GEMMs grow
-with M x K x N, casts with M x K, K x N and M x N. So where K or N is small (the key and value
-projections of grouped-query attention, narrow bottlenecks) the casts cost more than the GEMMs save,
-and compiling does not change that.
+Why it matters. FP8 halves the time of a large matmul, but adds casts. Input, weight and gradient
+are read once for their largest value, and once more to be written in FP8, in two layouts. A matmul
+grows with M x K x N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in the
+key and value projections of grouped-query attention or in narrow bottlenecks, the casts cost more
+than the matmul saves.
 
-What to do. Leave these layers out of the conversion; the others keep their gain.
+Fix. Leave these layers out of the conversion; the others keep their gain (torchao 0.18).
 
-    convert_to_float8_training(model)                                  # before: all of them
-    keep = {f"model.layers.{i}.self_attn.k_proj" for i in range(32)}   # after: without these
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)
+    convert_to_float8_training(model)  # before: all of them
 
-It fires only beyond doubt. A layer that was timed alone has to be slower by 3 %, with no more of
-its casts than a step pays at the least (45 %); one that is modelled, by 25 %. In all it has to be 2
-% of the model's GEMM time. A layer that only rowwise scaling makes too dear has the wrong recipe
-(SHP005). One that more tokens, up to 65,536 in a micro-batch, would mend has too few (SHP003).
-Where the whole step was timed without these layers in FP8 and gained less than that, nothing is
-said.
+    from torchao.float8 import convert_to_float8_training
+    small = {f"model.layers.{i}.self_attn.k_proj" for i in range(32)}
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name not in small)  # after
 
-Evidence: torchao's own filter leaves out K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12
-to 0.18, tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
-https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40 % slower in FP8)
+When to ignore it. If you convert everything to study numerics.
+
+How it is detected, and limits. On a GPU the trial times each layer's matmuls in BF16 and FP8, and
+its compiled casts; otherwise all of it is estimated. A layer must be 3% slower when timed, counting
+only 45% of its casts (the least a step pays), or 25% when estimated; together, 2% of the matmul
+time. If rowwise scaling is the reason, see SHP005; if more tokens help, SHP003. If the trial timed
+the whole step without these layers in FP8 and gained less, nothing is reported.
+
+References. torchao's own filter skips K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12 to
+0.18, tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
+https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40% slower in FP8)
 """
 
 from __future__ import annotations
@@ -61,10 +63,10 @@ SHAPES_SHOWN = 3
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         return NotApplicable(
-            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8 and a datasheet"
+            reason="fp8doctor knows no FP8 layer's shape, recipe and tokens, or no FP8 datasheet of this GPU"
         )
     if crossing(facts):
-        return NotApplicable(reason="with so few tokens FP8 pays for no shape (SHP003)")
+        return NotApplicable(reason="with so few tokens, FP8 pays off for no shape (SHP003)")
     found, saved = losing_body(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return None
@@ -81,13 +83,14 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     )
     treatment = keep_in_bf16(tuple(found), facts)
     if pays_for_none(fp8, facts):
-        treatment = stay_in_bf16(facts, "FP8 pays for none of these shapes")
+        treatment = stay_in_bf16(facts, "FP8 pays off for none of these shapes")
     return Finding(
-        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)}, in x out {shown}, "
-        f"{'loses' if len(found) == 1 else 'lose'} to BF16 even when compiled"
-        f"{'' if all(gain.measured for gain in found.values()) else ', as modelled'}",
-        explanation=f"{basis(found.values())}: their GEMMs take {bf16:.2f} ms a step in BF16 and "
-        f"{in_fp8:.2f} in FP8, their casts {at_least(found.values())}{casts:.2f}.{in_step(saved)}",
+        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} (in x out {shown}) "
+        f"{'is' if len(found) == 1 else 'are'} slower than BF16, compiled too"
+        f"{'' if all(gain.measured for gain in found.values()) else ' (estimated)'}",
+        explanation=f"{basis(found.values())}: their matmuls take {bf16:.2f} ms/step in BF16 and "
+        f"{in_fp8:.2f} "
+        f"ms in FP8, their casts {at_least(found.values())}{casts:.2f} ms.{in_step(saved)}",
         evidence={
             "losing_layers": len(found),
             "fp8_layers": len(fp8),
@@ -105,8 +108,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def pays_for_none(fp8: list[Linear], facts: Facts) -> bool:
-    """Whether all FP8 layers are better left in BF16 or run on no GPU, and so is what could be converted
-    beside them."""
+    """Whether BF16 is better for every FP8 layer, and for every layer that could still be converted."""
     others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
     run = {linear.name for linear in fp8 if not if_recorded(unaligned, linear)}
     return run <= set(to_keep(facts)) and all(would_lose(linear, facts, fp8[0].recipe) for linear in others)

@@ -1,27 +1,28 @@
-"""A model of another size than its name says
+"""The model's size differs from its name
 
-Looks at: the parameter count, and sizes such as 350M or 7b in the configuration's name, the class,
-the file and the function that builds the model.
+What it finds. The parameter count does not match the size in the model's name, such as 350M or 7b.
 
-Why it matters. Times, memory and speedups are compared by size. A decoder that was called 350M had
-454M parameters: a third more work in every step, put down to FP8. The usual causes: a gated MLP
-(three matrices) with the width of a plain one, an output head that is not tied, a larger
-vocabulary.
+Why it matters. People compare times, memory and speedups by size. A decoder called 350M had 454M
+parameters: a third more work in every step, which was blamed on FP8. The usual causes are a gated
+MLP (three matrices) with the width of a plain one, an untied output head, and a larger vocabulary.
 
-What to do. Take the number of layers, or the width, that gives the size; or call it what it is.
+Fix. Choose the number of layers, or the width, that gives the size, or change the name.
 
-    model = Decoder(layers=24, width=1024)    # before: called 350M, has 454M
-    model = Decoder(layers=18, width=1024)    # after: 354M
+    model = Decoder(layers=24, width=1024)  # before: called 350M, has 454M
 
-Counted are all parameters without LoRA's. Names leave the embeddings out or not, and round: a size
-that fits within 12 % with or without them, or is rounded to it, is right. Nothing is said of
-mixtures of experts, of several towers, of a model that was cut, and of numbers that are off by more
-than a factor of two, which mean something else (tokens, say).
+    model = Decoder(layers=18, width=1024)  # after: 354M
 
-Evidence: the released models whose counts are furthest from their names are gemma-7b (8.54 B, 7.75
-B without embeddings), Llama-3.2-1B (1.24 B) and gemma-2b (2.51 B).
-https://huggingface.co/google/gemma-7b https://huggingface.co/meta-llama/Llama-3.2-1B
-https://huggingface.co/google/gemma-2b
+When to ignore it. If you do not compare this model with others by size.
+
+How it is detected, and limits. fp8doctor counts all parameters except LoRA's, and reads sizes in
+the name in the configuration, the class, the file and the function that builds the model. Names may
+round and may omit the embeddings: a difference up to 12% with or without them is fine. Nothing is
+reported for mixtures of experts, several towers, a shortened model, or a number that is off by more
+than a factor of two, which means something else (tokens, for example).
+
+References. The released models whose counts are furthest from their names: gemma-7b (8.54B, 7.75B
+without embeddings), Llama-3.2-1B (1.24B), gemma-2b (2.51B). https://huggingface.co/google/gemma-7b
+https://huggingface.co/meta-llama/Llama-3.2-1B https://huggingface.co/google/gemma-2b
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 TOLERANCE = 0.12
-"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the
-most of the released models that were compared."""
+"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the "
+"most
+among the released models that were compared."""
 
 ANOTHER_MEANING = 2.0
-"""Ratio beyond which a number in a name is not taken for the number of parameters. A choice, to keep silent
-on "10B tokens"."""
+"""Ratio beyond which a number in a name does not mean parameters. A choice, because of "10B tokens"."""
 
 SIZE = re.compile(r"(?:(?P<before>\d+)(?P<point>[._]))?(?P<number>\d+)(?P<unit>[MmBb])(?![A-Za-z0-9])")
 """350M, 7b, 1.5B, and 1_5b, which may be 1.5 or 5."""
@@ -65,7 +66,7 @@ class Claim(NamedTuple):
 @check("SHP006", "model-size-differs", area="shapes", severity="info", changes_fp8=True)
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     if recorded(facts, "target.layers") and facts.target.layers:
-        return NotApplicable(reason="the model was cut with --layers")
+        return NotApplicable(reason="the model was shortened with --layers")
     network = facts.network
     size = network.parameters - (network.adapter_parameters or 0)
     claims = [claim for source, name in names(facts) for claim in claims_in(source, name)]
@@ -90,9 +91,10 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     claim = plausible[0]
     layers, fitting = layers_for(claim, size, network)
     return Finding(
-        title=f"The model has {count_in_words(size)} parameters, and {claim.source} says {claim.text}",
-        explanation=f"That is {size / claim.parameters:.2f}x of what it is called, and comparisons by size "
-        "are off by as much.",
+        title=f"The model has {count_in_words(size)} parameters, but {claim.source} says {claim.text}",
+        explanation=f"This is {size / claim.parameters:.2f}x the size in its name. Comparisons by size are "
+        f"off "
+        "by as much.",
         evidence={
             "parameters": size,
             "claimed": claim.text,
@@ -101,7 +103,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="size-as-named",
-            summary=f"{layers} layers instead of {network.blocks[0].count} give it; or call it "
+            summary=f"use {layers} layers instead of {network.blocks[0].count}, or call it "
             f"{count_in_words(size)}",
             code=f"{'config.num_hidden_layers' if network.kind.startswith('transformers.') else 'layers'} = "
             f"{layers}   # {count_in_words(fitting)} parameters",
@@ -112,7 +114,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def names(facts: Facts) -> Iterator[tuple[str, str]]:
-    """List everything that names the model, the most deliberate name first."""
+    """List the names of the model, the most deliberate first."""
     if recorded(facts, "network.configured_name") and facts.network.configured_name:
         yield f"its configuration ({facts.network.configured_name})", facts.network.configured_name
     kind = facts.network.kind.rpartition(".")[2]

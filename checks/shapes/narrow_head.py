@@ -1,24 +1,31 @@
 """A narrow head or router in FP8
 
-Looks at: output heads and routers that were converted, their in and out features, and the tokens of
-a step. On a GPU the trial times them alone, in BF16 and in FP8 with compiled casts.
+What it finds. An output head with few classes, or a router, was converted to FP8 and is slower than
+in BF16.
 
-Why it costs time. A head with a handful of classes and a router with a few dozen experts read the
-whole stream of activations for a result of a few columns: their GEMMs are bound by memory, and
-casting that stream moves more bytes than the GEMM itself. What FP8 rounds here goes straight into
-the loss or into the choice of the experts, so that it harms accuracy too. What is named here is
-modelled to lose by a margin of 25 % with 65,536 tokens in a micro-batch too; where the whole step
-was timed without it in FP8 and gained less than it was to lose, it is not. A head as wide as a
-vocabulary may well gain with enough tokens, and is told as information, for its rounding alone.
+Why it matters. A head with a handful of classes and a router with a few dozen experts read all
+activations to compute a few columns. Memory bandwidth limits such a matmul, and casting the
+activations moves more bytes than the matmul itself. Rounding here also goes straight into the loss
+or into the choice of experts, so it costs accuracy too.
 
-What to do. Leave it out of the conversion.
+Fix. Leave the layer out of the conversion (torchao 0.18).
 
-    convert_to_float8_training(model)                                                 # before
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "score")  # after
+    convert_to_float8_training(model)  # before
 
-Evidence: torchtitan's configurations leave out `output` and `router.gate`; DeepSeek-V3 keeps output
-head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1). https://github.com/pytorch/torchtitan
-https://arxiv.org/abs/2412.19437
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name != "score")  # after
+
+When to ignore it. If only its rounding is reported: a head as wide as a vocabulary can gain speed
+with enough tokens, and is only information.
+
+How it is detected, and limits. On a GPU the trial times the layer in BF16 and in FP8 with compiled
+casts. Otherwise it is estimated, and must be 25% slower, with 65,536 tokens in a micro-batch too.
+If the trial timed the whole step without this layer in FP8 and gained less than that, nothing is
+reported.
+
+References. torchtitan's configurations leave out `output` and `router.gate`. DeepSeek-V3 keeps
+output head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1).
+https://github.com/pytorch/torchtitan https://arxiv.org/abs/2412.19437
 """
 
 from __future__ import annotations
@@ -53,7 +60,7 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     wide = [linear for linear in apart if makes_logits(linear, facts.network)]
     if not wide and not gains(facts).keys() & {linear.name for linear in apart}:
         return NotApplicable(
-            reason="its shape, recipe or tokens are not known, or the GPU has no FP8 or no datasheet"
+            reason="fp8doctor does not know its shape, recipe or tokens, or no FP8 datasheet of this GPU"
         )
     found, saved = losing_apart(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
@@ -63,10 +70,11 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     roles = {role: sum(linear.role == role for linear in layers) for role in APART}
     counted = " and ".join(plural(count, role) for role, count in roles.items() if count)
     return Finding(
-        title=f"{counted} in FP8, {first.in_features} to {first.out_features} features, slower than in BF16: "
-        f"{first.name}",
-        explanation=f"{basis([gain])}: its GEMMs take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} in "
-        f"FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f}. What FP8 rounds there goes straight "
+        title=f"{counted} in FP8 ({first.in_features} to {first.out_features} features) "
+        f"{'is' if len(layers) == 1 else 'are'} slower than in BF16: {first.name}",
+        explanation=f"{basis([gain])}: its matmuls take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} "
+        f"ms "
+        f"in FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f} ms. FP8 rounding there goes straight "
         f"into {GOES_INTO[first.role]}.{in_step(saved)}",
         evidence={
             "layers": len(layers),
@@ -86,12 +94,12 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def vocabulary_in_fp8(head: Linear, facts: Facts) -> Finding:
-    """Tell of a head that may well gain, and whose rounding goes into the loss."""
+    """Report a head that can gain speed, but whose rounding goes into the loss."""
     return Finding(
         severity="info",
-        title=f"The head of a vocabulary of {head.out_features:,} is in FP8: {head.name}",
-        explanation="It need not be slower, and what FP8 rounds there goes straight into the loss: recipes "
-        "that are known to train keep it in BF16.",
+        title=f"The output head over {head.out_features:,} tokens is in FP8: {head.name}",
+        explanation="It need not be slower, but its rounding goes straight into the loss. Recipes that are "
+        "known to train well keep the head in BF16.",
         evidence={
             "first": head.name,
             "in_features": head.in_features,

@@ -1,33 +1,32 @@
 """Another FP8 recipe is faster here
 
-Looks at: the step with each other recipe of torchao, or of Transformer Engine, in place of the
-model's own, timed beside it with all else equal.
+What it finds. The same step is faster with another of torchao's or Transformer Engine's recipes.
 
-Why it costs time. The recipes differ in what surrounds the GEMMs. `tensorwise` needs one scale per
-tensor, which the fastest FP8 kernels take. `rowwise` needs one per row and column: its casts cost
-more and its GEMMs are slower, which small layers (K, N up to about 2048) never earn back.
-`rowwise_with_gw_hp` leaves the weight gradient in BF16, so that it gains at two GEMMs only. Of
-Transformer Engine's, delayed scaling knows its scales beforehand, current scaling reads every
-tensor once more, and block scaling casts and multiplies in blocks of 128. Which one wins depends on
-the shapes, so it is measured.
+Why it matters. Recipes differ in casts and kernels. `tensorwise` has one scale per tensor, which
+the fastest FP8 kernels use. `rowwise` has one per row and column: its casts cost more and its
+matmuls are slower, which small layers (K, N up to about 2048) never earn back. `rowwise_with_gw_hp`
+keeps the weight gradient in BF16. In Transformer Engine, delayed scaling knows its scales in
+advance, current scaling reads every tensor once more, and block scaling works in blocks of 128. On
+an H200, a 468M decoder took 92.8 ms/step with tensorwise and 126.0 ms with rowwise (BF16: 98.2 ms).
 
-Without a trial two things are told, as information. With a batch of yours, that the cost model
-expects another of torchao's recipes to be faster, by a margin of 15 %. And by the datasheet, that a
-GeForce of the Blackwell generation multiplies block-scaled FP8 (MXFP8) at twice the rate of plain
-FP8: neither torchao 0.18 nor Transformer Engine 2.20 trains in it there; a kernel that takes all
-block scales as 1 gives the same product as plain FP8.
+Fix. Convert with the faster recipe and watch the loss: `tensorwise` is the fastest and least exact,
+`rowwise_with_gw_hp` the most exact. For Transformer Engine, pass the recipe to `te.autocast`.
 
-What to do. Convert with the recipe that is faster, and watch the loss: `tensorwise` is the fastest
-and the least exact, `rowwise_with_gw_hp` the most exact. Transformer Engine is given its recipe by
-the autocast: `te.autocast(enabled=True, recipe=Float8CurrentScaling())`.
+    config = Float8LinearConfig.from_recipe_name("rowwise")     # before
 
-    config = Float8LinearConfig.from_recipe_name("rowwise")       # before: 123 ms at width 1024
-    config = Float8LinearConfig.from_recipe_name("tensorwise")    # after: 88 ms
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = Float8LinearConfig.from_recipe_name("tensorwise")  # after
     convert_to_float8_training(model, config=config)
 
-Evidence: `h200-decoder_468m_compiled`: tensorwise 92.8 ms a step, rowwise 126.0 ms, BF16 98.2 ms.
-Transformer Engine's documentation gives a 5B on an H200 NVL 1.69x of BF16 with delayed, 1.58x with
-current, 1.40x with block scaling, GEMMs and casts alone. The two rates of FP8 on 12.x:
+When to ignore it. If your loss needs the more exact recipe.
+
+How it is detected, and limits. The trial times the step with each other recipe, all else equal.
+Without a trial, two things are information: the cost model expects tensorwise to be 15% faster with
+your batch; or the GPU (GeForce Blackwell) multiplies block-scaled FP8 at twice the rate of plain
+FP8, for which torchao 0.18 and Transformer Engine 2.20 have no training recipe.
+
+References. `h200-decoder_468m_compiled`. NVIDIA's 5B on an H200 NVL, matmuls and casts alone: 1.69x
+of BF16 with delayed, 1.58x with current, 1.40x with block scaling. FP8 rates on 12.x:
 https://github.com/triton-lang/triton/issues/11320 https://github.com/Nerogar/OneTrainer/pull/1686
 https://docs.pytorch.org/ao/main/workflows/training.html
 """
@@ -52,7 +51,7 @@ from fp8doctor.wording import times
 TENSORWISE = "tensorwise"
 
 MODEL_ERROR = 0.15
-"""Share by which another recipe has to be faster, where both are modelled. A convention of this tool."""
+"""Share by which another recipe must be faster if both are modelled. A convention."""
 
 
 @check(
@@ -67,7 +66,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     if slow:
         return slow
     if on_cpu:
-        return NotApplicable(reason="no other recipe was timed on a GPU")
+        return NotApplicable(reason="the trial timed no other recipe on a GPU")
     others = [
         (each, base)
         for each in facts.trial.arms
@@ -97,11 +96,10 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
     return Finding(
         title=f"The recipe {recipe} is {times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
-        explanation=(
-            f"The step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms, timed in turn"
-            f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. "
-            + "The recipes differ in exactness too: watch the loss."
-        ),
+        explanation=f"Timed in turn, the step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms"
+        f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. The recipes also "
+        f"differ in "
+        "exactness: watch the loss.",
         evidence=evidence,
         saving_ms=Saving(
             low=saved.low,
@@ -114,12 +112,12 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def untimed(own: list[str], facts: Facts) -> Finding | None:
-    """Tell what is known without a trial."""
+    """Say what is known without a trial."""
     return at_half_rate(own, facts) or if_recorded(modelled, own, facts)
 
 
 def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
-    """Tell of plain FP8 on a GPU that multiplies block-scaled FP8 faster, by the datasheet."""
+    """Report plain FP8 on a GPU whose datasheet has a higher rate for block-scaled FP8."""
     gpu = modelled_gpu(facts)
     if (
         gpu is None
@@ -132,10 +130,10 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
     return Finding(
         severity="info",
         title=f"{gpu.name} multiplies block-scaled FP8 (MXFP8) {times:.1f} times as fast as {', '.join(own)}",
-        explanation=f"By the datasheet {gpu.block_scaled_fp8_tflops:,.0f} beside {gpu.fp8_tflops:,.0f} "
-        f"TFLOP/s, and BF16 {gpu.bf16_tflops:,.0f}; nothing was timed. torchao 0.18 and Transformer Engine "
-        "2.20 do not train in it on this GPU: what gains is a matrix product of your own that takes all "
-        "block scales as 1.",
+        explanation=f"Datasheet: {gpu.block_scaled_fp8_tflops:,.0f} TFLOP/s against {gpu.fp8_tflops:,.0f}, "
+        f"and "
+        f"{gpu.bf16_tflops:,.0f} in BF16; nothing was timed. torchao 0.18 and Transformer Engine 2.20 do not "
+        "train in MXFP8 on this GPU. Your own kernel could use the rate with all block scales set to 1.",
         evidence={
             "own_recipe": tuple(own),
             "gpu": gpu.name,
@@ -146,9 +144,9 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
 
 
 def modelled(own: list[str], facts: Facts) -> Finding | None:
-    """Tell that tensorwise is modelled as faster, by more than the model may be off.
+    """Report that tensorwise is modelled as faster, by more than the model's error.
 
-    Steps that were watched take what the model does not know of, too.
+    Not for watched steps: they contain time that the model does not know.
     """
     watched = recorded(facts, "observed.steps_ms") and facts.observed.steps_ms
     if watched or not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
@@ -159,8 +157,9 @@ def modelled(own: list[str], facts: Facts) -> Finding | None:
     return Finding(
         severity="info",
         title=f"The recipe {TENSORWISE} may be about {step.step_ms / other.step_ms:.2f}x as fast as {own[0]}",
-        explanation=f"The step would take {other.step_ms:,.1f} instead of {step.step_ms:,.1f} ms (modelled "
-        f"on {step.gpu}); nothing was timed. The recipes differ in exactness too: watch the loss.",
+        explanation=f"The step would take {other.step_ms:,.1f} instead of {step.step_ms:,.1f} ms (estimated "
+        f"for "
+        f"{step.gpu}; nothing was timed). The recipes also differ in exactness: watch the loss.",
         evidence={
             "own_recipe": tuple(own),
             "faster_recipe": TENSORWISE,
@@ -172,7 +171,7 @@ def modelled(own: list[str], facts: Facts) -> Finding | None:
 
 
 def pays_by_block(facts: Facts, base: Arm, changed: Arm) -> bool:
-    """Whether what was timed block by block is faster than the user's one graph too, where it is one."""
+    """Whether a variant compiled block by block also beats the user's single graph."""
     as_is = arm(facts.trial, ArmName.AS_IS)
     return base.name != COMPILE_BLOCKS or as_is is None or ratio(as_is, changed).low > 1
 

@@ -1,34 +1,33 @@
-"""Rows that the FP8 GEMM of a layer cannot take
+"""Rows that a layer's FP8 matmul cannot take
 
-Looks at: the rows that each FP8 layer was seen to multiply in one forward, where they are not the
-tokens of the batch; the tokens themselves are SHP001's.
+What it finds. An FP8 layer multiplies a number of rows for which the step raises on a GPU. SHP001
+covers the batch's tokens.
 
-Why it matters. The inner side of a weight gradient's GEMM is the rows, and FP8 kernels want it to
-be a multiple of 16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 where the weight
-is frozen). The conditioning of a diffusion model (time embedding, AdaLN) and the head over a
-pooled token see one row a sample: a batch of 4 samples is 4 rows, however long they are. The
-forward works, and the backward raises: "Expected self.size(1) to be divisible by 16, but got
-self.size(1)=4". A CPU computes any number of rows, so that it shows first on a GPU.
+Why it matters. The inner side of a weight gradient's matmul is the rows, and FP8 kernels need a
+multiple of 16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 if the weight is
+frozen). A diffusion model's conditioning (time embedding, AdaLN) and a head over a pooled token see
+one row per sample: a batch of 4 samples is 4 rows. The forward works and the backward raises:
+"Expected self.size(1) to be divisible by 16, but got self.size(1)=4". A CPU computes any number of
+rows, so it first fails on a GPU.
 
-What to do. Leave these layers out of the conversion: with so few rows they have nothing to gain.
+Fix. Leave these layers out: with so few rows they gain nothing. For experts in torchao's grouped
+matmul, pass `MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17 or newer).
 
-    convert_to_float8_training(model)                                                  # before
-    keep = {"time_embedding.linear_1", "time_embedding.linear_2"}                      # after
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)
+    convert_to_float8_training(model)  # before
 
-Experts whose weights torchao multiplies in one grouped GEMM want the same of the rows of each
-expert, which a router decides. They are padded only on request:
+    from torchao.float8 import convert_to_float8_training
+    few = {"time_embedding.linear_1", "time_embedding.linear_2"}
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name not in few)  # after
 
-    MXFP8TrainingOpConfig()                                        # before: nothing pads
-    MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)    # after
+When to ignore it. If your real batches have other sizes that are multiples of 16.
 
-If your own code may pad, or te.GroupedLinear multiplies, this is unknown.
+How it is detected, and limits. fp8doctor counts each layer's rows in one forward with your batch.
+Layers with `pad_inner_dim=True`, and steps already timed on a GPU, are not reported. A router
+decides each expert's rows: if your code may pad them, or te.GroupedLinear multiplies them, the
+answer is unknown.
 
-`pad_inner_dim=True` pads these rows, at the price of a copy, and is not told. Nor is a step that
-was timed on a GPU, which has proved that it runs.
-
-Evidence: run on torch's meta device (torch 2.13, torchao 0.18), whose kernel of `_scaled_mm` asks
-the same of its operands: a Float8Linear raises in the backward with 4 rows and not with 16.
+References. On torch's meta device (torch 2.13, torchao 0.18), a Float8Linear raises in the backward
+with 4 rows and not with 16.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 https://github.com/NVIDIA/TransformerEngine/issues/1422
 """
@@ -79,8 +78,9 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
             raise Unrecorded(
                 Workload,
                 "rows",
-                f"the rows of {plural(len(routed), 'expert layer')} ({routed[0].name} first), which a router "
-                f"decides and which have to be multiples of {max(map(multiple_of, routed))}",
+                f"the rows of {plural(len(routed), 'expert layer')} (first: {routed[0].name}); a router "
+                f"decides "
+                f"them, and they must be multiples of {max(map(multiple_of, routed))}",
             )
         return None
     first = found[0]
@@ -89,9 +89,9 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     counted = plural(seen, "row") if most == seen else f"{min(filter(None, rows.values()))} to {most} rows"
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} "
-        f"{'sees' if len(found) == 1 else 'see'} {counted}, on which the step raises on a GPU",
-        explanation=f"{first.name} multiplies {plural(seen, 'row')} and not the {facts.workload.tokens} of "
-        f"the batch; the GEMM of its weight gradient wants a multiple of {multiple}. Counted in one forward.",
+        f"{'multiplies' if len(found) == 1 else 'multiply'} {counted}: the step raises on a GPU",
+        explanation=f"In one forward, {first.name} multiplies {plural(seen, 'row')}, not the batch's "
+        f"{facts.workload.tokens}. Its weight gradient's matmul needs a multiple of {multiple}.",
         evidence={
             "layers": len(found),
             "fp8_layers": len(fp8),
@@ -106,39 +106,39 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def is_routed(linear: Linear) -> bool:
-    """Whether a router decides how many rows this layer of torchao's sees, and nothing pads them."""
+    """Whether a router decides the rows of this torchao layer, and nothing pads them."""
     padded = recipe_of(linear).pads_tokens or linear.features.get("pad_inner_dim")
     return linear.role == "experts" and linear.stack == "torchao" and linear.gemms == 1 and not padded
 
 
 def is_unpadded_group(linear: Linear) -> bool:
-    """Whether a grouped GEMM of torchao's takes these experts' rows as the router gives them."""
+    """Whether torchao's grouped matmul takes these experts' rows as the router gives them."""
     pads = linear.features.get("pad_token_groups_for_grouped_mm")
     return linear.role == "experts" and linear.stack == "torchao" and pads is False
 
 
 def are_aligned(linear: Linear, facts: Facts) -> bool:
-    """Whether the rows of each expert were counted, and its GEMM takes all of them."""
+    """Whether each expert's rows were counted, and its matmul takes them."""
     seen = rows_seen(linear, facts)
     return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
 
 
 def is_grouped_in_te(linear: Linear) -> bool:
-    """Whether this is Transformer Engine's grouped GEMM, which pads nothing."""
+    """Whether this is Transformer Engine's grouped matmul, which pads nothing."""
     return linear.stack == "transformer_engine" and linear.kind.endswith(".GroupedLinear")
 
 
 def rows_in_te(layers: list[Linear]) -> str:
-    """Say what is not known of Transformer Engine's grouped GEMMs."""
+    """Say what is unknown about Transformer Engine's grouped matmuls."""
     multiple = max(map(multiple_of, layers))
     return (
-        f"the rows of each expert of {plural(len(layers), 'te.GroupedLinear')} ({layers[0].name} first), "
-        f"which a router decides: they have to be a multiple of {multiple}, and te.Fp8Padding has to pad them"
+        f"the rows of each expert in {plural(len(layers), 'te.GroupedLinear')} (first: {layers[0].name}); a "
+        f"router decides them, they must be multiples of {multiple}, and te.Fp8Padding must pad them"
     )
 
 
 def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
-    """Tell of grouped experts whose rows nothing pads. Raises `Unrecorded` where the user's code may."""
+    """Report grouped experts whose rows nothing pads. Raises `Unrecorded` if the user's code may."""
     first, multiple = groups[0], max(map(multiple_of, groups))
     routed = any(linear.role == "router" for linear in facts.network.linears)
     counted = any(any(rows_seen(each, facts)) for each in groups)
@@ -146,20 +146,21 @@ def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
         raise Unrecorded(
             Workload,
             "rows",
-            f"whether the rows of each expert of {first.name} are a multiple of {multiple}: no router was "
-            "found that decides",
+            f"whether each expert's rows in {first.name} are a multiple of {multiple}: fp8doctor found no "
+            f"router "
+            "that decides them",
         )
     if not counted and any(each.features.get("code_may_pad_rows") is not False for each in groups):
         raise Unrecorded(
             Workload,
             "rows",
-            f"whether your code pads the rows of each expert of {first.name} to a multiple of {multiple}",
+            f"whether your code pads each expert's rows in {first.name} to a multiple of {multiple}",
         )
     return Finding(
-        title=f"Each expert's rows must be a multiple of {multiple}, and nothing pads them in "
+        title=f"Nothing pads each expert's rows to a multiple of {multiple} in "
         f"{plural(len(groups), 'expert weight')} of {plural(len(fp8), 'FP8 layer')}",
         explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies. "
-        f"Its FP8 grouped GEMM takes multiples of {multiple} alone, and pad_token_groups_for_grouped_mm is "
+        f"Its FP8 grouped matmul takes only multiples of {multiple}, and pad_token_groups_for_grouped_mm is "
         "False: on a GPU the step raises, or stops with a device-side assert.",
         evidence={
             "layers": len(groups),
@@ -182,18 +183,18 @@ def pad_lines(linear: Linear) -> str:
     return (
         f"from torchao.prototype.moe_training.config import {config}   # torchao 0.17 or newer\n"
         f"config = {config}(pad_token_groups_for_grouped_mm=True)\n"
-        "quantize_(model, config, filter_fn=filter_fn)   # your own filter, in place of the config before"
+        "quantize_(model, config, filter_fn=filter_fn)   # with your own filter, instead of the old config"
     )
 
 
 def unaligned(linear: Linear, facts: Facts) -> int | None:
-    """Find a call whose rows, beside the tokens, its FP8 GEMM cannot take."""
+    """Find a call with rows, other than the tokens, that its FP8 matmul cannot take."""
     tokens, divisor = facts.workload.tokens, tokens_divisor(linear)
     return next((rows for rows in rows_seen(linear, facts) if rows != tokens and rows % divisor), None)
 
 
 def _conditioned(samples: int) -> Facts:
-    """A block of a diffusion model, and the layer of its time embedding, which sees a row a sample."""
+    """A diffusion model's block, and its time embedding, which sees one row per sample."""
 
     def linear(name: str) -> Linear:
         return Linear(

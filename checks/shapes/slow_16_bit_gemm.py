@@ -1,28 +1,32 @@
-"""A GEMM left in 16 bits is slow for its sides
+"""A 16-bit matmul is slow because of its sides
 
-Looks at: in and out features of the Linears that stay in 16 bits beside FP8 ones, and the 16-bit
-GEMMs of the profiled step where there is one, else the model of the step.
+What it finds. A Linear that stays in 16 bits next to FP8 layers has a side that is not a multiple
+of 8, and costs 5% of the step or more.
 
-Why it costs time. FP8 leaves the output head in 16 bits, and a vocabulary such as GPT-2's 50257 is
-no multiple of 8. Rows of such a matrix do not begin at 16 bytes, so cuBLAS cannot take the kernels
-that read whole vectors, and what runs has a sixth of the speed. The smaller the rest of the step
-gets in FP8, the larger the share of this one layer. Where a compiled region holds the layer,
-Inductor pads the GEMM by itself if that is faster; such layers are named only after a profile.
+Why it matters. FP8 conversions leave the output head in 16 bits, and a vocabulary such as GPT-2's
+50257 is not a multiple of 8. Such a matrix has rows that do not begin at 16 bytes. cuBLAS then
+cannot use kernels that read whole vectors, and the matmul runs at a sixth of the speed. The faster
+the rest gets in FP8, the larger this layer's share. With a 454M decoder on an H200, padding 50,257
+to 50,304 took the compiled FP8 step from 129.8 ms to 95.1 ms.
 
-What to do. Pad the side to a multiple of 64: the vocabulary in the model, not in the tokenizer. The
-new rows are never a label. Where head and embedding are tied, both grow.
+Fix. Pad the side to a multiple of 64: the model's vocabulary, not the tokenizer's. The new rows are
+never a label. If head and embedding are tied, both grow. For a trained model, call
+`model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)`.
 
-    model = GPT(GPT2Config(vocab_size=50257))                 # before: 124 TFLOP/s in the head
-    model = GPT(GPT2Config(vocab_size=50304))                 # after: a multiple of 64
-    model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)   # after, trained
+    from transformers import GPT2Config
+    config = GPT2Config(vocab_size=50257)  # before
 
-It fires when padding saves 5 % of the step or more: by the profile, what its 16-bit GEMMs take
-beyond the model of them padded.
+    from transformers import GPT2Config
+    config = GPT2Config(vocab_size=50304)  # after: a multiple of 64
 
-Evidence: decoder of 454M with 16,384 tokens: a vocabulary of 50,304 instead of 50,257 takes the
-step in compiled FP8 from 129.8 ms to 95.1 ms
-(`tests/benchmarks/measured/h200_padded_vocabulary.json.gz`). The kernel of the odd one is
-`cutlass_75_tensorop_bf16_s1688gemm`. 8 elements, and 64 on an A100, are what NVIDIA asks:
+When to ignore it. If the checkpoint's shape must stay as it is.
+
+How it is detected, and limits. fp8doctor estimates what padding saves, and limits it by the 16-bit
+matmul time in the profiled step. In a compiled region Inductor may pad by itself, so such layers
+are reported only after a profile.
+
+References. `tests/benchmarks/measured/h200_padded_vocabulary.json.gz`; with 50257 the kernel is
+`cutlass_75_tensorop_bf16_s1688gemm`. NVIDIA asks for 8 elements, 64 on an A100:
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
 Inductor's `shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py
 """
@@ -43,19 +47,19 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 PADDED = 64
-"""Elements to pad to: 128 bytes, what NVIDIA asks on an A100; 8 are enough elsewhere."""
+"""Elements to pad to: 128 bytes, as NVIDIA asks on an A100; 8 are enough elsewhere."""
 
 WORTH_PCT = 5.0
-"""Part of the step, in per cent, from which padding is worth a change of the model: twice the 2 % within
-which a step measured against itself repeats, and a margin."""
+"""Percent of the step from which padding is worth changing the model: twice the 2% within which a step
+measured twice repeats, and a margin."""
 
 
 class Step(NamedTuple):
-    """The step, and the GEMMs in it that run in 16 bits."""
+    """The step, and its matmuls in 16 bits."""
 
     ms: float
     gemms_16bit_ms: float | None
-    """None where it was not profiled."""
+    """None if it was not profiled."""
 
 
 @check("SHP008", "slow-16-bit-gemm", area="shapes", severity="warning", about_shapes=True)
@@ -65,7 +69,7 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 layer in the model")
     tokens, gpu, step = facts.workload.tokens, modelled_gpu(facts), step_of(facts)
     if gpu is None or step is None or tokens is None:
-        return NotApplicable(reason="the step was not timed, and cannot be modelled")
+        return NotApplicable(reason="the step was neither timed nor estimated")
     slow = [linear for linear in linears if is_slow(linear, profiled=step.gemms_16bit_ms is not None)]
     if not slow:
         return None
@@ -78,15 +82,15 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
         return None
     first = max(slow, key=lambda linear: linear.in_features * linear.out_features)
     profiled = (
-        f" All 16-bit GEMMs of the profiled step take {step.gemms_16bit_ms:,.1f} ms."
+        f" All 16-bit matmuls of the profiled step take {step.gemms_16bit_ms:,.1f} ms."
         if step.gemms_16bit_ms is not None
         else ""
     )
     return Finding(
-        title=f"{plural(len(slow), 'layer')} in 16 bits, {first.in_features} x {first.out_features}, "
-        f"{'runs' if len(slow) == 1 else 'run'} at a sixth of the speed: no multiple of {MULTIPLE}",
-        explanation=f"The GEMMs of {first.name} take {now:,.1f} ms a step as they are and {padded:,.1f} with "
-        f"sides that are multiples of {PADDED} (modelled on {gpu.name}).{profiled}",
+        title=f"{plural(len(slow), '16-bit layer')} ({first.in_features} x {first.out_features}) "
+        f"{'runs' if len(slow) == 1 else 'run'} at a sixth of the speed: not a multiple of {MULTIPLE}",
+        explanation=f"Matmuls of {first.name} take {now:,.1f} ms/step now, and {padded:,.1f} ms with sides "
+        f"padded to multiples of {PADDED} (estimated for {gpu.name}).{profiled}",
         evidence={
             "layers": len(slow),
             "first": first.name,
@@ -106,7 +110,7 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def step_of(facts: Facts) -> Step | None:
-    """Find the step that was profiled, else the modelled one; None where there is neither."""
+    """Find the profiled step, else the modelled one; None without either."""
     arm = as_is(facts)
     if arm is not None and recorded(arm, "step_ms") and arm.step_ms:
         breakdown = arm.breakdown if recorded(arm, "breakdown") else None
@@ -117,7 +121,7 @@ def step_of(facts: Facts) -> Step | None:
 
 
 def is_slow(linear: Linear, *, profiled: bool) -> bool:
-    """Whether rows of this layer's matrices do not begin at 16 bytes; compiled, only a profile can tell."""
+    """Whether this layer's rows do not begin at 16 bytes; if compiled, only a profile shows the cost."""
     ragged = linear.in_features % MULTIPLE or linear.out_features % MULTIPLE
     return bool(
         ragged
@@ -129,7 +133,7 @@ def is_slow(linear: Linear, *, profiled: bool) -> bool:
 
 
 def total_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
-    """Model the GEMMs of these layers in one step, in 16 bits, as they are or padded."""
+    """Model these layers' 16-bit matmuls in one step, as they are or padded."""
     total = 0.0
     for linear in linears:
         rows, sides = rows_of(linear, facts) or 0, (linear.in_features, linear.out_features)
@@ -141,12 +145,12 @@ def total_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool
 
 
 def round_up(side: int) -> int:
-    """Return the next multiple of `PADDED`, for sides that are none of `MULTIPLE`."""
+    """Return the next multiple of `PADDED` if a side is not a multiple of `MULTIPLE`."""
     return side if side % MULTIPLE == 0 else -(-side // PADDED) * PADDED
 
 
 def padding(linear: Linear, network: Network) -> Treatment:
-    """Pad the vocabulary where the layer is its head, else the layer."""
+    """Pad the vocabulary if the layer is its head, else the layer."""
     sides = (linear.in_features, linear.out_features)
     vocabulary = network.vocabulary if recorded(network, "vocabulary") else None
     if linear.role == "head" and vocabulary and vocabulary in sides:
@@ -154,16 +158,16 @@ def padding(linear: Linear, network: Network) -> Treatment:
         transformers = recorded(network, "kind") and network.kind.startswith("transformers.")
         return Treatment(
             name="pad-vocabulary",
-            summary=f"pad the vocabulary of the model from {vocabulary} to {wide}, not the tokenizer's",
+            summary=f"pad the model's vocabulary from {vocabulary} to {wide}, not the tokenizer's",
             code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)   "
             f"# {vocabulary} -> {wide}"
             if transformers
-            else f"vocab_size = {wide}   # not {vocabulary}: of the embedding and the head alike",
+            else f"vocab_size = {wide}   # not {vocabulary}: for embedding and head",
         )
     k, n = (round_up(side) for side in sides)
     return Treatment(
         name="pad-dimensions",
-        summary="pad the sides of the layer to multiples of 64",
+        summary="pad the layer's sides to multiples of 64",
         code=f"nn.Linear{sides}  ->  nn.Linear({k}, {n})   # {linear.name}",
     )
 

@@ -1,29 +1,33 @@
 """Too few tokens in a step
 
-Looks at: the tokens of one micro-batch (batch x sequence), when the batch is yours, and the shapes
-of the FP8 layers.
+What it finds. With the tokens of one micro-batch (batch x sequence), the FP8 layers together are
+slower than in BF16; with more tokens they would gain.
 
-Why it costs time. The rows of every GEMM are the tokens. With a few hundred of them a GEMM is over
-before the GPU is full: its time is that of reading the weight, or of launching a kernel, and FP8
-tensor cores have nothing to speed up. The price of FP8 hardly falls with the tokens: the weight is
-scaled and cast in full twice a step, and each layer launches some nine kernels more, compiled.
+Why it matters. The tokens are the rows of every matmul. With a few hundred, a matmul ends before
+the GPU is full: reading the weight or launching the kernel takes most of its time, and FP8 tensor
+cores cannot speed that up. FP8's own cost hardly falls: the whole weight is scaled and cast twice a
+step, and each layer launches about nine more kernels, compiled. With 256 tokens, one job ran at
+0.59x of BF16 on an H200.
 
-What to do. More tokens in a micro-batch: a larger batch, longer or packed sequences, and fewer
-steps of accumulation in exchange, which trains the same.
+Fix. Put more tokens into a micro-batch: a larger batch, longer or packed sequences. Use fewer
+accumulation steps in exchange, so training stays the same.
 
-    per_device_train_batch_size=1, gradient_accumulation_steps=32    # before: 32 x 256 tokens
-    per_device_train_batch_size=32, gradient_accumulation_steps=1    # after: 1 x 8192 tokens
+    from transformers import TrainingArguments
+    args = TrainingArguments(per_device_train_batch_size=1, gradient_accumulation_steps=32)  # before
 
-It fires when all FP8 layers together lose for sure, and more tokens would make them faster by 3 %.
-For sure is by a margin of 25 % where the layers are modelled. Of layers that were timed alone it is
-by 3 %, with no more of their casts than a step pays at the least (45 %). Where no number of tokens
-makes them faster, the layers are too small (SHP002). A whole step in FP8 that was timed and is not
-slower than the best BF16 shows that the tokens suffice. The numbers are of the layers: a step that
-waits for its host, or for data, needs more than such a number of tokens. A batch that would have to
-grow more than 16 times is not told to: FP8 is better left off.
+    from transformers import TrainingArguments
+    args = TrainingArguments(per_device_train_batch_size=32, gradient_accumulation_steps=1)  # after
 
-Evidence: `h200-few_tokens` has 256 tokens in a micro-batch, and FP8 runs at 0.59x of BF16.
-https://github.com/pytorch/ao/issues/572 https://github.com/axolotl-ai-cloud/axolotl/issues/3969
+When to ignore it. If your real batch is larger.
+
+How it is detected, and limits. fp8doctor needs a batch of yours. The layers must be slower by 25%
+when estimated, or by 3% when timed alone, counting only 45% of their casts (the least a step pays);
+more tokens must gain 3%. If no number of tokens helps, see SHP002. If the batch had to grow more
+than 16 times, the advice is BF16. The numbers are the layers'; a step that waits for the host or
+for data needs more tokens.
+
+References. `h200-few_tokens`. https://github.com/pytorch/ao/issues/572
+https://github.com/axolotl-ai-cloud/axolotl/issues/3969
 """
 
 from __future__ import annotations
@@ -43,22 +47,23 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the batch is not the user's")
     if not gains(facts):
         return NotApplicable(
-            reason="no FP8 layer whose shape, recipe and tokens are known, on a GPU with FP8 and a datasheet"
+            reason="fp8doctor knows no FP8 layer's shape, recipe and tokens, or no FP8 datasheet of this GPU"
         )
     found = crossing(facts)
     if found is None:
         return None
     tokens = facts.workload.tokens
-    how = "timed alone" if found.measured else "modelled"
-    where = "in a micro-batch" if facts.workload.accumulate > 1 else "a step"
+    how = "timed alone" if found.measured else "estimated"
+    where = "per micro-batch" if facts.workload.accumulate > 1 else "per step"
     batch = global_batch(facts.workload, found)
     return Finding(
-        title=f"{tokens:,} tokens {where} are too few for the FP8 layers; from about "
-        f"{found.tokens:,} on they gain",
-        explanation=f"GEMMs and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 at "
-        f"best with these tokens ({how} on {found.gpu}), and at {found.speedup_then:.2f}x with "
-        f"{found.tokens:,} (modelled). A step that waits for its host, or for anything else "
-        "outside of them, gains less.",
+        title=f"{tokens:,} tokens {where} are too few for the FP8 layers; they gain from about "
+        f"{found.tokens:,}",
+        explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
+        f"at "
+        f"best with these tokens ({how}, {found.gpu}), and at {found.speedup_then:.2f}x with "
+        f"{found.tokens:,} (estimated). A step that waits for the host, or for anything else outside them, "
+        "gains less.",
         evidence={
             "tokens": tokens,
             "batch_size": facts.workload.batch_size,
@@ -70,11 +75,11 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name=MORE_TOKENS,
-            summary=f"{found.tokens:,} tokens in a micro-batch" + (f"; {batch}" if batch else ""),
+            summary=f"use {found.tokens:,} tokens per micro-batch" + (f"; {batch}" if batch else ""),
             code=more_tokens(facts.workload, found),
         )
         if growth(facts.workload, found) <= MOST_GROWTH
-        else stay_in_bf16(facts, f"FP8 wants {growth(facts.workload, found):g} times the batch"),
+        else stay_in_bf16(facts, f"FP8 needs {growth(facts.workload, found):g} times the batch"),
     )
 
 
@@ -89,7 +94,7 @@ def more_tokens(workload: Workload, found: Crossing) -> str:
 
 
 def global_batch(workload: Workload, found: Crossing) -> str:
-    """Say what these lines make of the batch of one step of the optimizer; empty where it stays."""
+    """Say how these lines change the batch per optimizer step; empty if they do not."""
     change = growth(workload, found)
     return (
         ""
@@ -100,13 +105,13 @@ def global_batch(workload: Workload, found: Crossing) -> str:
 
 
 def growth(workload: Workload, found: Crossing) -> float:
-    """Compute how many times larger the batch of one step of the optimizer becomes."""
+    """Compute how many times larger the batch per optimizer step becomes."""
     times, fewer = _changed(workload, found)
     return times * fewer / workload.accumulate
 
 
 def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
-    """Compute how many times larger the micro-batch becomes, and how many of them make a step then."""
+    """Compute how many times larger the micro-batch becomes, and how many then make a step."""
     times = found.tokens // (workload.tokens or 1)
     return times, max(1, workload.accumulate // times)
 

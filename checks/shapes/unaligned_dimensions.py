@@ -1,29 +1,32 @@
-"""Sides that FP8 GEMMs cannot take
+"""Sides that FP8 matmuls cannot take
 
-Looks at: in and out features of every FP8 layer, and the tokens of one step when the batch is
-yours. When FP8 was asked for or is in the model, also the ordinary Linears that a converter has to
-leave out. The output head in 16 bits is no disease, whatever the vocabulary.
+What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16, so the
+step raises or the layer cannot be converted.
 
-Why it costs time. FP8 kernels want every side to be a multiple of 16: MX formats 32, torchao's
-blockwise scaling and NVFP4 128. A training step multiplies the weight (out x in), its transpose,
-and, for the weight gradient, activations whose inner side is the tokens; so in, out and tokens all
-count. A layer that breaks the rule either raises on a GPU ("divisible by 16"), or was skipped by
-the converter and runs in 16 bits.
+Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's
+blockwise scaling and NVFP4 128). A training step multiplies the weight, its transpose, and for the
+weight gradient activations whose inner side is the tokens. So in, out and tokens all count. A layer
+that breaks the rule raises on a GPU ("divisible by 16"), or the converter skipped it and it runs in
+16 bits.
 
-What to do. Pad to the next multiple: widths in the configuration, tokens in the collator. A head's
-classes, and the patches or tokens that a mixing layer runs over, stay what they are: leave these
-layers out of the conversion. A mixing layer is told by its sides, which no norm, embedding,
-convolution or head has; one that is by chance as wide as the channels (gMixer) is not told apart.
+Fix. Pad to the next multiple: widths in the configuration, tokens in the collator. Leave a head's
+classes, and layers across patches or tokens, out of the conversion. `pad_inner_dim=True`
+(Accelerate's default for torchao) pads the tokens at the price of a copy, but not in and out.
 
-    DataCollatorWithPadding(tokenizer)                        # before: 1003 tokens
-    DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16) # after: 1008 tokens
+    from transformers import DataCollatorWithPadding
+    collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens
 
-`pad_inner_dim=True` (Accelerate's default for torchao) pads the inner side of each GEMM. That mends
-the tokens, at the price of a copy; it does not mend in or out, because the second operand must fit
-on both sides.
+    from transformers import DataCollatorWithPadding
+    collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)  # after: 1008 tokens
 
-Evidence: a CPU accepts any side, so the rule is arithmetic here. Read in torch
-(`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`) and Transformer Engine 2.20
+When to ignore it. If only the output head is unaligned and stays in 16 bits: it is not reported.
+
+How it is detected, and limits. fp8doctor checks every FP8 layer's sides, the tokens if the batch is
+yours, and Linears that a converter must skip. A layer across patches or tokens has sides that no
+norm, embedding, convolution or head has. If it is as wide as the channels (gMixer), fp8doctor
+advises padding.
+
+References. torch (`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`), Transformer Engine 2.20
 (`assert_dim_for_fp8_exec`). https://github.com/pytorch/ao/issues/571
 https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerEngine/issues/1422
 """
@@ -46,8 +49,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 WORTH_MENTIONING_PCT = 1.0
-"""Share of the GEMM FLOPs, in per cent, below which skipped layers are not worth a change of the model: half
-the 2 % within which a step measured against itself repeats."""
+"""Percent of the matmul FLOPs below which skipped layers are not worth changing the model: half the 2% within
+which a step measured twice repeats."""
 
 LEAST_WIDTH = 2 * FP8_MULTIPLE
 """Features from which on a side may be padded. Below it padding makes up to 1.9 times the work (17 to 32),
@@ -66,7 +69,7 @@ and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = multiplied_in_fp8(facts.network.linears)
     if not fp8 and fp8_was_asked_for(facts) is None:
-        return NotApplicable(reason="no FP8 layer in the model, and none asked for")
+        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     raising = [linear for linear in fp8 if unaligned(linear)]
     skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
     hardly_counts = little_work(facts)
@@ -90,10 +93,10 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     if skipped:
         share = flops_share_pct(skipped, facts)
         causes.append(
-            f"{plural(len(skipped), 'Linear')} ({share:.0f} % of the GEMM FLOPs) cannot be converted"
+            f"{plural(len(skipped), 'Linear')} ({share:.0f}% of the matmul FLOPs) cannot be converted"
         )
     if ragged:
-        causes.append(f"{tokens} {of_a_batch(facts.workload)} a step are not a multiple of {tokens_multiple}")
+        causes.append(f"{tokens} {of_a_batch(facts.workload)}/step are not a multiple of {tokens_multiple}")
         changes.append(pad_the_batch(facts.workload, tokens_multiple))
     raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
@@ -127,7 +130,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def of_a_batch(workload: Workload) -> str:
-    """Name what a batch is made of: tokens where it holds sequences."""
+    """Name what a batch consists of: tokens if it holds sequences."""
     return "tokens" if workload.sequence_length else "rows"
 
 
@@ -140,7 +143,7 @@ def pad_the_batch(workload: Workload, multiple: int) -> str:
 
 
 def skipped_by_converters(facts: Facts) -> list[Linear]:
-    """List the Linears that only their sides keep in 16 bits; none where they hardly count."""
+    """List the Linears that only their sides keep in 16 bits; none if they hardly count."""
     channels, hardly_counts = on_channels(facts.network), little_work(facts)
     skipped = [
         each
@@ -160,8 +163,8 @@ def little_work(facts: Facts) -> Callable[[Linear], bool]:
 
     @functools.cache
     def hardly_counts(sides: tuple[int, int]) -> bool:
-        told = all(recorded(each, "flops_share_pct") for each in alike[sides])
-        counted = told or bool(counted_work(facts))
+        known = all(recorded(each, "flops_share_pct") for each in alike[sides])
+        counted = known or bool(counted_work(facts))
         return min(sides) < LEAST_WIDTH or (
             counted and flops_share_pct(alike[sides], facts) < WORTH_MENTIONING_PCT
         )
@@ -173,9 +176,9 @@ def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
     """Explain the rule, and what does not get around it here."""
     pads = raising and all(linear.features.get("pad_inner_dim") for linear in raising)
     return (
-        "Every side of an FP8 GEMM must be a multiple of 16 (MX 32, torchao's blockwise and NVFP4 128): a "
-        "converted layer that breaks this raises in the step, a converter with a filter leaves it in 16 bits."
-        + (" A side that counts classes or patches is no width to pad." if offenders else "")
+        "Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and NVFP4 128). "
+        "Otherwise a converted layer raises in the step, and a converter's filter leaves it in 16 bits."
+        + (" Do not pad a side that counts classes or patches." if offenders else "")
         + (" pad_inner_dim is on: it pads the tokens, not in and out." if pads else "")
     )
 
@@ -198,10 +201,10 @@ def counts_classes(linear: Linear, network: Network) -> bool:
 
 
 def on_channels(network: Network) -> Callable[[Linear], bool]:
-    """Tell which Linears lie between channels: what is as wide as a norm, or leads to a Linear that is.
+    """Find the Linears between channels: as wide as a norm, or leading to a Linear that is.
 
-    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. Where few are joined so,
-    what was seen is not what the model calls its channels, and all of them may lie between channels.
+    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. If few are connected like
+    this, the widths seen are not the model's channels, and every Linear may lie between channels.
     """
     widths = set(network.channel_widths) if recorded(network, "channel_widths") else set()
     widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
@@ -213,17 +216,17 @@ def on_channels(network: Network) -> Callable[[Linear], bool]:
 
 
 def left_as_they_are(classifiers: list[Linear], across: list[Linear], small: list[Linear]) -> list[str]:
-    """Write what is not padded, a line for each head, for each shape that lies across the channels, and for
-    what hardly counts."""
+    """Write a line for each layer not to pad: heads, shapes across the channels, and little work."""
     shapes = {(each.in_features, each.out_features): each.name for each in reversed(across)}
     return (
         [
-            f"# {each.name}: {each.out_features} classes stay what they are; leave it out of the conversion"
+            f"# {each.name}: do not pad its {each.out_features} classes; leave it out of the conversion"
             for each in classifiers
         ]
         + [
-            f"# {name}: no norm, embedding or convolution is {k} or {n} wide; where that counts patches or "
-            "tokens it stays what it is: leave it out of the conversion"
+            f"# {name}: no norm, embedding or convolution is {k} or {n} wide; if that counts patches or "
+            f"tokens, "
+            "do not pad it: leave it out of the conversion"
             for (k, n), name in sorted(shapes.items())
         ]
         + [
@@ -239,7 +242,7 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def padded_tokens(workload: Workload, multiple: int) -> int:
-    """Count tokens of the step once its sequence, or the batch where there is no sequence, is padded."""
+    """Count the step's tokens after its sequence, or its batch if it has no sequence, is padded."""
     if workload.sequence_length and workload.batch_size:
         return workload.batch_size * round_up(workload.sequence_length, multiple)
     return round_up(workload.tokens or 0, multiple)

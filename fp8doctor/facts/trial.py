@@ -187,7 +187,7 @@ class ArmCut(Record, frozen=True, kw_only=True):
     """Frames compiled again because a guard failed, from the first step on."""
     recompile_reasons: tuple[Prose, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
-    """Functions that reached the recompile limit, so that further calls run eagerly."""
+    """Functions that reached the recompile limit, so further calls are not compiled."""
     alloc_retries: int | None = NOT_RECORDED
     """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed
     up."""

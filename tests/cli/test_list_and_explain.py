@@ -31,7 +31,7 @@ def test_list_shows_checks_of_a_folder(grave_checks: str) -> None:
 def test_explain(code: str) -> None:
     result = fp8doctor("explain", code)
     assert result.stdout.startswith(
-        "CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that run eagerly\n"
+        "CMP001 eager-float8 · compilation · warning\n\nFP8 Linears that are not compiled\n"
     )
     page = json.loads(fp8doctor("explain", code, "--format", "json").stdout)
     assert page["code"] == "CMP001"

@@ -251,7 +251,7 @@ def test_demo(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.commands, "DEMO", saved)
     result = fp8doctor("demo")
     assert result.exit_code == 0
-    assert "168 of 168 FP8 Linears run uncompiled" in result.stdout
+    assert "168 of 168 FP8 Linears are not compiled" in result.stdout
 
 
 def test_quiet_is_quiet(worker: Worker) -> None:

@@ -219,7 +219,7 @@ def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:
     assert report.verdict.status == "not_measured"
     assert answer(report).why == (
         "No BF16 was timed beside it.",
-        "168 of 168 FP8 Linears run uncompiled.",
+        "168 of 168 FP8 Linears are not compiled.",
     )
 
 
@@ -270,7 +270,7 @@ def routed(*, compiled: bool) -> Document:
 def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     (fix,) = answer(routed(compiled=True)).fix
     assert fix.startswith("Nothing was found to change; open: whether the step raises on a GPU: the rows of ")
-    assert "which have to be multiples of 16 (SHP007); " in fix
+    assert "they must be multiples of 16 (SHP007); " in fix
     assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
 

@@ -61,7 +61,7 @@ def found(observer: Observer, heard: Heard) -> Callable[..., dict[str, str]]:
 
 def test_layers_whose_weights_are_read(found: Callable[..., dict[str, str]], heard: Heard) -> None:
     titles = found(convert_to_float8_training(nn.Sequential(Fused(), Fused())))
-    assert titles["MOD002"] == "no FP8 GEMM ran in a training step with 2 FP8 layers"
+    assert titles["MOD002"] == "No FP8 matmul ran in a training step with 2 FP8 layers"
     assert diagnose(heard.facts).verdict.summary.endswith(
         "FP8 is set up and does not run: not one FP8 GEMM was seen in a step of the script."
     )
@@ -72,7 +72,7 @@ def test_layers_that_were_converted_inside_a_compiled_wrapper(found: Callable[..
     model[0][2] = torch.compile(model[0][2], backend="eager")
     convert_to_float8_training(model, module_filter_fn=lambda module, name: "_orig_mod" in name)
     titles = found(model)
-    assert titles["MOD002"] == "no FP8 GEMM ran in a training step with 1 FP8 layer"
+    assert titles["MOD002"] == "No FP8 matmul ran in a training step with 1 FP8 layer"
     assert titles["MOD011"] == "1 FP8 layer inside a compiled wrapper never called"
 
 

@@ -33,7 +33,7 @@ def test_a_copy_that_was_converted(observer: Observer, heard: Heard) -> None:
     train(model, ALL)
     assert converted is not model
     assert titles(heard)["MOD001"] == (
-        "A copy of the model was converted, and the model that trains has no FP8 in 4 Linears"
+        "A copy of the model was converted; the model that trains has no FP8 in 4 Linears"
     )
     assert report(heard).verdict.status == "fp8_not_engaged"
     assert report(heard).prescription[0].code == "MOD001"
@@ -81,7 +81,7 @@ def test_an_argument_that_the_script_ignores(
     if converted:
         assert "MOD001" not in titles(heard)
         return
-    assert titles(heard)["MOD001"] == "FP8 was asked for and none of 4 Linears has it"
+    assert titles(heard)["MOD001"] == "FP8 was asked for, but none of 4 Linears has it"
     assert report(heard).verdict.status == "fp8_not_engaged"
     assert heard.facts.environment.fp8_arguments == ("--fp8",)
 

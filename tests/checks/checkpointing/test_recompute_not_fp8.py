@@ -100,7 +100,10 @@ def test_accelerates_autocast_is_closed_when_the_recompute_comes(
 ) -> None:
     finding = recompute_not_fp8(look(model(wrap=wrap)))
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == ("error", "2 Transformer Engine layers not recomputed in FP8")
+    assert (finding.severity, finding.title) == (
+        "error",
+        "2 Transformer Engine layers are not recomputed in FP8",
+    )
     assert finding.evidence["reentrant"] is (wrap is reentrant)
 
 
@@ -295,7 +298,7 @@ def test_the_count_tells_where_the_autocast_is_around_the_call(counted: int, sic
     assert finding.severity == "error"
     assert finding.evidence["fp8_gemms"] == counted
     assert finding.evidence["fp8_gemms_due"] in (12, 16)
-    assert finding.explanation.startswith("One step ran 4 FP8 GEMMs. The FP8 layers should run ")
+    assert finding.explanation.startswith("One step ran 4 FP8 matmuls. The FP8 layers should run ")
 
 
 def test_the_count_acquits_an_autocast_that_is_not_known(look: Look) -> None:

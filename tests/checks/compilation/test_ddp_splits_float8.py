@@ -43,7 +43,7 @@ def with_torchao(version: str | None) -> Facts:
 def test_torchao_that_raises() -> None:
     report = load_report(RECORDED / "cpu-ddp-torchao-0.12.0.json.gz")
     (finding,) = (each for each in report.findings if each.code == "CMP008")
-    assert finding.title == "DDP splits the graphs of 8 FP8 Linears, and torchao 0.12.0 raises"
+    assert finding.title == "DDP splits the graphs of 8 FP8 Linears, so torchao 0.12.0 raises"
     assert finding.severity == "error"
     assert finding.treatment
     assert 'pip install "torchao>=0.13.0"' in finding.treatment.code

@@ -52,7 +52,7 @@ def decoder() -> nn.Module:
 def test_an_eager_decoder(decoder: nn.Module, look: Look) -> None:
     finding = eager_float8(look(decoder, tokens=4096))
     assert isinstance(finding, Finding)
-    assert finding.title == "6 of 6 FP8 Linears run eagerly"
+    assert finding.title == "6 of 6 FP8 Linears are not compiled"
     assert finding.saving_ms is not None
     assert finding.saving_ms.low > 0
     assert finding.saving_ms.basis == "modelled"
@@ -193,17 +193,17 @@ def test_one_block_left_out(decoder: nn.Module, look: Look) -> None:
         block.compile()
     finding = eager_float8(look(decoder, tokens=4096))
     assert isinstance(finding, Finding)
-    assert finding.title == "2 of 6 FP8 Linears run eagerly"
-    assert finding.explanation.startswith("Eager: model.blocks[2].up, model.blocks[2].down. Uncompiled, ")
+    assert finding.title == "2 of 6 FP8 Linears are not compiled"
+    assert finding.explanation.startswith("Not compiled: model.blocks[2].up, model.blocks[2].down. Each ")
     assert finding.evidence["first"] == "blocks.2.up"
 
 
 def test_which_are_eager_is_said_of_three(decoder: nn.Module, look: Look) -> None:
-    assert "Eager: " not in eager(look(decoder, tokens=4096)).explanation, "all of them"
+    assert "Not compiled: " not in eager(look(decoder, tokens=4096)).explanation, "all of them"
     decoder.blocks[0].compile()
     found = eager(look(decoder, tokens=4096))
     assert found.explanation.startswith(
-        "Eager: model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more. Uncompiled, "
+        "Not compiled: model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more. Each "
     )
 
 
@@ -212,7 +212,7 @@ def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:
     for block in model.blocks.values():
         block.compile()
     finding = eager(look(model, tokens=4096))
-    assert finding.explanation.startswith("Eager: model.head. ")
+    assert finding.explanation.startswith("Not compiled: model.head. ")
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.code) == ("compile-layers", "model.head.compile()")
     exec(finding.treatment.code, {"model": model})
@@ -272,6 +272,6 @@ def test_under_unsloth_which_compiles_the_blocks_itself_nobody_knows() -> None:
     (outcome,) = (each for each in report.outcomes if each.code == "CMP001")
     assert (outcome.outcome, outcome.reason) == (
         "unknown",
-        "Unsloth compiles blocks itself; whether it did was not seen",
+        "Unsloth compiles blocks itself; fp8doctor did not see if it did",
     )
     assert "CMP001" not in {finding.code for finding in report.findings}

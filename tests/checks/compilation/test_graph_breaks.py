@@ -122,7 +122,7 @@ def test_a_break_inside_the_blocks(between: Any, words: str, treatment: str) -> 
     finding = graph_breaks(tried(blocks_compiled(inside=between), BATCH, "as_is"))
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
-    assert finding.title.endswith(f"inside the compiled FP8 layers, the first at {words}")
+    assert finding.title.endswith(f"split the compiled FP8 layers; the first is at {words}")
     assert finding.evidence["graph_breaks"]
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
@@ -144,7 +144,7 @@ def test_a_break_outside_the_layers_is_information() -> None:
     finding = graph_breaks(tried(whole_compiled(outside=prints), BATCH, "as_is"))
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
-    assert "that split none of the compiled FP8 layers" in finding.title
+    assert "did not split the compiled FP8 layers" in finding.title
 
 
 def logs_outside_the_graph(x: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ def test_pieces_without_a_counted_break() -> None:
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == (
         "warning",
-        "Compiled blocks run in pieces: 8 regions in a step, not 4",
+        "Compiled blocks run in pieces: 8 regions per step instead of 4",
     )
     assert finding.treatment is not None
     assert finding.treatment.name == "show-graph-breaks"
@@ -189,7 +189,7 @@ def test_regions_are_counted_per_micro_batch(regions: int, split: bool) -> None:
     assert (isinstance(finding, Finding) and finding.severity == "warning") is split
     if isinstance(finding, Finding):
         assert finding.explanation.startswith(
-            "One step entered 256 compiled regions; whole blocks would be 128 in 32 micro-batches."
+            "One step entered 256 compiled regions; whole blocks would make 128 in 32 micro-batches."
         )
 
 
@@ -295,7 +295,7 @@ def test_transformer_engines_modules_are_information(
     finding = graph_breaks(timed(look(model), ran("as_is", cuts=broken, graphs_run=8)))
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
-    assert finding.title.endswith("the first at Transformer Engine's modules")
+    assert finding.title.endswith("the first is at Transformer Engine's modules")
 
 
 def test_a_recording_without_reasons(look: Callable[..., Facts]) -> None:

@@ -73,7 +73,7 @@ def test_a_cache_in_twelve_compiled_blocks(look: Look) -> None:
     finding = recompilation(look(compiled_llama(12, use_cache=True)))
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
-    assert finding.title == "A KV cache in training: 12 compiled blocks, 4 of which run eagerly"
+    assert finding.title == "A KV cache leaves 4 of 12 blocks uncompiled in training"
     assert finding.treatment is not None
     assert finding.treatment.name == "cache-off"
 
@@ -94,7 +94,7 @@ def test_few_blocks_are_information(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == (
         "info",
-        "A KV cache in training: 3 blocks are compiled 3 times, not once",
+        "A KV cache makes 3 blocks compile 3 times instead of once",
     )
 
 
@@ -183,7 +183,7 @@ def stack(kind: type[nn.Module], blocks: int) -> nn.Module:
 def test_blocks_that_differ() -> None:
     finding = recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is"))
     assert isinstance(finding, Finding)
-    assert finding.title == "Numbered.forward reached the recompile limit and runs eagerly"
+    assert finding.title == "Numbered.forward reached the recompile limit and is no longer compiled"
     assert finding.severity == "warning"
     assert finding.treatment is not None
     assert finding.treatment.name == "raise-recompile-limit"
@@ -221,7 +221,7 @@ def test_recompiling_while_it_is_timed() -> None:
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == (
         "warning",
-        "Frames were still being compiled after the warm-up",
+        "Dynamo was still compiling after the warm-up",
     )
 
 

@@ -70,7 +70,7 @@ def test_the_trial_compiles_it_both_ways(facts: Facts) -> None:
 def test_seconds_that_are_worth_saving(facts: Facts) -> None:
     finding = whole_model_compile(both(facts, 72.0, 8.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "The model is compiled as one: 72 s to compile, 8 s block by block"
+    assert finding.title == "Compiling the model as one takes 72 s; block by block it takes 8 s"
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.code) == (
         "compile-blocks",
@@ -113,8 +113,8 @@ def cuts_that_took(facts: Facts, seconds: tuple[float, float], reason: str | Non
 def test_what_the_whole_took_is_enough(facts: Facts) -> None:
     finding = whole_model_compile(cuts_that_took(facts, (48.0, 76.0), "the budget was used up before it"))
     assert isinstance(finding, Finding)
-    assert finding.title == "The model is compiled as one: 132 s to compile, about 38 s block by block"
-    assert "it was not timed (the budget was used up before it)." in finding.explanation
+    assert finding.title == "Compiling the model as one takes 132 s; block by block it takes about 38 s"
+    assert "did not time it block by block (the budget was used up before it)." in finding.explanation
     assert finding.evidence["step_of_blocks_ms"] is None
 
 

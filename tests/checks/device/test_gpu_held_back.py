@@ -66,9 +66,9 @@ def test_a_lowered_limit_and_the_line_that_puts_it_back(monkeypatch: pytest.Monk
     assert finding is not None
     assert (finding.severity, finding.title) == (
         "warning",
-        "NVIDIA H200: a power limit of 450 W, 700 by default",
+        "NVIDIA H200 runs with a power limit of 450 W, 700 W by default",
     )
-    assert "comparison stands" in finding.explanation
+    assert "comparison holds" in finding.explanation
     assert finding.treatment is not None
     assert "nvidia-smi -i 0 -pl 700" in finding.treatment.code
     assert finding_of("GPU004", machine(monkeypatch, h200())) is None
@@ -84,7 +84,7 @@ def test_slowed_while_it_was_timed(monkeypatch: pytest.MonkeyPatch, reason: str)
     )
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == f"NVIDIA H200: {reason} (35 % of the time)"
+    assert finding.title == f"NVIDIA H200 runs with {reason} (35 % of the time)"
     assert "unreliable" in finding.explanation
     assert finding.evidence["sm_clock_median_mhz"] == 1605
     assert (
@@ -99,7 +99,7 @@ def test_too_hot_before_anything_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     finding = finding_of("GPU004", machine(monkeypatch, hot))
     assert finding is not None
-    assert finding.title == "NVIDIA H200: software thermal slowdown"
+    assert finding.title == "NVIDIA H200 runs with software thermal slowdown"
     assert "unreliable" not in finding.explanation
 
 
@@ -134,7 +134,7 @@ def test_a_slice_is_information(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = finding_of("GPU004", machine(monkeypatch, sliced(h200(), "MIG-1")))
     assert finding is not None
     assert (finding.severity, finding.treatment) == ("info", None)
-    assert finding.title == "NVIDIA H200 MIG 1g.10gb: only a MIG slice of it"
+    assert finding.title == "NVIDIA H200 MIG 1g.10gb runs with only a MIG slice"
 
 
 def test_the_gpu_that_was_timed_counts(monkeypatch: pytest.MonkeyPatch) -> None:

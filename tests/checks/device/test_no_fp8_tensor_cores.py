@@ -51,7 +51,7 @@ def test_the_treatment_leaves_information_only(monkeypatch: pytest.MonkeyPatch) 
     finding = finding_of("GPU001", machine(monkeypatch, a100()))
     assert finding is not None
     assert (finding.severity, finding.treatment) == ("info", None)
-    assert "nothing is lost" in finding.explanation
+    assert "you lose nothing" in finding.explanation
 
 
 def test_fp8_layers_count_as_a_wish(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_on_such_a_gpu_it_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None
     finding = finding_of("GPU001", of_an_a100(model))
     assert finding is not None
     assert finding.treatment is not None
-    assert finding.treatment.code == "# leave out the conversion to FP8", "no launcher asked for it"
+    assert finding.treatment.code == "# remove the conversion to FP8", "no launcher asked for it"
 
 
 def test_nothing_that_is_told_there_names_a_cause_that_is_not() -> None:

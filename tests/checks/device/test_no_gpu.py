@@ -34,7 +34,7 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         "GPU005", machine(monkeypatch, cuda=None, on_init=pynvml.NVMLError_LibraryNotFound())
     )
     assert finding is not None
-    assert finding.title == "No GPU here; costs are modelled for H100"
+    assert finding.title == "No GPU here; times are estimated for H100"
     assert finding.severity == "info"
     assert finding.evidence == {
         "gpus": 0,
@@ -51,7 +51,7 @@ def test_the_assumed_gpu_is_named_and_nothing_is_left_to_do(monkeypatch: pytest.
     facts = machine(monkeypatch, cuda=None, on_init=pynvml.NVMLError_LibraryNotFound())
     finding = finding_of("GPU005", msgspec.structs.replace(facts, assumed_gpu="l40s"))
     assert finding is not None
-    assert finding.title == "No GPU here; costs are modelled for L40S"
+    assert finding.title == "No GPU here; times are estimated for L40S"
     assert finding.treatment is None
 
 
@@ -92,8 +92,8 @@ def test_a_torch_without_cuda_uses_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_gpu_without_a_datasheet_models_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = finding_of("GPU005", machine(monkeypatch, gpu("NVIDIA L20", "GPU-c1", (8, 9), 24), cuda=None))
     assert finding is not None
-    assert finding.title.endswith("does not use the NVIDIA L20; no costs are modelled")
-    assert finding.explanation.startswith("No datasheet of this GPU is known here. ")
+    assert finding.title.endswith("does not use the NVIDIA L20; no times are estimated")
+    assert finding.explanation.startswith("fp8doctor knows no datasheet for this GPU. ")
     assert finding.evidence["modelled"] is None
 
 

@@ -80,7 +80,7 @@ def test_a_trainer_stops_at_its_first_checkpoint(
         finding.title == "13 FP8 layers cannot be saved: their weights are WeightWithDynamicFloat8CastTensor"
     )
     assert finding.explanation.startswith(
-        "A Trainer's checkpoint, which is written with safetensors, fails on them, tried on "
+        "A Trainer's checkpoint, which uses safetensors, fails on them (tried on "
     )
     assert finding.explanation.endswith(INVALID)
     assert (finding.evidence["torch_save"], finding.evidence["safetensors"]) == (None, INVALID)
@@ -146,7 +146,7 @@ def test_accelerate_alone_warns(look: Look, forget_accelerate: None, tmp_path: P
     accelerator = Accelerator(mixed_precision="fp8", cpu=True)
     model = accelerator.prepare(nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))))
     finding = found(look(model))
-    assert (finding.severity, finding.explanation.startswith("save_state or save_model of Accelerate")) == (
+    assert (finding.severity, finding.explanation.startswith("Accelerate's save_state or save_model")) == (
         "warning",
         True,
     )
@@ -166,7 +166,7 @@ def test_a_weight_that_torch_cannot_save(look: Look) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     model[0].weight = nn.Parameter(torch.ones(32, 32).as_subclass(Unpicklable))
     finding = found(look(model))
-    assert finding.explanation == "torch.save fails on them, tried on 0.weight: TypeError: not this one"
+    assert finding.explanation == "torch.save fails on them (tried on 0.weight): TypeError: not this one"
     assert finding.treatment is None
     with pytest.raises(TypeError, match="not this one"):
         torch.save(model.state_dict(), "/dev/null")

@@ -130,8 +130,8 @@ def test_where_little_is_left_beside_small_experts_fp8_is_to_be_left_off(vocabul
     finding = finding_of("MOD012", look(model, tokens=4096))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title.startswith("80 % of the GEMM FLOPs that FP8 is for")
-    assert "modelled on H100" in finding.explanation
+    assert finding.title.startswith("Experts hold 80 % of the matmul FLOPs that FP8 could take")
+    assert "estimated for H100" in finding.explanation
     assert finding.treatment is not None
     assert finding.treatment.name == "stay-in-bf16"
 

@@ -115,7 +115,7 @@ def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) ->
     finding = fp8_never_engaged(timed(facts, ran("as_is", fp8_gemms=counted, cuts=())))
     assert isinstance(finding, Finding) is sick
     if isinstance(finding, Finding):
-        assert finding.title == "6 FP8 GEMMs ran in a training step; 3 FP8 layers should run 9"
+        assert finding.title == "Only 6 FP8 matmuls ran in a training step; 3 FP8 layers should run 9"
         assert finding.severity == "warning"
 
 

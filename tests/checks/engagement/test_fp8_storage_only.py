@@ -45,7 +45,7 @@ def huggingface() -> nn.Module:
 def test_hugging_face_fp8_linear(look: Look) -> None:
     finding = fp8_storage_only(look(huggingface()))
     assert isinstance(finding, Finding)
-    assert finding.title == "14 of 15 Linears multiply in FP8 in the forward alone"
+    assert finding.title == "14 of 15 Linears multiply in FP8 only in the forward"
     assert finding.severity == "warning"
     assert "its backward converts the weight back to BF16" in finding.explanation
     assert finding.evidence["classes"] == ("transformers.integrations.finegrained_fp8.FP8Linear",)
@@ -116,7 +116,7 @@ def test_float8_parameter_outside_any_linear(look: Look) -> None:
     assert finding.evidence["stored_linears"] == 0
     assert finding.evidence["float8_parameters"] == 1
     assert finding.title == "1 parameter is stored in FP8"
-    assert "whether a kernel of your own multiplies it in FP8 was not seen" in finding.explanation
+    assert "fp8doctor cannot see whether your own kernel multiplies it in FP8" in finding.explanation
     assert finding.treatment is not None
     assert "convert_to_float8_training(model)" in finding.treatment.code
     assert "AutoModel" not in finding.treatment.code, "this is no model of Hugging Face"
@@ -164,7 +164,7 @@ def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.breaks) == ("error", "step_raises")
     assert finding.title == (
-        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside of an autograd.Function"
+        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside an autograd.Function"
     )
 
 

@@ -115,7 +115,7 @@ def test_under_deepspeed_the_state_says_no_for_bf16() -> None:
 def test_a_state_that_was_made_anew_is_said_to_be() -> None:
     finding = finding_of("MOD006", msgspec.structs.replace(SICK, environment=NOT_RECORDED))
     assert finding is not None
-    assert "made anew" in finding.explanation
+    assert "was reset since" in finding.explanation
 
 
 def test_where_the_launcher_asks_for_fp8_the_flags_give_way() -> None:

@@ -159,7 +159,7 @@ def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_
 def test_no_conversion_and_no_watch(facts_of: Callable[[str], Facts], look: Callable[..., Facts]) -> None:
     for facts, reason in (
         (facts_of("return model"), "no Linear was replaced"),
-        (look(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))), "not watched"),
+        (look(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))), "only while it loads"),
     ):
         answer = hooks_or_subclass_lost(facts)
         assert isinstance(answer, NotApplicable)

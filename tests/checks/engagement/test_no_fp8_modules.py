@@ -99,7 +99,7 @@ def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.Monkey
 def test_before_prepare_the_advice_is_to_look_later(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     said = first_lines(diagnose(look(llama())))
-    assert said.fix == ("Look at the model after its conversion, or after one training step.",)
+    assert said.fix == ("Check the model after its conversion, or after one training step.",)
 
 
 def test_a_training_step_is_proof_enough(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_only_a_first_and_a_last_linear(prepare: Callable[..., Any], look: Look)
 
 
 def test_nobody_asked(look: Look) -> None:
-    assert answer(look(llama())) == NotApplicable(reason="nobody asked for FP8")
+    assert answer(look(llama())) == NotApplicable(reason="nothing asks for FP8")
 
 
 def test_eight_bits_of_bitsandbytes_are_not_fp8() -> None:
@@ -188,7 +188,7 @@ def test_a_filter_that_matches_nothing_is_an_error(uncalled: None, look: Look) -
     finding = answer(facts)
     assert isinstance(finding, Finding)
     assert finding.severity is None, "the check's own severity, an error"
-    assert finding.title == "convert_to_float8_training was called and replaced none of 2 Linears"
+    assert finding.title == "convert_to_float8_training was called but replaced none of 2 Linears"
     assert "such as '1'" in finding.explanation
     verdict = diagnose(facts).verdict
     assert verdict.status == "fp8_not_engaged"
@@ -219,9 +219,7 @@ def test_a_call_in_the_code_that_has_not_run(uncalled: None, look: Look, tmp_pat
         model = pair()
     watch.code = script(tmp_path, "if use_fp8:\n    convert_to_float8_training(model)\n")
     facts = look(model, watched=watch)
-    assert answer(facts) == NotApplicable(
-        reason="the call of convert_to_float8_training in the code has not run"
-    )
+    assert answer(facts) == NotApplicable(reason="the code's call of convert_to_float8_training has not run")
     assert "that call has not run" in diagnose(facts).verdict.summary
 
 
@@ -234,7 +232,7 @@ def test_a_call_that_nobody_could_see_is_information(look: Look, tmp_path: Path)
     finding = answer(look(model, watched=watch))
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
-    assert "could not be seen" in finding.explanation
+    assert "could not see" in finding.explanation
     watch.code = script(tmp_path, "from torchao.float8 import convert_to_float8_training  # (model)\n")
     facts = look(model, watched=watch)
     assert isinstance(answer(facts), NotApplicable), "an import is no call"

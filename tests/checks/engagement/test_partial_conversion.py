@@ -72,7 +72,7 @@ def test_accelerate_stops_at_the_first_unaligned_sibling(
     model = Block()
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
     finding = fired(look(model), "sibling")
-    assert finding.title == "50 % of the GEMM FLOPs are in FP8; 50 % more could be"
+    assert finding.title == "Only 50 % of the matmul FLOPs are in FP8; 50 % more could be"
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("down", 1)
     assert (finding.evidence["ceiling_now"], finding.evidence["ceiling_with_all"]) == (1.31, 1.91)
 
@@ -199,7 +199,7 @@ def test_experts_are_not_seen(look: Look) -> None:
 def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_visits(look: Look) -> None:
     facts = look(torchtitan_3199.build_model())
     finding = fired(facts, "experts")
-    assert finding.title == "6 expert weights in 16 bits beside FP8, 98 % of the weights of all Linears"
+    assert finding.title == "6 expert weights stayed in 16 bits next to FP8: 98 % of all Linears' weights"
     without = tuple(each for each in facts.network.linears if each.role != "experts")
     left_out = tuple(msgspec.structs.replace(each, use="none", stack="torch") for each in without[:1])
     network = msgspec.structs.replace(facts.network, linears=(*left_out, *without[1:]))
@@ -296,7 +296,7 @@ def test_torchtunes_lora_is_no_linear() -> None:
     finding = fired(msgspec.structs.replace(HEALTHY, network=network), "class")
     assert finding.evidence["missing_layers"] == 1
     assert finding.treatment is not None
-    assert "# torchtune's LoRALinear is no nn.Linear: build the model without it" in finding.treatment.code
+    assert "# torchtune's LoRALinear is not nn.Linear: build the model without it" in finding.treatment.code
 
 
 @pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", None)])

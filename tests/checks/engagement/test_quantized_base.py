@@ -54,7 +54,7 @@ INT8 = "Int8Tensor" if hasattr(torchao.quantization, "Int8Tensor") else "AffineQ
 def test_torchao_weights_beside_fp8(look: Look, quantize: Callable[[nn.Linear], None], kind: str) -> None:
     finding = quantized_base(look(blocks(quantize)))
     assert isinstance(finding, Finding)
-    assert finding.title == "FP8 training together with 1 Linear with quantized weights"
+    assert finding.title == "FP8 training is combined with 1 Linear with quantized weights"
     assert [each.rpartition(".")[2] for each in finding.evidence["classes"]] == [kind]
     assert "stay out of FP8" in finding.explanation
 

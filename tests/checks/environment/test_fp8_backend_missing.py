@@ -162,7 +162,7 @@ def test_no_backend_at_all() -> None:
     alone = Software(packages={"accelerate": Package(version="1.15.0", imported=False)})
     finding = finding_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=alone))
     assert finding is not None
-    assert finding.title == "FP8 was asked for and no FP8 backend is installed"
+    assert finding.title == "FP8 was asked for, but no FP8 backend is installed"
     both = Software(packages={**alone.packages, "torchao": Package(version="0.18.0", imported=False)})
     assert (
         outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome
@@ -239,7 +239,7 @@ def test_mxfp8_experts_without_the_packages_of_their_casts(
     finding = finding_of("ENV004", facts)
     assert finding is not None
     assert (finding.severity, finding.breaks) == ("error", "step_raises")
-    assert finding.title == f"MXFP8 of 1 layer of experts lacks {', '.join(missing)}"
+    assert finding.title == f"1 layer with MXFP8 experts cannot run: {', '.join(missing)} missing"
     assert finding.treatment is not None
     (line,) = finding.treatment.code.splitlines()
     assert line.startswith("pip install nvidia-cutlass-dsl==")
@@ -265,7 +265,7 @@ def test_where_mxfp8_experts_do_not_run_anyway(
     facts = look(titans_experts())
     for gpus in ((), (msgspec.structs.replace(B200, name="NVIDIA H100", compute_capability="9.0"),)):
         finding = finding_of("ENV004", msgspec.structs.replace(facts, gpus=gpus))
-        assert finding is None or "experts lacks" not in finding.title
+        assert finding is None or "MXFP8 experts cannot run" not in finding.title
 
 
 B200 = Gpu(name="NVIDIA B200", vendor="nvidia", compute_capability="10.0", visible=True)

@@ -93,7 +93,7 @@ def test_the_launchers_own_flag_is_caught(backend: str) -> None:
         "ENV003", msgspec.structs.replace(SICK, environment=Environment(variables=variables))
     )
     assert finding is not None
-    assert f"accelerate launch --fp8_backend {backend} wrote it so" in finding.explanation
+    assert f"accelerate launch --fp8_backend {backend} sets this value" in finding.explanation
 
 
 def test_not_set_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def test_bf16_of_training_arguments_beats_the_variable() -> None:
     assert finding is not None
     assert (
         finding.title
-        == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and TrainingArguments(bf16=True) made it bf16"
+        == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8), but TrainingArguments(bf16=True) made it bf16"
     )
     assert finding.severity == "error"
     assert finding.evidence == {
@@ -71,7 +71,7 @@ def test_a_variable_set_after_training_arguments_comes_too_late() -> None:
     late = ARGUMENTS.format("") + 'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\n'
     finding = finding_of("ENV001", facts_of(late))
     assert finding is not None
-    assert "TrainingArguments, made before the variable was set, made it no" in finding.title
+    assert "TrainingArguments, created before the variable was set, made it no" in finding.title
     assert finding.treatment is not None
     assert re.search(
         r'(?s)environ\["ACCELERATE_MIXED_PRECISION"\] = "fp8".*TrainingArguments', finding.treatment.code
@@ -87,7 +87,7 @@ def test_an_accelerators_argument_beats_the_variable() -> None:
     )
     assert finding is not None
     assert (
-        finding.title == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8) and Accelerator() made it bf16"
+        finding.title == "FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8), but Accelerator() made it bf16"
     )
     assert finding.treatment is not None
     assert finding.treatment.code.splitlines()[-1] == 'accelerator = Accelerator(mixed_precision="fp8")'
@@ -117,7 +117,7 @@ def test_without_an_accelerator_nothing_is_decided_yet() -> None:
     outcome = outcome_of("ENV001", facts_of("", **FP8))
     assert (outcome.outcome, outcome.reason) == (
         "not_applicable",
-        "neither an Accelerator nor TrainingArguments were made, so nothing has decided the precision",
+        "there is neither an Accelerator nor TrainingArguments, so nothing has set the precision",
     )
 
 
@@ -174,7 +174,7 @@ def test_trl_is_named() -> None:
     )
     assert finding is not None
     assert "SFTConfig(bf16=True)" in finding.title
-    assert "TRL's configs turn bf16 on" in finding.explanation
+    assert "TRL's configs, such as SFTConfig, turn bf16 on" in finding.explanation
     assert finding.evidence["trl"] == "1.16.0"
 
 
@@ -189,7 +189,7 @@ def test_unsloth_is_named() -> None:
 @pytest.mark.parametrize(
     ("backend", "severity", "said"),
     [
-        ("TE", "warning", "converts the model to Transformer Engine all the same"),
+        ("TE", "warning", "still converts the model to Transformer Engine"),
         ("AO", "error", "prepare() will fail"),
     ],
 )

@@ -162,7 +162,7 @@ def test_the_real_launcher_with_a_recipe_of_the_other_backend() -> None:
     assert (
         finding.title == "2 FP8 settings have no effect: ACCELERATE_FP8_MARGIN=2, ACCELERATE_FP8_FORMAT=E4M3"
     )
-    assert "belongs to the backend TE, and AO is in use" in finding.explanation
+    assert "belongs to the backend TE, but AO is in use" in finding.explanation
 
 
 @pytest.mark.parametrize("owner", sorted(DEFAULTS))

@@ -42,7 +42,9 @@ def test_what_a_version_misses(imported: str, tmp_path: Path, version: str, miss
     assert (finding.evidence["missed"] if finding else ()) == missed
     if finding:
         assert finding.severity == "info"
-        assert finding.title == f"transformer_engine {version}: newer versions take less host time"
+        assert (
+            finding.title == f"transformer_engine {version} is outdated: newer versions need less host time"
+        )
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_narrow_keys_and_values_are_named(look: Look) -> None:
     assert finding.severity == "warning"
     assert (
         finding.title
-        == "6 FP8 layers of 21, in x out 2048 x 64, lose to BF16 even when compiled, as modelled"
+        == "6 FP8 layers of 21 (in x out 2048 x 64) are slower than BF16, compiled too (estimated)"
     )
     assert finding.explanation.startswith("Modelled on H100: ")
     assert finding.treatment is not None
@@ -136,7 +136,7 @@ def test_where_every_layer_loses_bf16_is_the_treatment(look: Look) -> None:
     ("make", "tokens", "reason"),
     [
         (lambda: llama(), TOKENS, "no FP8 layer"),
-        (lambda: float8(llama()), None, "no FP8 layer whose shape"),
+        (lambda: float8(llama()), None, "no FP8 layer's shape"),
         (lambda: float8(llama(8)), 256, "SHP003"),
     ],
     ids=["BF16", "no batch", "few tokens"],
@@ -187,7 +187,7 @@ def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
 def test_what_was_timed_alone_has_the_word(look: Look) -> None:
     finding = found(timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj"))
     assert finding.explanation.startswith(
-        "Timed alone on NVIDIA H200: their GEMMs take 0.78 ms a step in BF16 and 0.72 in FP8"
+        "Timed alone on NVIDIA H200: their matmuls take 0.78 ms/step in BF16 and 0.72 ms in FP8"
     )
     assert finding.evidence["timed_alone"] is True
     assert finding.treatment is not None

@@ -57,7 +57,7 @@ def test_454m_called_350m(look: Look) -> None:
     finding = finding_of("SHP006", look(on_meta(Decoder350M)))
     assert finding is not None
     assert finding.severity == "info"
-    assert finding.title == "The model has 454M parameters, and its class (Decoder350M) says 350M"
+    assert finding.title == "The model has 454M parameters, but its class (Decoder350M) says 350M"
     assert finding.treatment is not None
     assert finding.treatment.code == "layers = 18   # 353M parameters"
 

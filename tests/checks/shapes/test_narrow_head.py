@@ -80,7 +80,7 @@ def test_a_narrow_head_is_blamed_by_name_and_the_filter_leaves_it(
     finding = finding_of("SHP004", look(converted(make), tokens=TOKENS))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == f"1 head in FP8, 2048 to 16 features, slower than in BF16: {head}"
+    assert finding.title == f"1 head in FP8 (2048 to 16 features) is slower than in BF16: {head}"
     assert finding.treatment is not None
     assert finding.treatment.layers == (head,)
     scope: dict[str, Any] = {"model": on_meta(make), "convert_to_float8_training": convert_to_float8_training}
@@ -93,7 +93,7 @@ def test_a_narrow_head_is_blamed_by_name_and_the_filter_leaves_it(
 def test_routers_are_blamed(look: Look) -> None:
     finding = finding_of("SHP004", look(converted(lambda: Routed().bfloat16()), tokens=TOKENS))
     assert finding is not None
-    assert finding.title == "2 routers in FP8, 2048 to 64 features, slower than in BF16: layers.0.router"
+    assert finding.title == "2 routers in FP8 (2048 to 64 features) are slower than in BF16: layers.0.router"
     assert finding.explanation.endswith("goes straight into the choice of the experts.")
     assert finding.treatment is not None
     assert finding.treatment.code.splitlines()[1] == 'keep = {f"layers.{i}.router" for i in range(2)}'

@@ -147,7 +147,7 @@ def test_no_difference_is_claimed(look: Look, ms: float, spread_ms: float) -> No
 
 def test_a_cpu_says_nothing_about_a_gpu(look: Look) -> None:
     facts = compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu")
-    assert recipe_too_dear(facts) == NotApplicable(reason="no other recipe was timed on a GPU")
+    assert recipe_too_dear(facts) == NotApplicable(reason="the trial timed no other recipe on a GPU")
     assert not any("recipe-" in step.treatment.name for step in diagnose(facts).prescription)
 
 
@@ -229,6 +229,6 @@ def test_a_recipe_that_was_timed_by_block_has_to_beat_the_one_graph(
     assert (finding is not None) is found
     if isinstance(finding, Finding):
         assert finding.explanation.startswith(
-            "The step takes 90.0 instead of 140.0 ms, timed in turn, both compiled block by block. "
+            "Timed in turn, the step takes 90.0 instead of 140.0 ms, both compiled block by block. "
         )
         assert finding.evidence["of_arm"] == "compile-blocks"

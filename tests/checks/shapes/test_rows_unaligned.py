@@ -126,7 +126,7 @@ def test_layers_with_different_rows_are_not_said_to_see_the_same() -> None:
         "SHP007", msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, rows=rows))
     )
     assert finding is not None
-    assert "see 4 to 154 rows" in finding.title
+    assert "multiply 4 to 154 rows" in finding.title
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
@@ -245,4 +245,4 @@ def test_groups_of_transformer_engine_are_named() -> None:
         msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=experts)),
     )
     assert outcome.outcome == "unknown"
-    assert "4 te.GroupedLinears (time.0 first)" in (outcome.reason or "")
+    assert "4 te.GroupedLinears (first: time.0)" in (outcome.reason or "")

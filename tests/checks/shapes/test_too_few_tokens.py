@@ -51,24 +51,24 @@ def test_one_short_sequence_is_too_little(look: Look) -> None:
     assert finding.severity == "warning"
     assert (
         finding.title
-        == "256 tokens in a micro-batch are too few for the FP8 layers; from about 4,096 on they gain"
+        == "256 tokens per micro-batch are too few for the FP8 layers; they gain from about 4,096"
     )
     assert finding.evidence["crossing_tokens"] == 4096
-    assert "(modelled on H100)" in finding.explanation
+    assert "(estimated, H100)" in finding.explanation
     assert finding.treatment is not None
     assert (
         finding.treatment.code
         == "batch_size = 16   # from 1, or longer sequences: 4,096 tokens\naccumulate = 2   # from 32"
     )
-    assert finding.treatment.summary == "4,096 tokens in a micro-batch"
+    assert finding.treatment.summary == "use 4,096 tokens per micro-batch"
 
 
 @pytest.mark.parametrize(
     ("sequence", "accumulate", "where", "batch"),
     [
-        (256, 1, "a step", "grows to 16"),
-        (256, 4, "in a micro-batch", "grows to 4"),
-        (256, 24, "in a micro-batch", "shrinks to 0.67"),
+        (256, 1, "per step", "grows to 16"),
+        (256, 4, "per micro-batch", "grows to 4"),
+        (256, 24, "per micro-batch", "shrinks to 0.67"),
     ],
 )
 def test_a_global_batch_that_does_not_stay_is_told(
@@ -80,7 +80,7 @@ def test_a_global_batch_that_does_not_stay_is_told(
     assert finding.treatment is not None
     assert (
         finding.treatment.summary
-        == f"4,096 tokens in a micro-batch; the global batch {batch} times its size, which changes "
+        == f"use 4,096 tokens per micro-batch; the global batch {batch} times its size, which changes "
         "the training"
     )
 

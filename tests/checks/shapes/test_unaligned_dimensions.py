@@ -87,7 +87,7 @@ def test_rows_that_raise(look: Look, length: int | None, what: str, lines: str) 
     workload = msgspec.structs.replace(facts.workload, batch_size=1, sequence_length=length)
     finding = unaligned_dimensions(msgspec.structs.replace(facts, workload=workload))
     assert isinstance(finding, Finding)
-    assert finding.title == f"1003 {what} a step are not a multiple of 16"
+    assert finding.title == f"1003 {what}/step are not a multiple of 16"
     assert finding.treatment is not None
     assert finding.treatment.name == "pad-tokens"
     assert finding.treatment.summary == f"pad to the next multiple: {what} in the collator"
@@ -120,7 +120,7 @@ def test_pad_inner_dim_mends_tokens_and_not_widths(look: Look) -> None:
     finding = unaligned_dimensions(look(converted(mlp(1000), pad_inner_dim=True), tokens=1003))
     assert isinstance(finding, Finding)
     assert "it pads the tokens, not in and out" in finding.explanation
-    assert "tokens a step" not in finding.title
+    assert "tokens/step" not in finding.title
 
 
 def test_the_weight_gradient_in_bf16_takes_any_tokens(look: Look) -> None:
@@ -214,7 +214,7 @@ def test_widths_beside_classes_are_padded(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
     assert "nn.Linear(256, 1000)  ->  nn.Linear(256, 1008)" in finding.treatment.code
-    assert "# head: 1000 classes stay what they are" in finding.treatment.code
+    assert "# head: do not pad its 1000 classes" in finding.treatment.code
 
 
 class Mixer(nn.Module):
@@ -347,7 +347,7 @@ def test_both_at_once() -> None:
     assert isinstance(finding, Finding)
     assert (
         finding.title
-        == "1 of 1 FP8 layer has sides that raise on a GPU; 1003 tokens a step are not a multiple of 16"
+        == "1 of 1 FP8 layer has sides that raise on a GPU; 1003 tokens/step are not a multiple of 16"
     )
 
 
