@@ -27,10 +27,7 @@ INDEX = """# The checks
 
 """
 
-OLD = ("Looks at:", "Why it costs time.", "What it means.", "What to do.", "Evidence:")
-"""Sections of the pages that are not converted yet."""
-
-SECTION = re.compile(rf"({'|'.join(map(re.escape, (*SECTIONS, *OLD)))})(?=\s)")
+SECTION = re.compile(rf"({'|'.join(map(re.escape, SECTIONS))})(?=\s)")
 """How a section of a docstring begins."""
 
 SHELL = re.compile(

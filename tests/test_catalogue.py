@@ -164,10 +164,6 @@ def test_no_check_explains_itself_in_a_circle() -> None:
         assert code not in behind
 
 
-CONVERTED: tuple[str, ...] = ("environment", "device", "engagement", "shapes", "compilation", "checkpointing")
-"""Areas whose pages have the new form."""
-
-
 @each_check
 def test_page_has_the_six_sections(check: registry.Check) -> None:
     title, blank, *body = check.page.splitlines()
@@ -175,8 +171,6 @@ def test_page_has_the_six_sections(check: registry.Check) -> None:
     assert title[0].isupper()
     assert not title.endswith(".")
     assert blank == ""
-    if check.area not in CONVERTED:
-        return
     paragraphs = "\n".join(body).split("\n\n")
     heads = [head for each in paragraphs for head in SECTIONS if each.startswith(f"{head} ")]
     assert heads == list(SECTIONS)
@@ -187,8 +181,6 @@ def test_page_has_the_six_sections(check: registry.Check) -> None:
 
 @each_check
 def test_page_shows_the_code_before_and_after(check: registry.Check) -> None:
-    if check.area not in CONVERTED:
-        return
     _, _, fix = check.page.partition(SECTIONS[2])
     fix, _, _ = fix.partition(SECTIONS[3])
     before, after = [each for each in fix.split("\n\n") if each.startswith("    ")]
@@ -200,9 +192,8 @@ def test_page_shows_the_code_before_and_after(check: registry.Check) -> None:
 
 @each_check
 def test_no_string_has_a_word_that_no_user_reads(check: registry.Check) -> None:
-    if check.area in CONVERTED:
-        texts = phrases(Path(str(check.module.__file__)))
-        assert [found for text in texts for found in not_said(text)] == []
+    texts = phrases(Path(str(check.module.__file__)))
+    assert [found for text in texts for found in not_said(text)] == []
 
 
 ONE_OF_MANY = re.compile(

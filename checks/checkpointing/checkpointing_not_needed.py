@@ -66,11 +66,9 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     assert without.step_ms is not None
     return Finding(
         title=f"Checkpointing costs {with_it.step_ms - without.step_ms:,.1f} of {with_it.step_ms:,.1f} "
-        f"ms/step "
-        f"({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
+        f"ms/step ({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
         explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
-        f"GiB "
-        f"with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
+        f"GiB with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
         evidence={
             "cost_ratio": cost.median,
             "cost_ratio_low": cost.low,

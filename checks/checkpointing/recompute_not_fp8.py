@@ -58,9 +58,8 @@ OPENED_BY_ACCELERATE = (
     "Accelerate opens the autocast around the model's forward; the recompute runs later, in the backward."
 )
 NOT_KNOWN_WHERE = (
-    "fp8doctor cannot see where this job opens the autocast. If it is around the forward, the recompute "
-    "runs in "
-    "BF16 or raises."
+    "fp8doctor cannot see where this job opens the autocast. If it is around the forward, the recompute runs "
+    "in BF16 or raises."
 )
 
 

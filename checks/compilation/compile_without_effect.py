@@ -116,8 +116,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
         if disabled_by_variable(facts):
             return NotApplicable(
                 reason="under TORCHDYNAMO_DISABLE=1, torch.compile leaves no mark: fp8doctor cannot see "
-                "whether "
-                "anything asks for it"
+                "whether anything asks for it"
             )
         return None if marks else NotApplicable(reason="nothing asks for torch.compile")
     first = causes[0]
@@ -255,8 +254,8 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = (
-            f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which "
-            "generates no kernel"
+            f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no "
+            "kernel"
         )
         yield Cause(
             "default-backend",

@@ -84,8 +84,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
         if balance.host_ms > balance.casts_ms:
             cost = (
                 f"these casts take {balance.casts_ms:,.1f} ms/step on the GPU, and launching them keeps the "
-                f"host "
-                f"busy for {balance.host_ms:,.0f} ms"
+                f"host busy for {balance.host_ms:,.0f} ms"
             )
         modelled = (
             f" Estimated for {balance.gpu}: {cost}; the FP8 matmuls save {balance.gemms_saved_ms:,.1f} ms."
@@ -97,8 +96,7 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled",
         explanation=f"{which}Each of them casts its input, weight and gradient in about {EAGER_KERNELS} "
-        f"kernels "
-        f"per step; compiled, it takes about 9.{modelled}",
+        f"kernels per step; compiled, it takes about 9.{modelled}",
         evidence={
             "eager_linears": len(eager),
             "fp8_linears": len(fp8),

@@ -170,8 +170,7 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
         if cut.graph_breaks
         else f"Compiled blocks run in pieces: {as_is.graphs_run} regions per step instead of {whole}",
         explanation=f"One step entered {plural(as_is.graphs_run or 0, 'compiled region')}; whole blocks "
-        f"would "
-        f"make {whole}"
+        f"would make {whole}"
         + (f" in {passes} micro-batches." if passes > 1 else ".")
         + (f" Their {plural(len(fp8), 'FP8 Linear')} need the compiler to fuse the casts." if harmful else "")
         + (

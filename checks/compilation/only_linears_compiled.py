@@ -78,8 +78,7 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
         explanation=f"Each is a region of its own ({percent(share)} of the matmul FLOPs). No cast is fused "
-        f"with "
-        "the norm or activation next to it, and everything between the Linears is not compiled.",
+        "with the norm or activation next to it, and everything between the Linears is not compiled.",
         evidence={
             "compiled_alone": len(alone),
             "compiled_fp8_linears": len(compiled),

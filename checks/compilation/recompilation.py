@@ -105,8 +105,7 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
         explanation=f"Dynamo keeps {limit} versions of a function. If it needs another one, it runs the "
-        f"function "
-        f"without compilation.{seen}",
+        f"function without compilation.{seen}",
         evidence={
             "blocks_with_cache": versions,
             "recompile_limit": limit,

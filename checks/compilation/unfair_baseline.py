@@ -52,14 +52,13 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     if facts.training.autocast is None and fp32_pct > 50.0:
         disguised = AUTOCAST_BF16 not in best.treatments
         return Finding(
-            title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and no "
-            "autocast is on",
+            title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and "
+            "no autocast is on",
             explanation="The BF16 variant computes its matmuls in fp32 or TF32, at half of BF16's rate or "
             "less."
             if disguised
             else "Against the same job in fp32, FP8 looks better than it is. This report timed BF16 under "
-            "BF16 "
-            "autocast.",
+            "BF16 autocast.",
             evidence={
                 "fp32_parameters_pct": fp32_pct,
                 "baseline_ms": best.step_ms,

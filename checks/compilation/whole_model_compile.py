@@ -107,14 +107,13 @@ def both_steps(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
     """Compare the step as one graph and block by block, or say that the latter was not timed."""
     if blocks:
         return (
-            f"Timed in turn, the step takes {blocks.step_ms:,.1f} ms block by block and "
-            f"{whole.step_ms:,.1f} ms "
-            "as it is."
+            f"Timed in turn, the step takes {blocks.step_ms:,.1f} ms block by block and {whole.step_ms:,.1f} "
+            "ms as it is."
         )
     left_out = (each.reason for each in facts.trial.arms if each.name == COMPILE_BLOCKS and each.reason)
     return (
-        f"As it is, the step takes {whole.step_ms:,.1f} ms; the trial did not time it block by block"
-        f"{''.join(f' ({each})' for each in left_out)}. The seconds for one block are estimated."
+        f"As it is, the step takes {whole.step_ms:,.1f} ms; the trial did not time it block by "
+        f"block{''.join(f' ({each})' for each in left_out)}. The seconds for one block are estimated."
     )
 
 

@@ -149,7 +149,7 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     lines += (
         [
             f"sudo nvidia-smi -i 0 -pl {default_w:.0f}   # nvidia-smi's index of this GPU, and its default "
-            f"limit"
+            "limit"
         ]
         if default_w
         else []

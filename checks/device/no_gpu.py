@@ -43,8 +43,8 @@ def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
     assumed = recorded(facts, "assumed_gpu") and bool(facts.assumed_gpu)
     what = f"times are estimated for {modelled.name}" if modelled else "no times are estimated"
     source = (
-        f"Estimated times come from the {modelled.source}"
-        f"{'' if assumed else ', because --assume-gpu named no other'}."
+        "Estimated times come from the "
+        f"{modelled.source}{'' if assumed else ', because --assume-gpu named no other'}."
         if modelled
         else "fp8doctor knows no datasheet for this GPU."
     )

@@ -62,8 +62,8 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
     named = f"{old[0].name} ({old[0].compute_capability})"
     return Finding(
         title=f"Accelerate fell back from fp8 to fp16 because of {named}",
-        explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling and "
-        "overflows where BF16 does not.",
+        explanation=f"{asked} asks for FP8, and {named} has no FP8 tensor cores. FP16 needs loss scaling "
+        "and overflows where BF16 does not.",
         evidence={
             "asked_by": asked,
             "precision": "fp16",

@@ -1,25 +1,35 @@
 """Delayed scaling sends its amax to all ranks
 
-Looks at: Transformer Engine layers with delayed scaling in a job of several processes: whether the
-recipe reduces the largest magnitudes over ranks, and over how many.
+What it finds. Transformer Engine's delayed scaling all-reduces its largest magnitudes (amax) over
+several ranks in every forward and backward.
 
-Why it costs time. `DelayedScaling` has `reduce_amax=True`. At the end of every forward under the
-autocast, and of every backward, all ranks of the amax group all-reduce the maxima of all layers: a
-few kB, but every rank waits for the last one, in the middle of the step. An autocast around each
-layer does it for each layer. Without a group that is named it is done over all ranks of the job.
+Why it matters. `DelayedScaling` has `reduce_amax=True` by default. At the end of every forward
+under the autocast, and of every backward, all ranks of the amax group all-reduce the maxima of all
+layers. It is a few kB, but every rank waits for the last one in the middle of the step. An autocast
+around each layer does it per layer. Without a named group it covers all ranks of the job.
 
-What to do. Scale by the current tensor where the GPU is a Hopper or newer: nothing is reduced. Or
-let data-parallel ranks, whose weights are the same, scale by their own.
+Fix. On Hopper or newer, scale by the current tensor (`Float8CurrentScaling()`): nothing is reduced.
+Or let data-parallel ranks, which have the same weights, use their own amax (Transformer Engine
+2.9).
 
-    with te.autocast(recipe=DelayedScaling()):                      # before
-    with te.autocast(recipe=DelayedScaling(reduce_amax=False)):     # after
-    with te.autocast(recipe=Float8CurrentScaling()):                # or
+    import transformer_engine.pytorch as te
+    from transformer_engine.common.recipe import DelayedScaling
+    with te.autocast(recipe=DelayedScaling()):                   # before
+        output = model(**batch)
 
-Ranks that hold parts of one tensor (tensor or sequence parallelism) need the reduction, over their
-own group: `amax_reduction_group`. On one host it takes tens of microseconds: then this is
-information.
+    import transformer_engine.pytorch as te
+    from transformer_engine.common.recipe import DelayedScaling
+    with te.autocast(recipe=DelayedScaling(reduce_amax=False)):  # after
+        output = model(**batch)
 
-Evidence: read in Transformer Engine 1.2 to 2.20 (`FP8GlobalStateManager`).
+When to ignore it. If ranks hold parts of one tensor (tensor or sequence parallelism): they need the
+reduction, over their own `amax_reduction_group`. Up to 8 ranks, as on one host, it takes tens of
+microseconds and is only information.
+
+How it is detected, and limits. fp8doctor reads the recipe and the number of ranks in the amax
+group. It does not time the reduction.
+
+References. Transformer Engine 1.2 to 2.20 (`FP8GlobalStateManager`):
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html
 """
 
@@ -30,8 +40,8 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 OF_ONE_HOST = 8
-"""Ranks, as many as the GPUs of one host, whose links take the few kB in tens of microseconds. A choice:
-HGX and DGX boards have eight."""
+"""Ranks on one host, whose links send a few kB in tens of microseconds. A choice: HGX and DGX boards have
+eight GPUs."""
 
 STACK = "transformer_engine"
 
@@ -39,7 +49,7 @@ STACK = "transformer_engine"
 @check("DST003", "amax-reduction", area="distributed", severity="warning", changes_fp8=True)
 def amax_reduction(facts: Facts) -> Finding | NotApplicable | None:
     if not any(layer.recipe == "delayed" for layer in facts.network.linears if layer.stack == STACK):
-        return NotApplicable(reason="no layer of Transformer Engine with delayed scaling")
+        return NotApplicable(reason="no Transformer Engine layer uses delayed scaling")
     distributed = facts.training.distributed
     if distributed is None or distributed.world_size < 2:
         return NotApplicable(reason="one process")
@@ -50,12 +60,12 @@ def amax_reduction(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity=None if ranks > OF_ONE_HOST else "info",
         title=f"Delayed scaling reduces its amax over {ranks} ranks in every forward and backward",
-        explanation=f"{'All' if everybody else str(ranks)} {'ranks of the job' if everybody else 'of them'} "
-        "wait for each other once more at the end of each autocast and of each backward, for a few kB.",
+        explanation=f"{'All ranks of the job' if everybody else f'{ranks} ranks'} wait for each other once "
+        "more at the end of each autocast and each backward, for a few kB.",
         evidence={"amax_ranks": ranks, "world_size": distributed.world_size},
         treatment=Treatment(
             name="own-amax",
-            summary="scale by the current tensor, or by each rank's own amax where ranks hold whole tensors",
+            summary="scale by the current tensor, or by each rank's own amax if ranks hold whole tensors",
             code="recipe = DelayedScaling(reduce_amax=False)     # or Float8CurrentScaling()",
             kind="sketch",
         ),

@@ -1,21 +1,29 @@
 """The GPU waits for communication
 
-Looks at: one profiled step of a script of several ranks under `fp8doctor run`. Of it, the time in
-which a collective runs on the GPU and nothing else does, on the rank where that is least: the
-others wait longer, for the last to arrive.
+What it finds. In the profiled step, collectives run on the GPU while it computes nothing, for a
+share of the step that counts.
 
-Why it costs time. All-gathers and reductions are hidden behind GEMMs. FP8 makes the GEMMs shorter
-and the bytes that are sent no fewer, so that what BF16 hid comes to light: FP8 then gains less than
-its GEMMs do.
+Why it matters. All-gathers and reductions usually run behind matmuls. FP8 makes the matmuls
+shorter, but sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains less
+than its matmuls do.
 
-What to do. Send less (FP8 all-gather, fewer synchronizations while gradients accumulate), begin
-earlier (prefetch, smaller units), or compute more for each byte (a larger batch).
+Fix. Send less (FP8 all-gather with torchao and FSDP2, or with DDP `model.no_sync()` for all
+micro-batches but the last), start earlier (prefetch, smaller units), or compute more per byte (a
+larger batch).
 
-    Float8LinearConfig()                                      # before
-    Float8LinearConfig(enable_fsdp_float8_all_gather=True)    # after, FSDP2
-    with model.no_sync(): loss.backward()                     # DDP: all micro-batches but the last
+    from torchao.float8 import Float8LinearConfig
+    config = Float8LinearConfig()                                    # before
 
-Evidence: https://pytorch.org/blog/training-using-float8-fsdp2/
+    from torchao.float8 import Float8LinearConfig
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)  # after, FSDP2
+
+When to ignore it. If you cannot change the batch or the network and already send FP8.
+
+How it is detected, and limits. Under `fp8doctor run`, each rank profiles one step. fp8doctor takes
+the rank that waits least: the others also wait for the last one to arrive. It is one step, and one
+host's ranks.
+
+References. https://pytorch.org/blog/training-using-float8-fsdp2/
 https://docs.pytorch.org/docs/stable/notes/ddp.html
 """
 
@@ -33,7 +41,7 @@ LINES = {
     "FSDP2": "Float8LinearConfig(enable_fsdp_float8_all_gather=True)     # at conversion\n"
     "block.set_modules_to_forward_prefetch([next_block])     # of each block",
 }
-"""Wrapper -> what sends less or begins earlier."""
+"""Wrapper -> lines that send less or start earlier."""
 
 LARGER_BATCH = "batch_size = 2 * batch_size     # more to compute for the same bytes"
 
@@ -54,7 +62,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
     step = step_ms(facts.observed)
     own = exposed_ms(facts.observed)
     if step is None or own is None:
-        return NotApplicable(reason="no step was profiled")
+        return NotApplicable(reason="fp8doctor profiled no step")
     ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
     of_ranks = [ms for each in ranks if (ms := told(exposed_ms, each.observed)) is not None]
     least = min([own, *of_ranks])
@@ -63,10 +71,10 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
         return None
     kind = distributed.wrapper if recorded(distributed, "wrapper") else None
     return Finding(
-        title=f"Communication that no compute hides takes {least:.1f} of {step:,.1f} ms ({percent(share)})",
-        explanation=f"Seen in one profiled step on each of {max(1, len(of_ranks))} ranks; this is the rank "
-        "that waits least, and the longest waits "
-        f"{max([own, *of_ranks]):,.1f} ms. FP8 shortens the GEMMs beside it and not this.",
+        title=f"Exposed communication takes {least:.1f} of {step:,.1f} ms/step ({percent(share)})",
+        explanation=f"Measured in one profiled step on {max(1, len(of_ranks))} ranks. This is the rank that "
+        f"waits least; the slowest waits {max([own, *of_ranks]):,.1f} ms. FP8 shortens the matmuls, not "
+        "this.",
         evidence={
             "exposed_ms": least,
             "longest_ms": max([own, *of_ranks]),
@@ -77,7 +85,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
         saving_ms=Saving(low=0.0, high=least, basis="measured"),
         treatment=Treatment(
             name="hide-communication",
-            summary="send less, begin earlier, or compute more for each byte",
+            summary="send less, start earlier, or compute more per byte",
             code="\n".join(filter(None, (LINES.get(kind or ""), LARGER_BATCH))),
             kind="sketch",
         ),

@@ -1,24 +1,29 @@
-"""FP8 all-gather without scales computed in advance
+"""FP8 all-gather without precomputed scales
 
-Looks at: Float8Linears whose weights FSDP2 gathers in FP8, whether these weights carry a scale
-already, and whether the optimizer took a step.
+What it finds. FSDP2 gathers weights in FP8, but their scales were not computed after the
+optimizer's step.
 
-Why it costs time. To cast a shard of a weight to FP8, every process needs the largest magnitude of
-the whole weight. Without a scale at hand each weight does its own tiny all-reduce right before its
-all-gather: hundreds of collectives of four bytes in each step, with the compute waiting for every
-one. `precompute_float8_dynamic_scale_for_fsdp` does all of them in one after the optimizer's step.
+Why it matters. To cast a shard to FP8, every process needs the largest magnitude of the whole
+weight. Without a scale, each weight does its own tiny all-reduce right before its all-gather:
+hundreds of collectives of four bytes per step, and the computation waits for each one.
+`precompute_float8_dynamic_scale_for_fsdp` does all of them at once.
 
-What to do. One line behind the optimizer's step.
+Fix. Add one line after the optimizer's step (torchao). Accelerate adds the call itself.
 
-    optimizer.step()                                       # before
-    optimizer.step()                                       # after
+    optimizer.step()  # before
+
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+    optimizer.step()  # after
     precompute_float8_dynamic_scale_for_fsdp(model)
 
-Accelerate adds the call itself (a hook on the optimizer, FSDP2). Before the first step no weight
-has a scale and nothing is known: then this is information.
+When to ignore it. Before the first optimizer step: no weight has a scale yet, and the finding is
+information.
 
-Evidence: read in torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax when
-`_precomputed_scale` is None) and run with FSDP2 on a CPU.
+How it is detected, and limits. fp8doctor looks at the sharded weights for a precomputed scale, and
+at whether the optimizer took a step. It does not time the collectives.
+
+References. torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax if
+`_precomputed_scale` is None), run with FSDP2 on a CPU.
 https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
@@ -50,20 +55,20 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
         if linear.name in sharded and linear.features.get("float8_all_gather_weight")
     ]
     if not gathered or not distributed:
-        return NotApplicable(reason="no weight that FSDP2 gathers in FP8")
+        return NotApplicable(reason="FSDP2 gathers no weight in FP8")
     without = [linear for linear in gathered if not linear.features.get("precomputed_scale")]
     if not without:
         return None
     stepped, shards = bool(facts.training.optimizer_stepped), distributed.shards or 1
     return Finding(
         severity=None if stepped and shards > 1 else "info",
-        title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no scale computed in advance",
-        explanation=f"Each of them does an all-reduce of its own before its all-gather, {len(without)} in "
-        "each forward and again in each backward."
+        title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no precomputed scale",
+        explanation=f"Each does its own all-reduce before its all-gather: {len(without)} in each forward and "
+        "again in each backward."
         + (
-            " The optimizer took a step and no scale was computed after it."
+            " The optimizer took a step, but nothing computed the scales after it."
             if stepped
-            else " No optimizer step was seen, after which they are computed."
+            else " fp8doctor saw no optimizer step yet, after which the scales are computed."
         ),
         evidence={
             "without_scale": len(without),

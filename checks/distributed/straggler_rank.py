@@ -1,26 +1,28 @@
 """One rank is slower than the others
 
-Looks at: the real steps of every rank on this host under `fp8doctor run`. Of each, the step, the
-wait for data, the time before the model is called, and what its GPU computes in a profiled step;
-and the GPUs, whether they are alike.
+What it finds. One rank takes longer than the others before they can go on, or the ranks run on
+different GPUs.
 
-Why it costs time. Ranks meet in every step, when gradients or shards are exchanged, and the fastest
-waits for the slowest. All then take the same time for a step, so that the step alone does not tell
-who is slow: what each does before the others can go on does. FP8 shortens the GEMMs of all ranks
-and not the wait.
+Why it matters. Ranks meet in every step to exchange gradients or shards, and the fastest waits for
+the slowest. All ranks then have the same step time, so the step time alone does not show which one
+is slow. FP8 shortens the matmuls of all ranks, but not the wait.
 
-What to do. Find what this rank does alone: a slower disk, a longer shard of the data, logging or
-evaluation on one rank, a GPU that is held back.
+Fix. Find what only this rank does: a slower disk, a longer shard of the data, logging or
+evaluation, or a GPU that is slowed down.
 
-    if dist.get_rank() == 0:                       # before
-        log_images(model, batch)
-    if dist.get_rank() == 0 and step % 500 == 0:   # after
+    if dist.get_rank() == 0:                      # before
         log_images(model, batch)
 
-What the host of a rank does between its forward and its optimizer's step is not told apart from
-waiting.
+    if dist.get_rank() == 0 and step % 500 == 0:  # after
+        log_images(model, batch)
 
-Evidence: https://docs.pytorch.org/docs/stable/notes/ddp.html
+When to ignore it. If the slow rank must do this work and the loss is small.
+
+How it is detected, and limits. Under `fp8doctor run`, each rank on this host reports its step, its
+wait for data, the time before the model is called, and its GPU's work in a profiled step. fp8doctor
+compares the medians. It cannot separate host work between forward and optimizer step from waiting.
+
+References. https://docs.pytorch.org/docs/stable/notes/ddp.html
 https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
 """
 
@@ -47,7 +49,7 @@ def straggler_rank(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="one process")
     timed = timed_ranks(facts)
     if len(timed) < 2:
-        return NotApplicable(reason="fewer than two ranks were timed")
+        return NotApplicable(reason="fp8doctor timed fewer than two ranks")
     slower = behind(facts)
     gpus = unlike_gpus(facts)
     if slower:
@@ -73,8 +75,8 @@ def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Findi
         title=f"Rank {worst.rank} takes {worst.own_ms:,.1f} ms {worst.what}, the others "
         f"{worst.others_ms:,.1f} ms, in steps of {worst.step_ms:,.1f} ms "
         f"({percent(100 * worst.by_ms / worst.step_ms)})",
-        explanation=f"Medians of the watched steps of {timed} ranks. The others wait for it in every step "
-        f"where they exchange something.{also}" + (f" {_in_words(gpus)}" if gpus else ""),
+        explanation=f"Medians over the watched steps of {timed} ranks. The others wait for it whenever they "
+        f"exchange something.{also}" + (f" {_in_words(gpus)}" if gpus else ""),
         evidence={
             "rank": worst.rank,
             "part": worst.what,
@@ -90,8 +92,8 @@ def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Findi
 
 def _other_gpu(gpus: dict[int, str]) -> Finding:
     return Finding(
-        title="The ranks run on unlike GPUs",
-        explanation=f"{_in_words(gpus)} The fastest waits for the slowest where they exchange something.",
+        title="The ranks run on different GPUs",
+        explanation=f"{_in_words(gpus)} The fastest waits for the slowest whenever they exchange something.",
         evidence={f"rank_{rank}": text for rank, text in gpus.items()},
         treatment=TREATMENT,
     )

@@ -81,8 +81,7 @@ def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
         "bias",
         explanation=f"torchao{f' {found}' if found else ''} multiplies input and weight in MXFP8 and omits "
-        f"the "
-        "bias. The output is wrong, and the bias gets no gradient.",
+        "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": first.name},
         breaks="layers_do_not_learn",
         treatment=mxfp8_without_biases("biases-in-float8", facts),

@@ -67,8 +67,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
-        "the "
-        "FP8 tensor cores stay idle.",
+        "the FP8 tensor cores stay idle.",
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),

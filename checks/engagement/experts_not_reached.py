@@ -75,9 +75,9 @@ def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
     of_share = f" ({percent(share)} of the matmul FLOPs)" if share else ""
     return Finding(
         title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
-        explanation=f"{first.kind.rpartition('.')[2]} multiplies with {' and '.join(operators)}"
-        f"{', one expert after the other' if operators == ['linear'] else ''}. torchao's wrapper takes over "
-        "the grouped matmul, not this.",
+        explanation=f"{first.kind.rpartition('.')[2]} multiplies with "
+        f"{' and '.join(operators)}{', one expert after the other' if operators == ['linear'] else ''}. "
+        "torchao's wrapper takes over the grouped matmul, not this.",
         evidence={
             "weights": len(layers),
             "share_pct": round(share, 1),
@@ -121,13 +121,10 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
     return Finding(
         severity=None if little else "info",
         title=f"Experts hold {percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 could "
-        f"take, "
-        "and stay in 16 bits",
+        "take, and stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
-        f"expects "
-        f"FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of all "
-        f"matmul "
-        "FLOPs are left for FP8. "
+        f"expects FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of "
+        "all matmul FLOPs are left for FP8. "
         + (
             f"Upper bound for the matmuls: {most:.2f}x (estimated for {gpu.name}, without the casts)."
             if gpu and most

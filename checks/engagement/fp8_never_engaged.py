@@ -75,8 +75,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if idle and not on_purpose:
         return Finding(
             title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
-            explanation=f"The layers themselves note it, such as {idle[0].name}: their last training forward "
-            "was outside the FP8 autocast.",
+            explanation=f"The layers themselves note it, such as {idle[0].name}: their last training "
+            "forward was outside the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe(TE_AUTOCAST, facts),
         )
@@ -111,10 +111,10 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
 def without_autocast(fp8: list[Linear], facts: Facts) -> Finding:
     """Report Transformer Engine layers in a step whose code opens no FP8 autocast."""
     return Finding(
-        title=f"The training step opens no FP8 autocast around "
+        title="The training step opens no FP8 autocast around "
         f"{plural(len(fp8), 'Transformer Engine layer')}",
-        explanation="Outside te.autocast these layers compute in BF16. Neither the code of the training step "
-        "nor a forward of the model opens one.",
+        explanation="Outside te.autocast these layers compute in BF16. Neither the code of the training "
+        "step nor a forward of the model opens one.",
         evidence={"idle_layers": len(fp8), "fp8_layers": len(fp8), "first": fp8[0].name},
         treatment=describe(TE_AUTOCAST, facts),
     )
@@ -131,8 +131,7 @@ def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:
     return Finding(
         severity="warning",
         title=f"Only {counted} FP8 matmuls ran in a training step; {plural(len(fp8), 'FP8 layer')} should "
-        f"run "
-        f"{due}",
+        f"run {due}",
         explanation="Each layer runs one in the forward and one per gradient. The others ran in another "
         "precision or not at all: the model reads weights without calling the layers, or skips them.",
         evidence={"fp8_layers": len(fp8), "fp8_gemms": counted, "fp8_gemms_due": due},

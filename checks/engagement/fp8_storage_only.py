@@ -172,8 +172,8 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
         return f"{len(stored)} of {linears} Linears only store their weights in FP8"
     others = f"; in {len(stored) - computing} more only the weights are in FP8"
     return (
-        f"{computing} of {linears} Linears multiply in FP8 only in the forward"
-        f"{others if len(stored) > computing else ''}"
+        f"{computing} of {linears} Linears multiply in FP8 only in the "
+        f"forward{others if len(stored) > computing else ''}"
     )
 
 

@@ -121,8 +121,7 @@ def of_a_copy(copied: int, facts: Facts) -> Finding:
         title="A copy of the model was converted; the model that trains has no FP8 in "
         f"{plural(len(linears), 'Linear')}",
         explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to "
-        f"another "
-        "model, which no optimizer updates. The converter changes the model you pass, in place.",
+        "another model, which no optimizer updates. The converter changes the model you pass, in place.",
         evidence={"fp8_layers_of_the_copy": copied, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",
@@ -137,9 +136,9 @@ def of_an_argument(argument: str, facts: Facts) -> Finding:
     linears = facts.network.linears
     return Finding(
         title=f"FP8 was asked for, but none of {len(linears)} Linears has it",
-        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and the profiled "
-        "step ran no FP8 matmul. The script ignores its argument here: look for a warning in its output. "
-        "Some scripts do this on a GPU without FP8.",
+        explanation=f"{argument} asks for FP8. A training step has run, no layer is in FP8, and the "
+        "profiled step ran no FP8 matmul. The script ignores its argument here: look for a warning in its "
+        "output. Some scripts do this on a GPU without FP8.",
         evidence={"asked_by": argument, "linears": len(linears), "fp8_layers": 0},
         treatment=Treatment(
             name="convert",
@@ -175,8 +174,8 @@ def of_the_call(facts: Facts) -> Finding:
         title=f"{CONVERTER} was called but replaced none of {len(linears)} Linears"
         if certain
         else f"The code calls {CONVERTER}, but none of {len(linears)} Linears is in FP8",
-        explanation=f"{happened}. It converts every nn.Linear that its module_filter_fn accepts, and changes "
-        f"the model in place. {cause}",
+        explanation=f"{happened}. It converts every nn.Linear that its module_filter_fn accepts, and "
+        f"changes the model in place. {cause}",
         evidence={"called": certain or None, "linears": len(linears), "fp8_layers": 0},
         treatment=treatment,
     )
@@ -188,8 +187,8 @@ def why_replaced_none(linears: tuple[Linear, ...]) -> tuple[str, Treatment]:
         return of_conv1d
     such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
     return (
-        f"Either the filter accepted none, because it compares names that this model does not have{such_as}, "
-        "or the layers of this model were created after the call.",
+        "Either the filter accepted none, because it compares names that this model does not "
+        f"have{such_as}, or the layers of this model were created after the call.",
         Treatment(
             name="convert",
             summary="let the filter accept the layers, and convert the model that trains",

@@ -90,8 +90,8 @@ REASONS = {
         "export ACCELERATE_FP8_BACKEND=AO   # or choose widths divisible by 16 in the model's configuration",
     ),
     "wrapped": (
-        "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter misses "
-        "them",
+        "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter "
+        "misses them",
         "convert-before-compile",
         "convert before torch.compile, or remove _orig_mod. from the names in the filter",
         "convert_to_float8_training(model, module_filter_fn=lambda module, name: "
@@ -232,10 +232,9 @@ def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Fin
     phrase, name, summary, code = REASONS[why]
     return Finding(
         title=f"{plural(len(experts), 'expert weight')} stayed in 16 bits next to FP8: {percent(share)} of "
-        f"all "
-        "Linears' weights",
-        explanation=f"They {phrase}. Neither their modules nor a configuration says how many experts a token "
-        "visits, so their share of the matmul FLOPs is unknown.",
+        "all Linears' weights",
+        explanation=f"They {phrase}. Neither their modules nor a configuration says how many experts a "
+        "token visits, so their share of the matmul FLOPs is unknown.",
         evidence={"weights_share_pct": round(share, 1), "missing_layers": len(experts), "reasons": (why,)},
         treatment=Treatment(name=name, summary=summary, code=lines(why, experts, left, facts) or code),
     )

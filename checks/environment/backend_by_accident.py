@@ -134,8 +134,8 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
         title="Accelerate takes torchao by default: Transformer Engine is installed too, and no FP8 backend "
         "is named",
         explanation=(
-            f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, "
-            "not compiled. "
+            f"{plural(len(eager), 'Linear')} became Float8Linear in torchao's default configuration, not "
+            "compiled. "
             if converted
             else ""
         )

@@ -195,11 +195,10 @@ def without_kernels(facts: Facts) -> Finding | None:
     )
     return Finding(
         severity="warning",
-        title=f"torchao {version} loaded none of its compiled kernels, and "
-        f"{plural(len(block), 'layer')} need them",
+        title=f"torchao {version} loaded none of its compiled kernels, and {plural(len(block), 'layer')} "
+        "need them",
         explanation=f"torchao skips its libraries if they were built for another torch than {torch}, and "
-        f"only "
-        "logs a line.",
+        "only logs a line.",
         evidence={"layers": len(block), "first": block[0].name, "torchao": version, "torch": torch},
         treatment=Treatment(
             name="install-fp8-backend",
@@ -230,7 +229,7 @@ def _tried(error: str | None) -> Facts:
 
 
 SICK = _tried(
-    "OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, "
-    "version libcublasLt.so.13"
+    "OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version "
+    "libcublasLt.so.13"
 )
 HEALTHY = _tried(None)

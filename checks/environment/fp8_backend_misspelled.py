@@ -81,8 +81,7 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"ACCELERATE_FP8_BACKEND={written} is not one of {', '.join(BACKENDS)}",
         explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" "
-        "(accelerate "
-        f"{version})."
+        f"(accelerate {version})."
         + (f" accelerate launch --fp8_backend {written} sets this value." if by_launcher else ""),
         evidence={"ACCELERATE_FP8_BACKEND": written, "known": BACKENDS, "accelerate": version},
         treatment=Treatment(

@@ -144,8 +144,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
         return (
             "the spelling",
             "Accelerate accepts fp8 in lower case only. Accelerator trains without mixed precision; a "
-            "Trainer "
-            "of transformers 5 fails.",
+            "Trainer of transformers 5 fails.",
             _treatment("spell the precision in lower case", "export ACCELERATE_MIXED_PRECISION=fp8"),
         )
     if "unsloth" in packages and packages["unsloth"].imported:
@@ -162,8 +161,8 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
         return by_trainer
     return (
         "Accelerator()",
-        f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you set "
-        "the variable.",
+        f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you "
+        "set the variable.",
         _treatment(
             "let the Accelerator read the environment, or pass it fp8",
             'accelerator = Accelerator(mixed_precision="fp8")',

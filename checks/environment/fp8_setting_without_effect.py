@@ -146,8 +146,7 @@ def unread_names(variables: dict[str, str], backend: str | None) -> list[Idle]:
             name,
             value,
             f"Neither Accelerate, torchao, Transformer Engine nor transformers reads {name}; Accelerate "
-            f"reads "
-            f"{read}.",
+            f"reads {read}.",
             instead_of(name, read, in_accelerates_words(value), backend),
         )
         for name, read in UNREAD.items()

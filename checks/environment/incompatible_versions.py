@@ -145,8 +145,7 @@ PAIRS = (
         None,
         asked_by_variable,
         'Accelerator() compares its argument, not the environment, and raises "Passing in an FP8 '
-        "configuration requires setting "
-        "`mixed_precision='fp8'`\".",
+        "configuration requires setting `mixed_precision='fp8'`\".",
         "accelerate>=1.9.0",
     ),
     Pair(
@@ -162,8 +161,8 @@ PAIRS = (
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
-        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": Transformer Engine "
-        "2.9 renamed this module.",
+        "prepare() raises \"module 'transformer_engine.pytorch' has no attribute 'fp8'\": Transformer "
+        "Engine 2.9 renamed this module.",
         "accelerate>=1.13.0",
     ),
     Pair(
@@ -179,8 +178,7 @@ PAIRS = (
         Versions("torchao", "0.18.0"),
         adapters_may_come,
         'get_peft_model raises "cannot import name '
-        "'LinearActivationQuantizedTensor' from "
-        "'torchao.quantization'\", on any model.",
+        "'LinearActivationQuantizedTensor' from 'torchao.quantization'\", on any model.",
         "peft>=0.19.0",
         later=True,
     ),

@@ -1,23 +1,33 @@
 """LoRA's share of the step
 
-Looks at: the adapters' share of the parameters and of the GEMM FLOPs, and the step timed once more
-with the adapters switched off: the difference is what they cost.
+What it finds. How much of the step the LoRA adapters take, measured, next to their share of the
+parameters and of the matmul FLOPs.
 
-What it means. FP8 does nothing for the adapters: their GEMMs are too narrow (rank 8 to 128), so
-whatever time they take bounds the gain of all the rest (Amdahl). Their FLOPs mislead. At rank 32 on
-a 4096 x 4096 layer they are 2.3 %, but every adapted layer adds two forward and four backward
-kernels, an addition, and with fp32 adapters a copy of each input. So only measured time counts.
-Rank hardly matters: 32 instead of 8 costs 2 % of a compiled BF16 step and 5 % in FP8.
+Why it matters. FP8 does nothing for the adapters: their matmuls are too narrow (rank 8 to 128), so
+their time limits the gain of everything else. Their FLOPs mislead. At rank 32 on a 4096 x 4096
+layer they are 2.3%, but every adapted layer adds two forward and four backward kernels, an
+addition, and with fp32 adapters a copy of each input. Rank hardly matters: 32 instead of 8 costs 2%
+of a compiled BF16 step and 5% in FP8. Llama 1B with rank 16 takes 143.6 ms/step, full fine-tuning
+128.4 ms (compiled).
 
-What to do. Compile the blocks, keep the adapters in the base's dtype, adapt fewer projections, or
-use fused LoRA kernels. A lower rank only if it measures faster.
+Fix. Compile the blocks, keep the adapters in the base's dtype (PEFT 0.12 or newer), adapt fewer
+projections, or use fused LoRA kernels. Lower the rank only if it measures faster.
 
-    get_peft_model(base, config)                                # before: fp32 adapters, eager
-    get_peft_model(base, config, autocast_adapter_dtype=False)  # after: no casts of every input
-    for block in base.model.layers: block.compile()             # after: fused with its neighbours
+    from peft import get_peft_model
+    model = get_peft_model(base, config)  # before: fp32 adapters, not compiled
 
-Evidence: Llama 1B with rank 16 on all projections takes 223.3 ms uncompiled and 143.6 ms compiled,
-full fine-tuning 162.8 ms and 128.4 ms (`tests/benchmarks/measured/h200_steps.json.gz`).
+    from peft import get_peft_model
+    model = get_peft_model(base, config, autocast_adapter_dtype=False)  # after
+    for block in base.model.layers:
+        block.compile()
+
+When to ignore it. If the adapters take little of your step: the finding is only information.
+
+How it is detected, and limits. The trial times the step once more with the adapters switched off.
+The upper bound for FP8 assumes that everything else runs at FP8's peak rate. Without a trial on a
+GPU, only the shares of parameters and FLOPs are known.
+
+References. `tests/benchmarks/measured/h200_steps.json.gz` (223.3 ms against 162.8 ms, not compiled).
 https://github.com/huggingface/peft/blob/v0.21.0/src/peft/tuners/lora/layer.py
 https://arxiv.org/abs/2510.24061
 """
@@ -36,7 +46,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 WITHOUT = ArmName.WITHOUT_ADAPTERS
-"""The arm that switches the adapters off: a measurement, not a treatment."""
+"""The variant that switches the adapters off: a measurement, not a fix."""
 
 
 @check("LORA001", "adapter-share", area="lora", severity="info")
@@ -48,7 +58,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     flops = flops_share_pct(adapters, facts)
     shares = (
         f"{percent(100 * network.adapter_parameters / network.parameters)} of the parameters and "
-        f"{percent(flops)} of the GEMM FLOPs"
+        f"{percent(flops)} of the matmul FLOPs"
     )
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "adapter_parameters": network.adapter_parameters,
@@ -61,7 +71,7 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     if without is None or base is None or base.step_ms is None:
         return Finding(
             title=f"LoRA is {shares}",
-            explanation=f"What the adapters cost in time was not measured: {why_not(facts.trial)}.",
+            explanation=f"The trial did not measure what the adapters cost in time: {why_not(facts.trial)}.",
             evidence=evidence,
         )
     left = ratio(without, base)
@@ -69,19 +79,19 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
     cost = base.step_ms * share / 100
     ceiling = fp8_ceiling(facts, base, cost)
     in_time = (
-        f"{base.step_ms - (without.step_ms or 0.0):,.1f} of {base.step_ms:,.1f} ms a step"
+        f"{base.step_ms - (without.step_ms or 0.0):,.1f} of {base.step_ms:,.1f} ms/step"
         if low > 0
-        else "no time that can be told from the timing's own spread"
+        else "no time beyond the timing noise"
     )
     bound = (
-        " FP8 leaves them as they are: were all the rest to run at its peak rate, it would reach "
-        f"{ceiling:.2f}x of BF16."
+        f" FP8 does not speed them up. Upper bound: {ceiling:.2f}x BF16, if everything else ran at FP8's "
+        "peak rate."
         if ceiling and low > 0
         else ""
     )
     return Finding(
-        title=f"LoRA takes {in_time}, with {percent(flops)} of the GEMM FLOPs",
-        explanation=f"With the adapters switched off the step takes {without.step_ms:,.1f} instead of "
+        title=f"LoRA takes {in_time}, with {percent(flops)} of the matmul FLOPs",
+        explanation=f"With the adapters switched off, the step takes {without.step_ms:,.1f} instead of "
         f"{base.step_ms:,.1f} ms. They are {shares}.{bound}",
         evidence=evidence
         | {
@@ -98,19 +108,16 @@ def adapter_share(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def why_not(trial: Trial) -> str:
-    """Tell why there is no time without adapters."""
+    """Say why there is no time without adapters."""
     if trial.device == "cpu":
         return "the trial ran on a CPU, which says nothing about a GPU"
     attempt = next((each for each in trial.arms if each.name == WITHOUT), None)
-    return (attempt.reason if attempt else None) or "no step without them was timed"
+    return (attempt.reason if attempt else None) or "it timed no step without them"
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
-    """Compute by Amdahl's law the speedup over BF16 with the adapters of ``base``, all else at the peak rate
-    of FP8.
-
-    None when unknown.
-    """
+    """Compute by Amdahl's law the speedup over BF16 if all but the adapters ran at FP8's peak; None if
+    unknown."""
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu is None or gpu.fp8_tflops is None:
         return None
@@ -120,8 +127,8 @@ def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
 def cheaper_adapters() -> Treatment:
     return Treatment(
         name="cheaper-adapters",
-        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; a lower rank only "
-        "if it measures faster",
+        summary="compile, keep the adapters in the base's dtype, adapt fewer projections; lower the rank "
+        "only if it measures faster",
         code=(
             'config = LoraConfig(r=16, target_modules=["q_proj", "v_proj"])   # fewer adapted layers, '
             "fewer small kernels\n"
@@ -131,7 +138,7 @@ def cheaper_adapters() -> Treatment:
 
 
 def _llama_1b(adapters: bool) -> Facts:
-    """Llama 1B with rank 16, compiled, as measured on an H200; the time without adapters is made up."""
+    """Llama 1B with rank 16, compiled, as measured on an H200; the time without adapters is invented."""
     layers = (
         Linear(name="q.base_layer", use="none", adapter="base", flops_share_pct=97.5),
         Linear(name="q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5, dtype="float32"),

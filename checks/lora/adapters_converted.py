@@ -1,26 +1,33 @@
-"""LoRA adapters converted to FP8
+"""LoRA adapters were converted to FP8
 
-Looks at: the LoRA matrices that an FP8 stack has made its own layers.
+What it finds. An FP8 library replaced LoRA's A and B matrices by its own FP8 layers.
 
-Why it costs time. A and B are thin: one side is the rank. Their GEMMs move memory and launch
-kernels; there is hardly anything for FP8 tensor cores to speed up. What FP8 adds stays: scaling and
-casting the input (tokens x width) and the gradient for a result of 16 columns. A converter that
-runs after `get_peft_model` takes them as ordinary Linears as soon as the rank is a multiple of 16:
-43 of 43 in a small Llama, 28 of them adapters. Their small updates lose precision too.
+Why it matters. A and B are thin: one side is the rank. Their matmuls move memory and launch
+kernels, so FP8 tensor cores have almost nothing to speed up. FP8 still adds its cost: scaling and
+casting the input (tokens x width) and the gradient, for a result of 16 columns. A converter that
+runs after `get_peft_model` treats them as ordinary Linears if the rank is a multiple of 16: 43 of
+43 in a small Llama, of which 28 were adapters. Their small updates lose precision too.
 
-What to do. Convert the base first, or keep the adapters out of the conversion.
+Fix. Convert the base first, or keep the adapters out of the conversion. Accelerate converts in
+`prepare`, which comes last: use r=8 (not a multiple of 16) or a `module_filter_func` in
+AORecipeKwargs.
 
-    model = get_peft_model(base, config)                  # before: adapters, then conversion
+    model = get_peft_model(base, config)  # before: adapters, then conversion
     convert_to_float8_training(model)
-    convert_to_float8_training(base)                      # after: conversion, then adapters
+
+    from peft import get_peft_model
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(base)      # after: conversion, then adapters
     model = get_peft_model(base, config)
 
-Accelerate converts in `prepare`, which comes last: there r=8 keeps the adapters out (8 is no
-multiple of 16), or a `module_filter_func` in AORecipeKwargs.
+When to ignore it. If the rank is so large that the adapters are not thin.
 
-Evidence: both orders run on a CPU with PEFT 0.21.2 and torchao 0.18.
+How it is detected, and limits. fp8doctor looks for LoRA matrices among the layers that an FP8
+library set up for training. It does not time them one by one.
+
+References. Both orders were run on a CPU with PEFT 0.21.2 and torchao 0.18.
 https://github.com/meta-pytorch/torchtune/issues/2833 (1080 to 1410 tokens/s per GPU, base first)
-https://arxiv.org/abs/2510.24061 (FALQON: FP8 loses on the small matrices of LoRA)
+https://arxiv.org/abs/2510.24061 (FALQON: FP8 is slower on LoRA's small matrices)
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ from fp8doctor.registry import check
 
 OF_TRANSFORMER_ENGINE = Treatment(
     name=CONVERT_BASE_FIRST,
-    summary="replace the Linears of the base by Transformer Engine's before get_peft_model (peft >= 0.19)",
+    summary="convert the base to Transformer Engine before get_peft_model (peft >= 0.19)",
     code="base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
 )
 
@@ -51,8 +58,8 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     ]
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
-        explanation="Casting their inputs and gradients costs more than FP8 can save on matrices as thin as "
-        "the rank; the conversion came after the adapters were added.",
+        explanation="Casting their inputs and gradients costs more than FP8 can save on such thin matrices. "
+        "The conversion ran after the adapters were added.",
         evidence={
             "converted_adapters": len(converted),
             "adapters": len(adapters),

@@ -1,28 +1,30 @@
 """LoRA adapters in fp32 on a BF16 base
 
-Looks at: the dtype of LoRA's matrices, that of the layers that they are attached to, the autocast,
-and whether the job is one that trains: FP8 layers, a gradient, a measured step.
+What it finds. LoRA's matrices are fp32 while their base layers are BF16.
 
-Why it costs time. PEFT makes the adapters fp32 whatever the base is (`autocast_adapter_dtype=True`,
-since 0.12). Without autocast every adapted layer then copies its input to fp32 and multiplies it by
-A and B in fp32, without tensor cores unless TF32 is on: 81 of the 108 matmuls of a small model were
-fp32, and on one H200 a 1 B model with rank 16 took longer than its full fine-tuning (143.6 ms
-against 128.4 ms, compiled; `tests/benchmarks/measured/h200_steps.json.gz`). Under BF16 autocast no
-fp32 matmul is left, only the copies: then this is information, and so it is on a model that a
-Trainer may still put under autocast, of adapters that were converted to FP8 themselves (LORA003),
-and on the meta device, where PEFT does not move adapters to the dtype of the base. Whether a
-script's loop opens an autocast shows in the calls of its model; where `run` may watch none, as
-under Unsloth, which compiles functions, it is unknown.
+Why it matters. PEFT creates fp32 adapters for any base (`autocast_adapter_dtype=True`, since 0.12).
+Without autocast, every adapted layer copies its input to fp32 and multiplies it by A and B in fp32,
+without tensor cores unless TF32 is on. In a small model, 81 of 108 matmuls were fp32. On an H200, a
+1B model with rank 16 took longer than its full fine-tuning (143.6 ms against 128.4 ms, compiled).
+Under BF16 autocast only the copies remain.
 
-What to do. Let the adapters have the dtype of the base, before the optimizer is made.
+Fix. Give the adapters the base's dtype before you create the optimizer (PEFT 0.12 or newer).
 
-    model = get_peft_model(base, config)                                  # before: fp32
-    model = get_peft_model(base, config, autocast_adapter_dtype=False)    # after: as the base
+    from peft import get_peft_model
+    model = get_peft_model(base, config)                                # before: fp32
 
-fp32 adapters keep small updates that BF16 rounds away; who wants that keeps them, under autocast.
-On an fp16 base they are needed, since PyTorch's GradScaler refuses fp16 gradients.
+    from peft import get_peft_model
+    model = get_peft_model(base, config, autocast_adapter_dtype=False)  # after: like the base
 
-Evidence: read in PEFT 0.21.2 (`tuners_utils.py`, `cast_adapter_dtype`) and counted on a CPU.
+When to ignore it. If you want fp32 adapters, because BF16 rounds small updates away: keep them
+under autocast. On an fp16 base you need them: PyTorch's GradScaler refuses fp16 gradients.
+
+How it is detected, and limits. fp8doctor compares the dtypes and looks for an autocast. It warns
+only if the step is known: FP8 layers, a gradient or a measured step. It is information under
+autocast, before a Trainer's autocast, for adapters in FP8 (LORA003), and on the meta device, where
+PEFT does not convert adapters. Under Unsloth, which compiles functions, the autocast is unknown.
+
+References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`).
 https://huggingface.co/docs/peft/en/package_reference/peft_model
 https://github.com/AgileRL/AgileRL/issues/623 (a fifth less peak memory)
 https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
@@ -55,23 +57,15 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
         return None
     autocast, on_meta = facts.training.autocast, "meta" in facts.network.devices
     multiplied = [linear for linear in fp32 if linear.use != "training"]
-    unsure = (
-        " On the meta device PEFT leaves them in fp32 even where `autocast_adapter_dtype=False` asks for "
-        "the dtype of the base."
-    )
+    unsure = " On the meta device PEFT leaves them in fp32 even if you pass `autocast_adapter_dtype=False`."
     if not multiplied:
         costs = (
-            "They were converted to FP8 themselves, and multiply in it; a copy of each input to fp32 remains."
+            "They were converted to FP8 themselves and multiply in FP8. A copy of each input to fp32 remains."
         )
     elif autocast is None:
-        costs = (
-            "Without autocast each of them is an fp32 matmul, and each adapted layer copies its "
-            "input to fp32."
-        )
+        costs = "Without autocast, each is an fp32 matmul, and each adapted layer copies its input to fp32."
     else:
-        costs = (
-            f"Under {autocast} autocast they are multiplied in 16 bits; a copy of each input to fp32 remains."
-        )
+        costs = f"Under {autocast} autocast they multiply in 16 bits. A copy of each input to fp32 remains."
     return Finding(
         severity=None if multiplied and autocast is None and trains(facts) and not on_meta else "info",
         title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
@@ -85,16 +79,16 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="adapters-to-bf16",
-            summary="give the adapters the dtype of the base, before the optimizer is made",
+            summary="give the adapters the base's dtype, before you create the optimizer",
             code=CODE,
         ),
     )
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: the model was converted to FP8, was trained, or was measured.
+    """Whether the step is known as it will run: converted to FP8, trained, or measured.
 
-    It is not while Accelerate's `prepare` has yet to put it under autocast, nor when its own code opens one.
+    Not before Accelerate's `prepare` puts it under autocast, nor if its own code opens one.
     """
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
@@ -108,7 +102,7 @@ def trains(facts: Facts) -> bool:
 
 
 def is_bf16(linear: Linear) -> bool:
-    """Whether a base layer computes in BF16, by its weight or because FP8 weights are multiplied so."""
+    """Whether a base layer computes in BF16, by its weight or because it multiplies FP8 weights in BF16."""
     return linear.dtype == "bfloat16" or linear.dtype.startswith("float8")
 
 

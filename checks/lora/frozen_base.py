@@ -1,25 +1,32 @@
-"""A frozen base: two GEMMs of three
+"""A frozen base leaves two of three matmuls
 
-Looks at: FP8 layers whose weight is frozen, as under LoRA, and the measured step.
+What it finds. FP8 layers whose weight is frozen, as under LoRA: FP8 can speed up less of them.
 
-What it means. A trained layer runs three GEMMs, a frozen one two: it has no weight gradient. So FP8
-has a third less to speed up, while most of its price stays: the weight never changes and is scaled
-and cast again in every forward and every backward. With few tokens that costs more than the GEMMs
-save. Uncompiled torchao (0.10 to 0.18) computes the weight gradient all the same and throws it
-away; compiled, it is removed as dead code.
+Why it matters. A trained layer runs three matmuls, a frozen one two: it has no weight gradient. So
+FP8 has a third less to speed up, while most of its cost stays. The weight never changes, but is
+scaled and cast in every forward and every backward. With few tokens this costs more than the
+matmuls save. torchao without compilation (0.10 to 0.18) still computes the weight gradient and
+throws it away: one LoRA step ran 330 FP8 matmuls not compiled and 221 compiled, for 112 frozen
+layers.
 
-What to do. Expect less than from full fine-tuning. Compile; take more tokens per step, which share
-one cast of the weight. Transformer Engine can keep frozen weights in FP8 alone, and then casts
-none:
+Fix. Compile, and use more tokens per step, which share one cast of the weight. Transformer Engine
+can keep frozen weights in FP8 alone (2.9 or newer; before: `te.fp8_model_init`). torchao's training
+layers cannot (0.18).
 
-    model = build_model()                            # before: BF16 weights, cast in every step
-    with te.quantized_model_init(enabled=True):      # after: FP8 weights, cast once
-        model = build_model()                        # (te.fp8_model_init before 2.9)
+    model = build_model()  # before: BF16 weights, cast in every step
 
-torchao's training layers have no such cache (0.18).
+    import transformer_engine.pytorch as te
+    with te.quantized_model_init(enabled=True):  # after: FP8 weights, cast once
+        model = build_model()
 
-Evidence: `matmul_with_hp_or_float8_args` of torchao 0.18 asks for no `needs_input_grad`; FP8 GEMMs
-of one LoRA step on an H200: 330 eager, 221 compiled, of 112 frozen layers.
+When to ignore it. If FP8 is faster in your measured step: expect less than from full fine-tuning,
+and change nothing.
+
+How it is detected, and limits. fp8doctor lists FP8 layers with `requires_grad=False`, and estimates
+what their matmuls save and what the repeated casts cost. If the step was timed, it shows the
+measured speedup.
+
+References. `matmul_with_hp_or_float8_args` of torchao 0.18; counted on one H200.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
 """
@@ -62,15 +69,15 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     modelled = ""
     if balance:
         modelled = (
-            f" Modelled on {balance.gpu}: their FP8 GEMMs save {balance.gemms_saved_ms:,.1f} ms a step,"
+            f" Estimated for {balance.gpu}: their FP8 matmuls save {balance.gemms_saved_ms:,.1f} ms/step, "
+            f"and casting the same weights again costs {balance.casts_ms:,.1f} ms."
         )
-        modelled += f" casting the same weights again costs {balance.casts_ms:,.1f} ms."
     eager = [linear for linear in frozen if needs_compile(linear) and linear.compiled is None]
-    wasted = " Uncompiled torchao computes the weight gradients all the same." if eager else ""
+    wasted = " Without compilation, torchao still computes the weight gradients." if eager else ""
     now = arm(facts.trial, ArmName.PRESCRIBED) or arm(facts.trial, ArmName.AS_IS)
     bf16 = fair_bf16(facts, now) if now else None
     speedup = ratio_on_screen(bf16, now) if now and bf16 else None
-    name = "with the prescription" if now and now.name == ArmName.PRESCRIBED else "as it is"
+    name = "with all fixes" if now and now.name == ArmName.PRESCRIBED else "as it is"
     where = facts.trial.gpu or facts.trial.device.upper()
     measured = (
         f" Measured on {where}: FP8 {name} is at {speedup.median:.2f}x of the best BF16."
@@ -78,8 +85,8 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: two of three GEMMs are left to gain from",
-        explanation=f"A frozen weight has no gradient to compute.{modelled}{wasted}{measured}",
+        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: FP8 can speed up two of three matmuls",
+        explanation=f"A frozen weight needs no gradient.{modelled}{wasted}{measured}",
         evidence={
             "frozen_linears": len(frozen),
             "fp8_linears": len(fp8),
@@ -101,13 +108,12 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def is_stored_in_fp8(linear: Linear) -> bool:
-    """Whether Transformer Engine keeps the weight in FP8, so that no step casts it."""
+    """Whether Transformer Engine keeps the weight in FP8, so no step casts it."""
     return recorded(linear, "features") and linear.features.get("primary_weights_in_fp8") is True
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
-    """Weigh what the two GEMMs of these layers save in FP8 against casting their weights; None when it cannot
-    be modelled."""
+    """Weigh what these layers' two matmuls save in FP8 against casting their weights; None if unknown."""
     gpu = modelled_gpu(facts)
     if gpu is None:
         return None
@@ -125,7 +131,7 @@ def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:
 
 
 def fp8_weights(frozen: list[Linear]) -> Treatment | None:
-    """Propose weights in FP8 alone, where the stack can do that."""
+    """Propose weights in FP8 alone, if the stack can do that."""
     if not all(stack_of(linear).keeps_copies for linear in frozen):
         return None
     return frozen_fp8_weights(frozen)

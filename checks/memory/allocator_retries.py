@@ -1,23 +1,27 @@
-"""The GPU's memory is full, and the allocator starts over
+"""The GPU's memory is full, and the allocator retries
 
-Looks at: how often CUDA's caching allocator of this process had to give its cache back and ask
-again (`num_alloc_retries`), before the doctor did anything, and while the step as it is was warmed
-up. The latter counts only when the step fills the GPU by itself: there it lies beside copies.
+What it finds. CUDA's caching allocator ran out of memory, returned its cache and asked again.
 
-Why it costs time. PyTorch keeps freed memory to hand it out again without asking the driver. When
-the GPU is full, or free in pieces too small, cudaMalloc fails; the allocator then waits for the
-GPU, returns every cached block with cudaFree and maps new ones. Each retry stalls the step for
-milliseconds to seconds, in FP8 as in BF16, and looks like slow FP8 when only the FP8 run is so
-full.
+Why it matters. PyTorch keeps freed memory to reuse it without asking the driver. If the GPU is
+full, or free only in small pieces, cudaMalloc fails. The allocator then waits for the GPU, returns
+every cached block with cudaFree and maps new ones. Each retry stalls the step for milliseconds to
+seconds, in FP8 as in BF16. If only the FP8 run is so full, this looks like slow FP8: one user's
+BF16 trained at 9,080 words/s, and rowwise FP8 with retries at 2,010.
 
-What to do. Let segments grow, so that memory is not free in pieces; if it is simply full, a smaller
-micro-batch, or checkpointing.
+Fix. Let segments grow, so memory is not free in small pieces. If it is simply full, use a smaller
+micro-batch or checkpointing.
 
-    python train.py                                                   # before
-    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py  # after
+    python train.py                                                    # before
 
-Evidence: BF16 trained at 9,080 words/s with 80 % of the memory in use. The same job in rowwise FP8
-used 87 %, had retries, and trained at 2,010:
+    PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # after
+
+When to ignore it. If the retries happened only at the start, and the step itself has none.
+
+How it is detected, and limits. fp8doctor reads `num_alloc_retries` before it starts its own work,
+and while your step warms up in the trial. The latter counts only if the step alone fills 85% of the
+GPU, because the trial's copies need memory too.
+
+References. That run used 87% of the memory, BF16 80%:
 https://github.com/facebookresearch/lingua/issues/56
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
@@ -32,10 +36,9 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FULL = 0.85
-"""Share of the GPU's memory from which a step's peak fills it by itself; below it the doctor's copies did.
+"""Share of the GPU's memory from which the step alone fills it; below it, the trial's copies did.
 
-The page's FP8 run had 87 % in use; a few per cent go to the CUDA context, cuBLAS and the rounding of
-blocks.
+The page's FP8 run had 87% in use; a few percent go to the CUDA context, cuBLAS and the rounding of blocks.
 """
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -55,11 +58,11 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     when = (
         f"{plural(own, 'time')} so far in this process"
         if own
-        else f"{plural(step or 0, 'time')} while the step as it is warmed up"
+        else f"{plural(step or 0, 'time')} while your step warmed up"
     )
     return Finding(
-        title=f"The allocator ran out of GPU memory and started over {when}",
-        explanation="Each time it waits for the GPU and gives its whole cache back to the driver, which "
+        title=f"The allocator ran out of GPU memory and retried {when}",
+        explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
         evidence={
             "retries_in_this_process": own,
@@ -72,8 +75,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def retries_of_the_step(facts: Facts) -> int | None:
-    """Count retries while the step as it is warmed up, if it alone fills the GPU; None when that is not
-    known."""
+    """Count retries while the step warmed up, if it alone fills the GPU; None if unknown."""
     now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
     retries = (
         [
@@ -90,18 +92,18 @@ def retries_of_the_step(facts: Facts) -> int | None:
 
 
 def peak_of(timed: Arm) -> float | None:
-    """Return the peak of an arm; None where nothing tells it."""
+    """Return the peak of a variant; None if unknown."""
     return timed.peak_gib if recorded(timed, "peak_gib") else None
 
 
 def gpu_gib(facts: Facts) -> float | None:
-    """Return the memory of the first visible GPU; None when it is not known."""
+    """Return the memory of the first visible GPU; None if unknown."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
     return gpu.memory_gib if gpu and recorded(gpu, "memory_gib") else None
 
 
 def treatment(variables: dict[str, str]) -> Treatment:
-    """Propose segments that grow; where they do already, less memory."""
+    """Propose segments that grow; if they already do, less memory."""
     if any("expandable_segments:True" in variables.get(name, "") for name in SETTINGS):
         return Treatment(
             name="less-memory",
@@ -111,8 +113,8 @@ def treatment(variables: dict[str, str]) -> Treatment:
         )
     return Treatment(
         name="expandable-segments",
-        summary="let the allocator's segments grow, before torch is imported; if retries stay, a smaller "
-        "micro-batch",
+        summary="let the allocator's segments grow (set before torch is imported); if retries stay, use a "
+        "smaller micro-batch",
         code="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
 

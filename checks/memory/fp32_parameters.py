@@ -1,24 +1,30 @@
 """An FP8 or BF16 job that computes in fp32
 
-Looks at: the dtype of the Linears' weights, the autocast around the step, and who wants less than
-fp32: FP8 layers in the model, an Accelerator that prepared it, or a step that was measured.
+What it finds. Much of the model's weights are fp32 and no autocast is on, in a job that asked for
+FP8 or BF16.
 
-Why it costs time. fp32 weights without autocast make fp32 activations. Every Linear that is not
-FP8 is an fp32 GEMM; a FP8 layer casts inputs of 4 bytes instead of 2 and gives fp32 back. Attention
-loses its fast backends: flash and cuDNN attention take 16 bits only. And activations take twice the
-memory. The usual cause: `from_pretrained` or a constructor that makes fp32, a conversion to FP8,
-and no autocast.
+Why it matters. fp32 weights without autocast produce fp32 activations. Every Linear that is not FP8
+is an fp32 matmul; an FP8 layer casts inputs of 4 bytes instead of 2 and returns fp32. Attention
+loses its fast backends: flash and cuDNN attention accept only 16 bits. Activations take twice the
+memory. The usual cause is `from_pretrained` or a constructor that creates fp32, then a conversion
+to FP8, and no autocast.
 
-What to do. BF16 autocast keeps fp32 weights for the optimizer; BF16 weights save memory as well.
+Fix. BF16 autocast keeps fp32 weights for the optimizer. BF16 weights save memory too.
 
-    loss = loss_of(model(batch))                                   # before: fp32 GEMMs
-    with torch.autocast("cuda", dtype=torch.bfloat16):             # after
-        loss = loss_of(model(batch))
+    loss = compute_loss(model, batch)  # before: fp32 matmuls
 
-fp32 norms, routers, a head and other small parts are healthy. So is an fp32 model that nobody asked
-to be anything else: it is looked at only once its step is measured.
+    import torch
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # after
+        loss = compute_loss(model, batch)
 
-Evidence: run on a CPU with torch 2.13 and torchao 0.18: the output of an fp32 Float8Linear is fp32.
+When to ignore it. If you want fp32, for example as a reference.
+
+How it is detected, and limits. fp8doctor compares the Linears' weight dtypes with what the job
+asked for: FP8 layers, a prepared Accelerator, or a measured step. Up to 10% of the weights in fp32
+is fine; heads, routers and adapters do not count. A step that opens its own autocast is known only
+under `fp8doctor run`.
+
+References. With torch 2.13 and torchao 0.18, an fp32 Float8Linear's output is fp32.
 https://github.com/NVIDIA/Megatron-LM/issues/883 (FP8 without --bf16 is far slower)
 https://github.com/NVIDIA/TransformerEngine/issues/1119 (fp32 module, half the speed)
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
@@ -36,9 +42,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Share of the parameters of all Linears, in per cent, that may be fp32 without a word. A choice: parts that
-are kept in fp32 on purpose are left alone. fp32 GEMMs run at a fifteenth of BF16's rate (67 of 989 TFLOP/s,
-H100 SXM datasheet)."""
+"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose. fp32 matmuls
+run at a fifteenth of BF16's rate (67 of 989 TFLOP/s, H100 SXM datasheet)."""
 
 
 @check("MEM003", "fp32-parameters", area="memory", severity="warning")
@@ -52,14 +57,14 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     if share <= SMALL_PCT or facts.training.autocast is not None:
         return None
     if opens_own_autocast(facts):
-        return NotApplicable(reason="the step opens an autocast of its own, which only a run could look into")
+        return NotApplicable(reason="the step opens its own autocast; only fp8doctor run can look inside")
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
-        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and there is no "
-        "autocast",
-        explanation=f"{wanted}, but {percent(share)} of the weights are fp32 and so are the activations: "
-        + (f"{plural(fp8, 'FP8 layer')} {'casts' if fp8 == 1 else 'cast'} twice the bytes, " if fp8 else "")
-        + "other GEMMs run in fp32 and attention without its fast backends.",
+        title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and no autocast is "
+        "on",
+        explanation=f"{wanted}, but {percent(share)} of the weights are fp32, and so are the activations. "
+        + (f"{plural(fp8, 'FP8 layer')} {'casts' if fp8 == 1 else 'cast'} twice the bytes. " if fp8 else "")
+        + "Other matmuls run in fp32, and attention runs without its fast backends.",
         evidence={
             "fp32_linears": len(fp32),
             "linears": len(facts.network.linears),
@@ -85,8 +90,7 @@ def code(model: str) -> str:
 
 
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:
-    """Tell who wants FP8 or BF16 of this very model; None while Accelerate's `prepare` has yet to put it
-    under autocast."""
+    """Say who wants FP8 or BF16 for this model; None before Accelerate's `prepare` puts it under autocast."""
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
@@ -98,10 +102,10 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
 
 
 def computes_in_fp32(linear: Linear) -> bool:
-    """Whether this is a part of the body whose weight is fp32.
+    """Whether this is a layer of the body with an fp32 weight.
 
-    Heads, routers and LoRA's matrices have reasons of their own. An FP8 layer that a user wrote casts what it
-    multiplies, over a master weight in fp32 in nanochat; FSDP casts what it gathers.
+    Heads, routers and LoRA's matrices may be fp32 on purpose. A user's own FP8 layer casts what it
+    multiplies (nanochat keeps an fp32 master weight); FSDP casts what it gathers.
     """
     return (
         linear.dtype == "float32"

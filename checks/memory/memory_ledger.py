@@ -1,30 +1,33 @@
 """What a step holds in memory, in BF16 and in FP8
 
-Looks at: the parameters by dtype, what of them is trained, the optimizer, and the FP8 layers with
-the rows that they multiply. Nothing is run. A step that was measured has its own numbers: MEM001.
+What it finds. An estimate of weights, gradients, optimizer state and FP8 copies, for a step whose
+memory was not measured (MEM001 covers measured steps).
 
-What it means. FP8 training is about speed. The weights stay in BF16, because the optimizer updates
-them, and so do their gradients and the optimizer's state, which is most of the memory: 8 bytes a
-parameter with AdamW in BF16, 16 in fp32. torchao keeps no FP8 weight between forward and backward
-that it could not make again. Transformer Engine keeps each FP8 weight until the backward, and on
-Ada, Hopper and 12.x its transpose too: 1 or 2 bytes a weight more than BF16. What FP8 can save are
-the inputs that layers keep for their weight gradients, at most half of them; uncompiled torchao
-saves none. So "FP8 needs as much memory" is no fault.
+Why it matters. FP8 training is about speed. The weights stay in BF16, because the optimizer updates
+them; so do gradients and optimizer state, which are most of the memory: 8 bytes per parameter with
+AdamW in BF16, 16 in fp32. torchao keeps no FP8 weight between forward and backward that it could
+not recompute. Transformer Engine keeps each FP8 weight until the backward, and on Ada, Hopper and
+12.x its transpose too: 1 or 2 bytes per weight more than BF16. FP8 can save at most half of the
+inputs that layers keep for their weight gradients; torchao without compilation saves none.
 
-What to do. Where memory is short, take it from what is large: the optimizer's state, or activations
-by checkpointing, which is dearer.
+Fix. If memory is short, reduce the large parts: the optimizer's state, or activations by
+checkpointing, which costs more time.
 
-    optimizer = torch.optim.AdamW(model.parameters())       # before: 4 bytes a BF16 parameter
-    from torchao.optim import AdamW8bit                     # after: 2 bytes a parameter
-    optimizer = AdamW8bit(model.parameters())
+    import torch
+    optimizer = torch.optim.AdamW(model.parameters())  # before: 4 bytes per BF16 parameter
 
-It is information, told from 4 GiB on. Without an optimizer AdamW is assumed. Attention, norms,
-logits and temporaries are not counted.
+    from torchao.optim import AdamW8bit
+    optimizer = AdamW8bit(model.parameters())          # after: 2 bytes per parameter
 
-Evidence: weights, gradients and optimizer of the ledger are those measured on an H200 within 0.1 %
-(Transformer Engine 2.20, 403 M and 618 M parameters: 0.75, 0.75 and 1.50 GiB; 1.15, 1.15 and 2.30),
-and FP8 took 0.69 and 1.00 GiB more than BF16 where the copies are 0.75 and 1.00.
-https://github.com/NVIDIA/TransformerEngine/issues/1261
+When to ignore it. If the step fits: this is only information.
+
+How it is detected, and limits. fp8doctor adds up the parameters by dtype, the trained ones, the
+optimizer (AdamW if unknown) and the FP8 layers' rows. Nothing runs. It reports from 4 GiB.
+Attention, norms, logits and temporaries are not counted.
+
+References. On an H200 (Transformer Engine 2.20, 403M and 618M parameters) weights, gradients and
+optimizer were right within 0.1%; FP8 took 0.69 and 1.00 GiB more than BF16, the copies are 0.75 and
+1.00. https://github.com/NVIDIA/TransformerEngine/issues/1261
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from fp8doctor.registry import check
 
 GIB = 2**30
 
-TOLD_FROM_GIB = 4.0
+REPORTED_FROM_GIB = 4.0
 """Weights, gradients and optimizer together: half of the 8 GiB of the smallest GPUs with FP8 tensor cores. A
 choice."""
 
@@ -49,28 +52,27 @@ LEAST_GIB = 0.05
 """GiB below which a number would be shown as 0.0."""
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
-"""Class of ``torch.optim`` -> tensors that it keeps of each parameter, in the parameter's dtype, with its
-default settings. Source: torch 2.13."""
+"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, with default settings. Source: torch
+2.13."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one element; every other dtype of a parameter has one."""
+"""Bytes of one element; every other dtype of a parameter has one."""
 
 
-class Ledger(NamedTuple):
+class Memory(NamedTuple):
     """What a step holds, in GiB."""
 
     weights: float
     gradients: float
     optimizer: float
     fp8_copies: float
-    """From the forward to the backward, beside the weights."""
+    """From the forward to the backward, in addition to the weights."""
     linear_inputs: float | None
-    """Inputs in 16 bits that layers keep for their weight gradients; None where the rows of one, such as of
-    experts, are not known."""
+    """Inputs in 16 bits that layers keep for their weight gradients; None if a layer's rows are unknown."""
 
     @property
     def in_both(self) -> float:
-        """What is the same in BF16 and in FP8."""
+        """The part that is the same in BF16 and in FP8."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -80,41 +82,41 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no layer is set up for FP8 training")
     if was_measured(facts):
-        return NotApplicable(reason="the memory of the step was measured (MEM001)")
+        return NotApplicable(reason="the trial measured the step's memory (MEM001)")
     optimizer = optimizer_of(facts)
     states = STATES.get(optimizer or "AdamW")
     if states is None:
-        return NotApplicable(reason=f"what {optimizer} keeps of each parameter is not known")
-    ledger = ledger_of(facts, fp8, states)
-    if ledger.in_both < TOLD_FROM_GIB:
+        return NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
+    memory = memory_of(facts, fp8, states)
+    if memory.in_both < REPORTED_FROM_GIB:
         return None
     copies = (
-        f"Transformer Engine holds FP8 copies of up to {ledger.fp8_copies:.1f} GiB until the backward"
-        if ledger.fp8_copies
-        else "FP8 keeps no copy of a weight beside it"
+        f"Transformer Engine holds FP8 copies of up to {memory.fp8_copies:.1f} GiB until the backward"
+        if memory.fp8_copies
+        else "FP8 keeps no additional copy of a weight"
     )
     more = (
-        f", and FP8 keeps up to {ledger.fp8_copies:.1f} GiB more"
-        if ledger.fp8_copies >= LEAST_GIB
+        f", and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
+        if memory.fp8_copies >= LEAST_GIB
         else ", the same in BF16 and in FP8"
     )
     return Finding(
-        title=f"Weights, gradients and optimizer take {ledger.in_both:.1f} GiB{more}",
-        explanation=f"Weights {ledger.weights:.1f}, gradients {ledger.gradients:.1f}, state of "
-        f"{optimizer or 'AdamW (assumed)'} {ledger.optimizer:.1f} GiB, computed. {copies}. "
-        f"{inputs_in_words(ledger.linear_inputs)}",
+        title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB{more}",
+        explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
+        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB. {copies}. "
+        f"{inputs_in_words(memory.linear_inputs)}",
         evidence={
-            "weights_gib": ledger.weights,
-            "gradients_gib": ledger.gradients,
-            "optimizer_gib": ledger.optimizer,
-            "fp8_copies_gib": ledger.fp8_copies,
-            "linear_inputs_gib": ledger.linear_inputs,
+            "weights_gib": memory.weights,
+            "gradients_gib": memory.gradients,
+            "optimizer_gib": memory.optimizer,
+            "fp8_copies_gib": memory.fp8_copies,
+            "linear_inputs_gib": memory.linear_inputs,
             "optimizer": optimizer,
             "fp8_layers": len(fp8),
         },
         treatment=Treatment(
             name="smaller-optimizer-state",
-            summary="keep the optimizer's state in 8 bits, which saves more than FP8 layers can",
+            summary="keep the optimizer's state in 8 bits: it saves more than FP8 layers can",
             code="from torchao.optim import AdamW8bit\noptimizer = AdamW8bit(model.parameters())",
         )
         if states == STATES["AdamW"]
@@ -123,11 +125,11 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def inputs_in_words(gib: float | None) -> str:
-    """Say what FP8 can save of the inputs that its layers keep."""
+    """Say what FP8 can save of the inputs that layers keep."""
     if gib is None:
-        return "How large the inputs of its layers are is not known: nobody counted their rows."
+        return "The size of its layers' inputs is unknown, because their rows were not counted."
     amount = f"{gib:.1f} GiB" if gib >= LEAST_GIB else "under 0.05 GiB"
-    return f"Its layers keep {amount} of inputs in BF16, of which FP8 saves at most half."
+    return f"Its layers keep {amount} of inputs in BF16; FP8 saves at most half of them."
 
 
 def was_measured(facts: Facts) -> bool:
@@ -137,12 +139,12 @@ def was_measured(facts: Facts) -> bool:
 
 
 def optimizer_of(facts: Facts) -> str | None:
-    """Name the class of the optimizer; None where none was given."""
+    """Name the optimizer's class; None without an optimizer."""
     known = facts.training.optimizer if recorded(facts, "training.optimizer") else None
     return known.rpartition(".")[2] if known else None
 
 
-def ledger_of(facts: Facts, fp8: list[Linear], states: int) -> Ledger:
+def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
     """Add up what the facts say of each part."""
     network = facts.network
     weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB
@@ -156,13 +158,13 @@ def ledger_of(facts: Facts, fp8: list[Linear], states: int) -> Ledger:
         for linear in keeping
     )
     copies = [linear for linear in fp8 if keeps_copies(linear)]
-    return Ledger(
+    return Memory(
         weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None
     )
 
 
 def _llama_8b(parameters: int) -> Facts:
-    """One layer of Transformer Engine stands for all of them."""
+    """One Transformer Engine layer stands for all."""
     layer = Linear(
         name="layers.0.up",
         stack="transformer_engine",

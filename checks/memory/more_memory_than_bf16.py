@@ -1,34 +1,34 @@
 """FP8 needs more memory than BF16
 
-Looks at: the peak of the step as it is and of its BF16 twin in the same state: both compiled, or
-both eager; and what the two are made of: weights, FP8 copies that stay beside them, gradients,
-optimizer state, and the rest, which is saved activations and temporaries.
+What it finds. The FP8 step's memory peak is at least 5% and 0.25 GiB above the same step's in BF16,
+both compiled or both not.
 
-Why it costs time. Memory that FP8 takes is a smaller batch or a checkpointed block. FP8 training
-need not take any: torchao keeps BF16 weights and activations, and compiled it saves FP8 copies
-where BF16 saves wider ones. Two things make it more. Transformer Engine holds each weight in FP8
-beside the BF16 one, twice on Ada, Hopper and compute capability 12.x, whose FP8 GEMMs need the
-transposed copy too. Uncompiled torchao keeps the inputs of frozen layers for a weight gradient that
-nobody needs. Scales and histories of amax are small. Transformer Engine's copies live from forward
-to backward, so they count to the rest; with `is_first_microbatch`, or weights in FP8, they stay
-between steps.
+Why it matters. That memory is a smaller batch or a checkpointed block. FP8 training need not take
+more. Two things cause it. Transformer Engine holds each weight in FP8 in addition to BF16, twice on
+Ada, Hopper and 12.x, whose FP8 matmuls need the transposed copy. torchao without compilation keeps
+the inputs of frozen layers for a weight gradient that nobody needs. Four layers of Llama 8B in
+Transformer Engine peaked at 22.8 GiB on an H200, BF16 at 19.9.
 
-What to do. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone.
-Trained weights need fp32 master weights in the optimizer: with an ordinary optimizer the model
-stops learning, without an error, because its updates are smaller than FP8's rounding. Master
-weights take 4 bytes a parameter, so FP8 weights save memory only if your optimizer already holds
-them.
+Fix. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone (2.9 or
+newer; before: `te.fp8_model_init`). If you train them, use FusedAdam with `master_weights=True` (4
+bytes per parameter): without fp32 master weights the model silently stops learning.
 
-    model = build_model()                          # before: BF16, FP8 and transposed FP8 weights
-    with te.quantized_model_init(enabled=True):    # after (te.fp8_model_init before 2.9)
+    model = build_model()  # before: BF16, FP8 and transposed FP8 weights
+
+    import transformer_engine.pytorch as te
+    with te.quantized_model_init(enabled=True):  # after
         model = build_model()
-    optimizer = te.optimizers.FusedAdam(trained, master_weights=True)   # if they are trained
 
-Evidence: peaks on one H200 (torch 2.11, torchao 0.18, TE 2.20), in GiB. 468 M decoder: eager 24.7
-and BF16 24.7, compiled 17.2 and BF16 21.7. LoRA on Llama 1B: eager 38.4 and BF16 35.4, compiled
-29.5 and BF16 29.5. TE, four layers of Llama 8B: 22.8 and BF16 19.9.
-One `te.Linear` with FP8 weights on an H100 (TE 2.20, lr 1e-4): its loss stays at 1.51 with AdamW
-and falls from 1.53 to 0.28 in 400 steps with FusedAdam and master weights.
+When to ignore it. If FP8 is faster and you have the memory. FP8 weights save memory only if your
+optimizer already holds master weights.
+
+How it is detected, and limits. The trial measures both peaks and what they consist of. Transformer
+Engine's copies live from forward to backward, so they count as temporaries, unless
+`is_first_microbatch` or FP8 weights keep them between steps.
+
+References. H200, GiB (torch 2.11, torchao 0.18, TE 2.20), FP8 and BF16: 468M decoder 24.7 and 24.7,
+compiled 17.2 and 21.7; LoRA on Llama 1B 38.4 and 35.4, compiled 29.5 and 29.5. One te.Linear with FP8
+weights: its loss stays at 1.51 with AdamW, and falls from 1.53 to 0.28 with master weights.
 https://github.com/NVIDIA/TransformerEngine/issues/1261
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
@@ -55,12 +55,11 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 MORE_PCT = 5.0
-"""Extra peak, in per cent, that counts. Healthy rows measured on an H200 stay within 0.7 (eager torchao 14.6
-to 14.5 GiB) and a peak at full depth is predicted within 1; the least of the sick ones is 8.4 (LoRA on eager
-torchao)."""
+"""Extra peak, in percent, that counts. Sound steps on an H200 stay within 0.7 (torchao, not compiled: 14.6 to
+14.5 GiB); a predicted peak at full depth is within 1; the smallest real case is 8.4 (LoRA, not compiled)."""
 
 MORE_GIB = 0.25
-"""Extra peak, in GiB, that counts: the workspaces of the FP8 GEMMs do not (32 MiB each, 66 MiB in all on an
+"""Extra peak, in GiB, that counts: the FP8 matmuls' workspaces do not (32 MiB each, 66 MiB in all on an
 H200)."""
 
 SHOWN_GIB = 0.05
@@ -68,7 +67,7 @@ SHOWN_GIB = 0.05
 
 IN_WORDS = {
     "weights": "weights",
-    "fp8_copies": "FP8 copies kept beside them",
+    "fp8_copies": "FP8 copies of weights",
     "gradients": "gradients",
     "optimizer": "optimizer state",
     "activations": "activations and temporaries",
@@ -84,7 +83,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     now = arm(facts.trial, ArmName.AS_IS)
     if now is None or now.peak_gib is None:
-        return NotApplicable(reason="the peak of the step as it is was not measured, which takes a GPU")
+        return NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
@@ -92,7 +91,8 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     bf16 = next((found for form in forms if (found := arm(facts.trial, form))), None)
     if bf16 is None or not bf16.peak_gib:
         return NotApplicable(
-            reason=f"BF16 was not measured {'compiled' if compiled else 'eagerly'}, as the step is"
+            reason=f"the trial did not measure BF16 {'compiled' if compiled else 'without compilation'}, "
+            "like your step"
         )
     extra = now.peak_gib - bf16.peak_gib
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
@@ -105,7 +105,8 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     )
     parts = parts_of(now, bf16)
     where = (
-        f" {static:.1f} GiB of it are weights, buffers and optimizer state, the rest lives within the step."
+        f" Of this, {static:.1f} GiB are weights, buffers and optimizer state; the rest lives within the "
+        "step."
         if static is not None
         else ""
     )
@@ -118,9 +119,8 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {extra:.1f} GiB more than BF16",
-        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16, "
-        f"{'compiled' if compiled else 'eager'} as "
-        f"well, at {bf16.peak_gib:.1f}.{where}{causes_in_words(facts, frozen, copies)}",
+        explanation=f"The step peaks at {now.peak_gib:.1f} GiB; in BF16, also {'' if compiled else 'not '}"
+        f"compiled, at {bf16.peak_gib:.1f} GiB.{where}{causes_in_words(facts, frozen, copies)}",
         evidence={
             "peak_gib": now.peak_gib,
             "bf16_peak_gib": bf16.peak_gib,
@@ -143,16 +143,16 @@ def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) ->
     causes = ""
     if frozen:
         causes += (
-            f" {plural(len(frozen), 'frozen layer')} of torchao keep their input for a weight gradient that "
+            f" {plural(len(frozen), 'frozen torchao layer')} keep their input for a weight gradient that "
             "nobody needs."
         )
     if copies:
         causes += (
-            f" {plural(len(copies), 'layer')} of Transformer Engine hold FP8 weights beside the BF16 ones: "
-            f"up to {copies_gib(facts, copies):.1f} GiB."
+            f" {plural(len(copies), 'Transformer Engine layer')} hold FP8 weights in addition to BF16: up to "
+            f"{copies_gib(facts, copies):.1f} GiB."
         )
         if any(linear.requires_grad for linear in copies):
-            causes += " FP8 weights alone need fp32 master weights in the optimizer, 4 bytes a parameter."
+            causes += " FP8 weights alone need fp32 master weights in the optimizer, 4 bytes per parameter."
     return causes
 
 
@@ -177,8 +177,7 @@ class Part(NamedTuple):
 
 
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
-    """Compare the parts of both peaks, the one where FP8 takes most in excess first; empty where they were
-    not recorded."""
+    """Compare the parts of both peaks, the largest excess of FP8 first; empty if not recorded."""
     one, other = (arm.memory if recorded(arm, "memory") else None for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
@@ -187,7 +186,7 @@ def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
 
 
 def excess_in_words(parts: tuple[Part, ...]) -> str:
-    """Say where the extra memory is, as far as it shows in a tenth of a GiB."""
+    """Say where the extra memory is, in tenths of a GiB."""
     more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
     less = [
         f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
@@ -196,10 +195,9 @@ def excess_in_words(parts: tuple[Part, ...]) -> str:
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear], now: Arm) -> Treatment | None:
-    """Compile what is eager; else propose FP8 weights where they save memory; None when nothing is known
-    to.
+    """Compile the layers, else propose FP8 weights if they save memory; None if nothing is known to.
 
-    Accelerate copies weights into the layers that it makes, so their first value is not the model's.
+    Accelerate copies weights into the layers that it creates, so their first value is not the model's.
     """
     if eager:
         return compile_treatment(facts, eager)
@@ -211,7 +209,7 @@ def treatment(facts: Facts, eager: list[Linear], copies: list[Linear], now: Arm)
 
 
 def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
-    """Transformer Engine through Accelerate, eager, as measured on an H200."""
+    """Transformer Engine through Accelerate, not compiled, as measured on an H200."""
     layer = Linear(
         name="layers.0.up",
         stack="transformer_engine",

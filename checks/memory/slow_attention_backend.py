@@ -1,30 +1,31 @@
-"""Attention runs as plain GEMMs and a softmax
+"""Attention runs as plain matmuls and a softmax
 
-Looks at: the attention that transformers' configurations ask for (`attn_implementation`), the
-backends that this process lets torch's `scaled_dot_product_attention` use, and, where a step was
-profiled, the kernels that attention really ran.
+What it finds. Attention does not use a fused kernel: the configuration asks for eager attention,
+torch's fused backends are switched off, or no backend accepts the call.
 
-Why it costs time. A fused kernel (flash, cuDNN, memory-efficient) never writes the scores to
-memory. Eager attention and torch's math backend do, the latter in fp32: heads x tokens x tokens of
-them, several passes over each, forward and backward, growing with the square of the sequence. FP8
-makes the Linears faster and leaves this as it is, so its share grows. It helps BF16 as much.
+Why it matters. A fused kernel (flash, cuDNN, memory-efficient) never writes the scores to memory.
+Eager attention and torch's math backend do, the latter in fp32: heads x tokens x tokens, with
+several passes forward and backward. This grows with the square of the sequence. FP8 makes the
+Linears faster and leaves attention as it is, so its share grows. BF16 gains as much from the fix.
 
-What to do. Let torch choose; it takes the fastest backend that fits each call.
+Fix. Let torch choose; it takes the fastest backend that fits each call. If torch itself falls back,
+a mask is the usual cause: flash takes none, cuDNN none that needs a gradient, and every fused one
+needs stride 1 in its last dimension (T5 before transformers 5.20).
 
-    AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")   # before
-    AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")    # after
-    torch.backends.cuda.enable_flash_sdp(False)                               # before
-    torch.backends.cuda.enable_flash_sdp(True)                                # after
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")  # before
 
-Where torch's attention falls back by itself, a mask is the usual cause. Flash takes none, cuDNN
-none that needs a gradient, and no fused one a mask without stride 1 in its last dimension, such as
-T5's permuted position bias before transformers 5.20. `sdpa_kernel` without math lets torch say why.
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")   # after
 
-Eager attention that something needs is left alone: `output_attentions=True`, capped logits (Gemma
-2), or a class for which transformers has no other. Which backend a call takes depends on its mask,
-head size and dtype, which only a profiled step shows; an fp32 step is MEM003's.
+When to ignore it. If something needs eager attention: `output_attentions=True`, capped logits
+(Gemma 2), or a class without another. These are not reported.
 
-Evidence: with transformers 5.23, run on a CPU, the configuration decides in every call.
+How it is detected, and limits. fp8doctor reads transformers' configurations and torch's enabled
+backends, and in a profiled step the kernels that attention ran. Only a profile shows which backend
+a call takes, because that depends on mask, head size and dtype. MEM003 covers fp32 steps.
+
+References. transformers 5.23, run on a CPU.
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/modeling_utils.py
 https://github.com/huggingface/transformers/tree/v5.20.0/src/transformers/integrations
@@ -48,7 +49,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
-"""Backends of torch that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch
+"""torch's backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch
 2.13."""
 
 CONTIGUOUS_BIAS = "5.20.0"
@@ -77,17 +78,17 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     if eager:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in eager))
         return Finding(
-            title=f"Attention is eager in {names}",
-            explanation="The configuration asks for it; transformers has torch's fused attention for this "
-            f"class, and nothing needs eager.{seen}",
+            title=f"Eager attention runs in {names} instead of torch's fused kernels",
+            explanation="The configuration asks for it. transformers supports torch's fused attention for "
+            f"this class, and nothing needs eager attention.{seen}",
             evidence={"eager": tuple(each.name or "the model" for each in eager), **evidence},
             treatment=fused(eager[0], facts.network),
         )
     torchs = [each for each in attentions if each.implementation == "sdpa"]
     if torchs and FUSED.isdisjoint(backends):
         return Finding(
-            title="Every fused backend of torch's attention is switched off",
-            explanation="What is left to scaled_dot_product_attention is "
+            title="All fused backends of torch's attention are switched off",
+            explanation="scaled_dot_product_attention can still use: "
             f"{' and '.join(backends) or 'nothing'}.{seen}",
             evidence={"first": torchs[0].name or "the model", **evidence},
             treatment=SWITCH_ON,
@@ -99,15 +100,14 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         if (reason := each.needs_eager or no_other(each))
     ]
     if needed:
-        return NotApplicable(reason=f"attention is eager, and has to be: {needed[0]}")
+        return NotApplicable(reason=f"attention must be eager here: {needed[0]}")
     if unfused:
         return Finding(
-            title=f"Attention runs as batched GEMMs and a softmax: {percent(unfused.share_pct)} of "
-            "the GPU's time",
+            title=f"Attention without a fused kernel takes {percent(unfused.share_pct)} of the GPU's time",
             explanation=" ".join(
                 (
                     unfused_sentence(unfused),
-                    *(["Other calls run a fused kernel."] if unfused.beside_fused else []),
+                    *(["Other calls use a fused kernel."] if unfused.beside_fused else []),
                     *why(facts),
                 )
             ),
@@ -117,23 +117,21 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
     if attentions:
         return None
     return NotApplicable(
-        reason="nothing tells how attention is computed, and no step that was profiled on a GPU shows it"
+        reason="no configuration says how attention is computed, and no step was profiled on a GPU"
     )
 
 
 def on_gpu(facts: Facts) -> Arm | None:
-    """Return the step as it is on a GPU; on a CPU torch's attention takes other backends: math for every
-    dropout, say."""
+    """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
     if not recorded(facts, "trial.arms"):
         return watched_on_gpu(facts)
     return None if facts.trial.device == "cpu" else arm(facts.trial, ArmName.AS_IS)
 
 
 def unfused_sentence(plain: PlainAttention) -> str:
-    parts = "its softmax, batched GEMMs and what stands between them"
     return (
-        f"Profiled, {parts} take at least {plain.total_ms:,.1f} ms, {percent(plain.share_pct)} of the "
-        "GPU's time."
+        "In the profiled step, its softmax, batched matmuls and the kernels between them take at least "
+        f"{plain.total_ms:,.1f} ms, {percent(plain.share_pct)} of the GPU's time."
     )
 
 
@@ -148,16 +146,16 @@ def evidence_of(plain: PlainAttention) -> dict[str, Value | tuple[Value, ...]]:
 
 
 def why(facts: Facts) -> list[str]:
-    """Tell what makes torch's attention compute it so, as far as the facts do."""
+    """Say why torch's attention falls back, as far as the facts show it."""
     if bias_not_contiguous(facts):
         return [
-            f"Before {CONTIGUOUS_BIAS} transformers hands the position bias over as a permuted view. "
-            "Fused backends want stride 1 in its last "
-            "dimension, so torch's attention takes its math backend, in fp32."
+            f"Before {CONTIGUOUS_BIAS}, transformers passes the position bias as a permuted view. Fused "
+            "backends need stride 1 in its last dimension, so torch's attention uses its math backend, in "
+            "fp32."
         ]
     if calls_torchs(facts):
         return [
-            "The model calls torch's attention; a call that no fused backend accepts takes its math "
+            "The model calls torch's attention. If no fused backend accepts a call, torch uses its math "
             "backend, which computes in fp32."
         ]
     return []
@@ -174,7 +172,7 @@ def calls_torchs(facts: Facts) -> bool:
 
 
 def bias_not_contiguous(facts: Facts) -> bool:
-    """Whether a model of T5's family has its bias from a transformers that leaves it permuted."""
+    """Whether a T5-like model gets its bias from a transformers that leaves it permuted."""
     packages = facts.packages()
     version = packages["transformers"].version if "transformers" in packages else None
     biased = any(
@@ -184,7 +182,7 @@ def bias_not_contiguous(facts: Facts) -> bool:
 
 
 def no_other(attention: Attention) -> str | None:
-    """Tell why a class has no other attention than eager, or may have none."""
+    """Say why a class has, or may have, only eager attention."""
     if attention.has_sdpa:
         return None
     return (
@@ -199,34 +197,34 @@ def fused(attention: Attention, network: Network) -> Treatment:
     name = f"{attention.name}.set_attn_implementation".lstrip(".")
     return Treatment(
         name="attention-sdpa",
-        summary="take torch's fused attention",
-        code=f'{in_python(name, network)}("sdpa")   # or attn_implementation="sdpa" where the model is built',
+        summary="use torch's fused attention",
+        code=f'{in_python(name, network)}("sdpa")   # or attn_implementation="sdpa" in from_pretrained',
     )
 
 
 SWITCH_ON = Treatment(
     name="fused-attention-on",
-    summary="leave torch's fused attention on, and let torch choose",
+    summary="switch torch's fused attention on, and let torch choose",
     code="torch.backends.cuda.enable_flash_sdp(True)\ntorch.backends.cuda.enable_mem_efficient_sdp(True)\ntorch.backends.cuda.enable_cudnn_sdp(True)",
 )
 UPGRADE_TRANSFORMERS = Treatment(
     name="contiguous-position-bias",
-    summary="take a transformers that hands the position bias over contiguous, which the memory-efficient "
-    "backend accepts",
+    summary="use a transformers that passes a contiguous position bias, which the memory-efficient backend "
+    "accepts",
     code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
 )
 ASK_TORCH = Treatment(
     name="say-why-not-fused",
-    summary="let torch say why no fused backend takes the call, and mend the argument that it names",
+    summary="let torch say why no fused backend accepts the call, and fix the argument that it names",
     code="from torch.nn.attention import SDPBackend, sdpa_kernel\n"
     "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, "
     "SDPBackend.EFFICIENT_ATTENTION]):\n"
-    "    loss = compute_loss(model, batch)   # raises where it would fall back, and warns why",
+    "    loss = compute_loss(model, batch)   # raises if it would fall back, and warns why",
 )
 CALL_TORCHS = Treatment(
     name="call-fused-attention",
-    summary="compute attention with torch's own function, in 16 bits and with is_causal instead of a mask "
-    "where that is all it says",
+    summary="compute attention with torch's own function, in 16 bits, and with is_causal instead of a "
+    "causal mask",
     code="output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",
 )
 

@@ -1,31 +1,34 @@
 """A layer loses much more in FP8 than the others
 
-Looks at: every FP8 layer alone, fed with the input and the output gradient that it has in one step
-of BF16: how far its output, its input gradient and its weight gradient are from those of BF16, as
-the ratio of signal to noise (SQNR) in dB. Of the output, the typical row (token) is looked at too.
-Shares of clipped elements and of elements that become zero say why.
+What it finds. A layer's FP8 output or gradients are much further from BF16's than those of the
+other layers.
 
-Why it matters. FP8 rounds each value to three bits of mantissa, which puts the noise of a healthy
-layer 28 dB below its output, whatever the size of the values: floating point follows them. Two
-things break that. An outlier more than some 100,000 times as large as the rest sets the scale of
-the whole tensor, and the rest becomes zero; the outlier's own row still looks well. And where a
-layer subtracts large terms from each other, the rounding of the terms is what is left.
+Why it matters. FP8 rounds each value to three bits of mantissa. This puts a sound layer's noise
+about 28 dB below its output, for any size of values. Two things break that. One outlier, about
+100,000 times as large as the rest, sets the scale of the whole tensor, and the rest becomes zero.
+And if a layer subtracts large terms from each other, the rounding of the terms is what remains.
 
-What to do. Leave such layers in BF16; where one scale for a whole tensor is the cause, one scale
-for each row (recipe `rowwise`) may be enough.
+Fix. Leave such layers in BF16. If one scale for a whole tensor is the cause, one scale per row
+(recipe `rowwise`) may be enough (torchao 0.18).
 
-    convert_to_float8_training(model)                                            # before
-    keep = {"blocks.3.down"}                                                     # after
-    convert_to_float8_training(model, module_filter_fn=lambda _, name: name not in keep)
+    convert_to_float8_training(model)  # before
 
-Evidence: dB of output, input gradient and weight gradient on Float8Linears of 512x512 (torchao
-0.18, tensorwise). Normal values: 28.5, 24.6, 24.6 (rowwise 28.5). Two channels 100 and 300 times as
-large: 28.4, 24.6, 24.5. A token 3000 times as large: 28.5, 24.6, 24.6. One element 1e5 times as
-large leaves a typical row of the output with 17.8 (rowwise 28.5), 1e6 times with 0.4. Inputs whose
-mean is ten times their spread, and weights that cancel it: 8.0. The layers of a Llama trained on
-text: 29 to 41, 24 to 32, 26 to 31; of a fresh ViT: 28, 24 to 29, 24 to 28. The tests of torchao
-want 18 dB of an output and 17 dB of a weight gradient.
-https://github.com/pytorch/ao/blob/v0.18.0/test/float8/test_base.py
+    from torchao.float8 import convert_to_float8_training
+    lossy = {"blocks.3.down"}
+    convert_to_float8_training(model, module_filter_fn=lambda _, name: name not in lossy)  # after
+
+When to ignore it. If your loss curve matches BF16's.
+
+How it is detected, and limits. fp8doctor feeds every FP8 layer alone with its input and output
+gradient from one BF16 step, and compares output, input gradient and weight gradient (SQNR in dB;
+for the output also the typical row). It is one batch, and an error that builds up across layers is
+not seen.
+
+References. Float8Linears of 512x512 (torchao 0.18, tensorwise), dB of output, input gradient and weight
+gradient: normal values 28.5, 24.6, 24.6; one element 1e5 times as large leaves a typical row at 17.8
+(rowwise 28.5), 1e6 times at 0.4; inputs whose mean is ten times their spread, canceled by the weights:
+8.0. A trained Llama: 29 to 41, 24 to 32, 26 to 31. torchao's tests require 18 dB for an output and 17
+for a weight gradient: https://github.com/pytorch/ao/blob/v0.18.0/test/float8/test_base.py
 https://arxiv.org/abs/2209.05433 https://arxiv.org/abs/2402.17762
 """
 
@@ -42,20 +45,19 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 LEAST_DB = {"output": 18.0, "input gradient": 17.0, "weight gradient": 17.0}
-"""Ratio that torchao's tests want of an output and of a weight gradient (``test_base.py``, see above). An
-input gradient is made of the same cast, so it has the same."""
+"""Ratio that torchao's tests require for an output and a weight gradient (``test_base.py``, see above). An
+input gradient uses the same cast."""
 
 FAR_BELOW_DB = 6.0
-"""Distance from the median of all layers: twice the error. A recipe that is coarse in every layer is no
-layer's disease."""
+"""Distance from the median of all layers: twice the error. A recipe that is coarse in every layer is not one
+layer's problem."""
 
 WORTHLESS_DB = 10.0
-"""Ratio at which the error has a tenth of the signal's power: low whatever the other layers have. A
-convention of this tool."""
+"""Ratio at which the error has a tenth of the signal's power: low for any layer. A convention."""
 
 MUCH_PCT = 1.0
-"""Share of elements, clipped or turned to zero, that is worth saying. Healthy layers measured above stay
-below 0.4."""
+"""Share of elements, clipped or turned to zero, that is worth saying. Sound layers measured above stay below
+0.4."""
 
 NAMED = 3
 """Layers that the title names; the evidence has them all."""
@@ -76,7 +78,7 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     layers = facts.trial.numerics
     if not layers:
-        return NotApplicable(reason="no FP8 layer was measured alone")
+        return NotApplicable(reason="the trial measured no FP8 layer alone")
     low = sorted(lowest(layers), key=lambda each: each.sqnr_db)
     if not low:
         return None
@@ -86,9 +88,9 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{len(low)} of {plural(len(layers), 'FP8 layer')} {loss(low)}: "
         f"{', '.join(names[:NAMED])}{more}",
         explanation=(
-            f"The {worst.what} of {worst.layer.name} is {worst.sqnr_db:.1f} dB above its error, that of "
-            f"the median layer {worst.median_db:.1f}. "
-            f"{why(low)}Every layer was fed alone with what BF16 feeds it."
+            f"The {worst.what} of {worst.layer.name} is {worst.sqnr_db:.1f} dB above its error; the median "
+            f"layer's is {worst.median_db:.1f} dB. {why(low)}fp8doctor fed every layer alone with its BF16 "
+            "input."
         ),
         evidence={
             "layers": names,
@@ -104,7 +106,7 @@ def low_precision_layer(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def lowest(layers: Sequence[LayerNumerics]) -> Iterator[Low]:
-    """List layers with a result that is low by itself and among the others', each with the worst of them."""
+    """List layers with a result that is low by itself and compared with the others; each with its worst."""
     results = {layer.name: sqnr(layer) for layer in layers}
     medians = {what: median([each[what] for each in results.values() if what in each]) for what in LEAST_DB}
     for layer in layers:
@@ -118,8 +120,7 @@ def lowest(layers: Sequence[LayerNumerics]) -> Iterator[Low]:
 
 
 def sqnr(layer: LayerNumerics) -> dict[str, float]:
-    """List the results of a layer that have a ratio; of the output the worse of the whole and of a typical
-    row."""
+    """List a layer's ratios; for the output, the worse of the whole and of a typical row."""
     outputs = [each for each in (layer.output_sqnr_db, layer.typical_output_sqnr_db) if each is not None]
     found = {
         "output": min(outputs, default=None),
@@ -135,7 +136,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def loss(low: Sequence[Low]) -> str:
-    """Say what these layers do, and how far below the others they are if all of them are."""
+    """Say what these layers lose, and whether all are far below the others."""
     apart = all(each.sqnr_db < each.median_db - FAR_BELOW_DB for each in low)
     return (
         f"{'loses' if len(low) == 1 else 'lose'} "
@@ -144,10 +145,10 @@ def loss(low: Sequence[Low]) -> str:
 
 
 def why(low: Sequence[Low]) -> str:
-    """Say what the casts did to the worst layer, where that is known and much."""
+    """Say what the casts did to the worst layer, if it is known and much."""
     layer = low[0].layer
     said = [
-        f"{share:.0f} % of its elements {what}"
+        f"{share:.0f}% of its elements {what}"
         for share, what in ((layer.saturated_pct, "were clipped"), (layer.flushed_pct, "became zero"))
         if share is not None and share >= MUCH_PCT
     ]
@@ -155,20 +156,17 @@ def why(low: Sequence[Low]) -> str:
 
 
 def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
-    """Propose these layers in BF16; for torchao the other recipe is named too."""
+    """Propose these layers in BF16; for torchao also the other recipe."""
     kept = keep_in_bf16(names, facts)
     tensorwise = any(
         linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears
     )
-    note = (
-        '\n# or one scale for each row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
-    )
+    note = '\n# or one scale per row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
     return Treatment(name=kept.name, summary=kept.summary, code=kept.code + note, layers=kept.layers)
 
 
 def _layers(typical_db: float, flushed_pct: float) -> Facts:
-    """Four layers of 512x512, one of them with an input that has one element so many times as large, as
-    measured."""
+    """Four layers of 512x512 as measured, one of them with a huge element in its input."""
     healthy = [
         LayerNumerics(
             name=f"up.{i}",

@@ -1,25 +1,30 @@
-"""An FP8 setting that is known to harm the training
+"""An FP8 setting that is known to harm training
 
-Looks at: the dtype that FP8 layers cast input and weight to, the amax history of delayed scaling,
-Accelerate's variables for both, and versions of torchao and torch that miscompile FP8 casts.
+What it finds. FP8 layers cast inputs or weights to E5M2, use an amax history of one step, or run
+versions that miscompile FP8 casts.
 
-Why it matters. E5M2 has two bits of mantissa where E4M3 has three: it is made for the range of
-gradients, and in the forward it rounds twice as coarsely. Two E5M2 operands have no GEMM at all.
-Delayed scaling takes its scale from the past: with a history of one step every value larger than
-the last step's maximum saturates (`max` and `most_recent` are then the same). A miscompiled cast
-writes NaN and Inf into FP8 tensors.
+Why it matters. E5M2 has two bits of mantissa, E4M3 three. E5M2 is made for the range of gradients;
+in the forward it rounds twice as coarsely, and two E5M2 operands have no matmul at all. Delayed
+scaling takes its scale from the past: with a history of one step, every value larger than the last
+step's maximum saturates. A miscompiled cast writes NaN and Inf into FP8 tensors.
 
-What to do. E4M3 in the forward, a long history, versions that carry the workaround.
+Fix. Use E4M3 in the forward, a long history, and versions with the workaround (torchao 0.18 or
+newer for torch 2.14).
 
-    DelayedScaling(amax_history_len=1, amax_compute_algo="most_recent")   # before
-    DelayedScaling(amax_history_len=1024, amax_compute_algo="max")        # after: the default
+    from transformer_engine.common.recipe import DelayedScaling
+    recipe = DelayedScaling(amax_history_len=1, amax_compute_algo="most_recent")  # before
 
-Gradient clipping, learning rate and margin matter as well; nothing that is looked at here shows
-them, and nothing is said of them.
+    from transformer_engine.common.recipe import DelayedScaling
+    recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")       # after: the default
 
-Evidence: Transformer Engine once had the history of 1 for its default and now has 1024; it refuses
-E5M2 ("Pure E5M2 training is not supported."). torchao 0.18 works around a Triton miscompile that
-inductor of torch 2.14 runs into (`float8/_inductor_patch.py`).
+When to ignore it. If your loss curve with this setting matches BF16's.
+
+How it is detected, and limits. fp8doctor reads the dtypes and the history of the layers,
+Accelerate's variables for both, and the versions of torchao and torch. Gradient clipping, learning
+rate and margin matter too, but it cannot judge them.
+
+References. Transformer Engine refuses E5M2 ("Pure E5M2 training is not supported."). torchao 0.18
+works around a Triton miscompile in torch 2.14 (`float8/_inductor_patch.py`).
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html
 https://github.com/pytorch/pytorch/issues/132005 https://arxiv.org/abs/2209.05433
 https://github.com/triton-lang/triton/issues/11111
@@ -43,15 +48,15 @@ HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
 
 SHORTEST_HISTORY = 1
-"""Steps: a history that holds the last step only. Source: ``DelayedScaling``, Transformer Engine 0.x, which
-took it for its default, and 1.3 to 2.20, which take 1024."""
+"""Steps: a history of the last step only. Source: ``DelayedScaling``, the default in Transformer Engine 0.x;
+1.3 to 2.20 use 1024."""
 
 TORCHAO_WORKS_AROUND = Version("0.18")
 """torchao that patches inductor at conversion. Source: ``torchao/float8/_inductor_patch.py``, 0.18.0."""
 
 TORCH_MISCOMPILES = Version("2.14.0.dev0")
-"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933). Source: as above, seen with 2.14.0.dev
-and triton 3.8.0."""
+"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933). Source: as above, with 2.14.0.dev and
+triton 3.8.0."""
 
 
 class Risk(NamedTuple):
@@ -69,12 +74,12 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
         facts.environment.variables
     )
     if not wanted:
-        return NotApplicable(reason="no FP8 layer in the model, and none asked for")
+        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     risks = [*in_the_model(facts), *by_variables(facts), *miscompiled(facts)]
     if not risks:
         return None
     return Finding(
-        title="A setting that is known to harm the training: " + "; ".join(risk.name for risk in risks),
+        title="A setting is known to harm training: " + "; ".join(risk.name for risk in risks),
         explanation=". ".join(risk.text[0].upper() + risk.text[1:] for risk in risks) + ".",
         evidence={"settings": tuple(risk.name for risk in risks)},
         treatment=Treatment(
@@ -96,33 +101,33 @@ def in_the_model(facts: Facts) -> Iterator[Risk]:
                 if scaling.stack == "torchao"
                 else "recipe.fp8_format = Format.HYBRID"
             )
-            yield Risk("E5M2 in the forward", text, "E4M3 in the forward", code)
+            yield Risk("E5M2 in the forward", text, "use E4M3 in the forward", code)
         if (
             scaling.amax_history_len is not None
             and scaling.amax_history_len <= SHORTEST_HISTORY
             and scaling.amax_compute_algo != "custom"
         ):
-            text = (
-                f"{layers} take{s} {their} scale from the last step alone: whatever is larger now saturates"
-            )
+            text = f"{layers} take{s} {their} scale from the last step alone: every larger value saturates"
             code = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
-            yield Risk(f"amax history of {scaling.amax_history_len}", text, "a history of 1024 steps", code)
+            yield Risk(
+                f"amax history of {scaling.amax_history_len}", text, "use a history of 1024 steps", code
+            )
 
 
 def by_variables(facts: Facts) -> Iterator[Risk]:
-    """List what Accelerate is about to hand to Transformer Engine; once it did, the model says it itself."""
+    """List settings that Accelerate will pass to Transformer Engine; afterwards the model has them."""
     variables = facts.environment.variables
     if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
         scaling.stack == "transformer_engine" for scaling in facts.network.scalings
     ):
         return
     if variables.get(HISTORY) == str(SHORTEST_HISTORY):
-        text = f"{HISTORY}=1 takes every scale from the last step alone: whatever is larger now saturates"
-        yield Risk(f"{HISTORY}=1", text, "the default history of 1024 steps", f"unset {HISTORY}")
+        text = f"{HISTORY}=1 takes every scale from the last step alone: every larger value saturates"
+        yield Risk(f"{HISTORY}=1", text, "use the default history of 1024 steps", f"unset {HISTORY}")
     if variables.get(FORMAT, "").upper() == "E5M2":
         text = f"{FORMAT}=E5M2 is for gradients only, and Transformer Engine refuses it"
         yield Risk(
-            f"{FORMAT}=E5M2", text, "E4M3 in the forward, E5M2 for gradients", f"export {FORMAT}=HYBRID"
+            f"{FORMAT}=E5M2", text, "use E4M3 in the forward, E5M2 for gradients", f"export {FORMAT}=HYBRID"
         )
 
 
@@ -136,13 +141,13 @@ def miscompiled(facts: Facts) -> Iterator[Risk]:
     torchao, torch = parsed(package.version if package else None), parsed(facts.software.torch)
     if compiled and torchao and torch and torchao < TORCHAO_WORKS_AROUND and torch >= TORCH_MISCOMPILES:
         text = (
-            f"torchao {torchao} does not work around the Triton miscompile that torch {torch} runs into: "
-            f"{len(compiled)} compiled layers may write NaN"
+            f"torchao {torchao} does not work around a Triton miscompile in torch {torch}: {len(compiled)} "
+            "compiled layers may write NaN"
         )
         yield Risk(
             f"torchao {torchao} compiled by torch {torch}",
             text,
-            "torchao 0.18 or newer",
+            "install torchao 0.18 or newer",
             'pip install "torchao>=0.18"',
         )
 

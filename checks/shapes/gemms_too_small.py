@@ -86,11 +86,10 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         treatment = stay_in_bf16(facts, "FP8 pays off for none of these shapes")
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} (in x out {shown}) "
-        f"{'is' if len(found) == 1 else 'are'} slower than BF16, compiled too"
-        f"{'' if all(gain.measured for gain in found.values()) else ' (estimated)'}",
+        f"{'is' if len(found) == 1 else 'are'} slower than BF16, compiled "
+        f"too{'' if all(gain.measured for gain in found.values()) else ' (estimated)'}",
         explanation=f"{basis(found.values())}: their matmuls take {bf16:.2f} ms/step in BF16 and "
-        f"{in_fp8:.2f} "
-        f"ms in FP8, their casts {at_least(found.values())}{casts:.2f} ms.{in_step(saved)}",
+        f"{in_fp8:.2f} ms in FP8, their casts {at_least(found.values())}{casts:.2f} ms.{in_step(saved)}",
         evidence={
             "losing_layers": len(found),
             "fp8_layers": len(fp8),

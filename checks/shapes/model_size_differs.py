@@ -93,8 +93,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"The model has {count_in_words(size)} parameters, but {claim.source} says {claim.text}",
         explanation=f"This is {size / claim.parameters:.2f}x the size in its name. Comparisons by size are "
-        f"off "
-        "by as much.",
+        "off by as much.",
         evidence={
             "parameters": size,
             "claimed": claim.text,

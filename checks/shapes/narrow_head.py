@@ -73,9 +73,8 @@ def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{counted} in FP8 ({first.in_features} to {first.out_features} features) "
         f"{'is' if len(layers) == 1 else 'are'} slower than in BF16: {first.name}",
         explanation=f"{basis([gain])}: its matmuls take {gain.bf16_ms:.3f} ms in BF16 and {gain.fp8_ms:.3f} "
-        f"ms "
-        f"in FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f} ms. FP8 rounding there goes straight "
-        f"into {GOES_INTO[first.role]}.{in_step(saved)}",
+        f"ms in FP8, its casts {at_least([gain])}{gain.least_casts_ms:.3f} ms. FP8 rounding there goes "
+        f"straight into {GOES_INTO[first.role]}.{in_step(saved)}",
         evidence={
             "layers": len(layers),
             "first": first.name,

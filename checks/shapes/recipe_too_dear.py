@@ -96,10 +96,9 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence |= {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high}
     return Finding(
         title=f"The recipe {recipe} is {times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
-        explanation=f"Timed in turn, the step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} ms"
-        f"{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. The recipes also "
-        f"differ in "
-        "exactness: watch the loss.",
+        explanation=f"Timed in turn, the step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} "
+        f"ms{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. The recipes also "
+        "differ in exactness: watch the loss.",
         evidence=evidence,
         saving_ms=Saving(
             low=saved.low,
@@ -131,9 +130,9 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
         severity="info",
         title=f"{gpu.name} multiplies block-scaled FP8 (MXFP8) {times:.1f} times as fast as {', '.join(own)}",
         explanation=f"Datasheet: {gpu.block_scaled_fp8_tflops:,.0f} TFLOP/s against {gpu.fp8_tflops:,.0f}, "
-        f"and "
-        f"{gpu.bf16_tflops:,.0f} in BF16; nothing was timed. torchao 0.18 and Transformer Engine 2.20 do not "
-        "train in MXFP8 on this GPU. Your own kernel could use the rate with all block scales set to 1.",
+        f"and {gpu.bf16_tflops:,.0f} in BF16; nothing was timed. torchao 0.18 and Transformer Engine 2.20 "
+        "do not train in MXFP8 on this GPU. Your own kernel could use the rate with all block scales set "
+        "to 1.",
         evidence={
             "own_recipe": tuple(own),
             "gpu": gpu.name,
@@ -158,8 +157,7 @@ def modelled(own: list[str], facts: Facts) -> Finding | None:
         severity="info",
         title=f"The recipe {TENSORWISE} may be about {step.step_ms / other.step_ms:.2f}x as fast as {own[0]}",
         explanation=f"The step would take {other.step_ms:,.1f} instead of {step.step_ms:,.1f} ms (estimated "
-        f"for "
-        f"{step.gpu}; nothing was timed). The recipes also differ in exactness: watch the loss.",
+        f"for {step.gpu}; nothing was timed). The recipes also differ in exactness: watch the loss.",
         evidence={
             "own_recipe": tuple(own),
             "faster_recipe": TENSORWISE,

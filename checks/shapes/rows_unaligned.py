@@ -79,8 +79,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
                 Workload,
                 "rows",
                 f"the rows of {plural(len(routed), 'expert layer')} (first: {routed[0].name}); a router "
-                f"decides "
-                f"them, and they must be multiples of {max(map(multiple_of, routed))}",
+                f"decides them, and they must be multiples of {max(map(multiple_of, routed))}",
             )
         return None
     first = found[0]
@@ -147,8 +146,7 @@ def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
             Workload,
             "rows",
             f"whether each expert's rows in {first.name} are a multiple of {multiple}: fp8doctor found no "
-            f"router "
-            "that decides them",
+            "router that decides them",
         )
     if not counted and any(each.features.get("code_may_pad_rows") is not False for each in groups):
         raise Unrecorded(

@@ -159,8 +159,8 @@ def padding(linear: Linear, network: Network) -> Treatment:
         return Treatment(
             name="pad-vocabulary",
             summary=f"pad the model's vocabulary from {vocabulary} to {wide}, not the tokenizer's",
-            code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)   "
-            f"# {vocabulary} -> {wide}"
+            code=f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)   # "
+            f"{vocabulary} -> {wide}"
             if transformers
             else f"vocab_size = {wide}   # not {vocabulary}: for embedding and head",
         )

@@ -60,8 +60,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{tokens:,} tokens {where} are too few for the FP8 layers; they gain from about "
         f"{found.tokens:,}",
         explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
-        f"at "
-        f"best with these tokens ({how}, {found.gpu}), and at {found.speedup_then:.2f}x with "
+        f"at best with these tokens ({how}, {found.gpu}), and at {found.speedup_then:.2f}x with "
         f"{found.tokens:,} (estimated). A step that waits for the host, or for anything else outside them, "
         "gains less.",
         evidence={

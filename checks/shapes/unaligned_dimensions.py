@@ -187,8 +187,8 @@ def widened(linears: list[Linear]) -> list[str]:
     """Write each distinct layer at the next multiples, a line each."""
     shapes = {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in linears}
     return [
-        f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # "
-        f"multiples of {multiple}"
+        f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # multiples "
+        f"of {multiple}"
         for k, n, multiple in sorted(shapes)
     ]
 
@@ -225,8 +225,7 @@ def left_as_they_are(classifiers: list[Linear], across: list[Linear], small: lis
         ]
         + [
             f"# {name}: no norm, embedding or convolution is {k} or {n} wide; if that counts patches or "
-            f"tokens, "
-            "do not pad it: leave it out of the conversion"
+            "tokens, do not pad it: leave it out of the conversion"
             for (k, n), name in sorted(shapes.items())
         ]
         + [

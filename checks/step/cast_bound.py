@@ -1,29 +1,33 @@
-"""The casts cost more than the FP8 GEMMs save
+"""The casts cost more than the FP8 matmuls save
 
-Looks at: the step as it is and the best BF16 step, kernel by kernel: what casts, amax and
-transposes add, and what the GEMMs save. Modules outside of compiled regions are named. In a watched
-script, which has no BF16 beside it: the casts, and the most that its FP8 GEMMs can save.
+What it finds. FP8 is slower than BF16, and the FP8 casts cost more time than the FP8 matmuls save.
 
-Why it costs time. FP8 pays where the GEMMs save more than the casts around them cost. A GEMM
-grows with M x K x N, its casts with M x K + K x N + M x N: narrow layers and few tokens lose,
-uncompiled casts lose everywhere, because each runs as some ten kernels that read the tensor anew.
-Rowwise recipes cast twice as much. Compiled casts also do the norm or the activation before them;
-what BF16 spends on those and FP8 does not is not counted as theirs. Where the GEMMs leave casts
-unpaid for that are less than 3 % of the BF16 step, nothing is said.
+Why it matters. FP8 pays off if its matmuls save more than the casts around them cost. A matmul
+grows with M x K x N, its casts with M x K + K x N + M x N. Narrow layers and few tokens lose. Casts
+that are not compiled always lose, because each runs as about ten kernels that read the tensor
+again. Rowwise recipes cast twice as much. In a 468M decoder that was not compiled, the casts took
+282.7 ms/step and the matmuls saved 24.3 ms.
 
-Without a trial it is told of one thing, as information: trained experts in MXFP8 on a B200, where
-by published kernel times the casts leave less than 1.1x of the grouped GEMMs. Experts of few rows
-cast all their weights for little work.
+Fix. Compile, so casts fuse; leave small layers in BF16; use the recipe with the cheapest casts. If
+this does not help, BF16 is faster.
 
-What to do. Compile, so that casts fuse; leave small layers in BF16; take the recipe with the
-cheapest casts. Where it stays so, BF16 is faster.
+    config = Float8LinearConfig.from_recipe_name("rowwise")     # before
 
-    config = Float8LinearConfig.from_recipe_name("rowwise")       # before
-    config = Float8LinearConfig.from_recipe_name("tensorwise")    # after
-    for block in model.blocks: block.compile()
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    config = Float8LinearConfig.from_recipe_name("tensorwise")  # after
+    convert_to_float8_training(model, config=config)
+    for block in model.blocks:
+        block.compile()
 
-Evidence: `h200-decoder_468m`, uncompiled: the casts take 282.7 ms a step and the GEMMs save 24.3
-ms. `h200-llama_8b_float8`, uncompiled: 589.5 ms and 111.4 ms.
+When to ignore it. If you study FP8 numerics and do not need speed.
+
+How it is detected, and limits. The trial profiles your step and the best BF16 step, kernel by
+kernel. A compiled cast also does the norm or activation before it; BF16's time for those is
+subtracted. Less than 3% of the BF16 step is not reported. A watched script has no BF16: its casts
+are compared with the most that its FP8 matmuls can save. Without a trial, only trained MXFP8
+experts on a B200 are estimated, as information.
+
+References. `h200-decoder_468m`; `h200-llama_8b_float8`, not compiled: 589.5 ms and 111.4 ms.
 https://github.com/pytorch/ao/issues/685 https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
@@ -57,20 +61,20 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 100 * EVEN
-"""Share of the BF16 step, in per cent, below which casts that the GEMMs do not pay for are left alone: what
-this tool calls even."""
+"""Percent of the BF16 step below which unpaid casts are not reported: what fp8doctor calls even."""
 
 LITTLE_PCT = 10.0
-"""Share of what FP8 takes longer, in per cent, below which casts are not what makes it slower. A choice;
-seen: 0.4 ms of casts in a step that waits for its host for 17 of 19."""
+"""Percent of FP8's extra time below which casts are not the reason. A choice; measured: 0.4 ms of casts in a
+step that waits for its host for 17 of 19 ms."""
 
 MOST_SAVED = 1.5
-"""Time that FP8 GEMMs save over BF16 / their own, at most. The rates of the datasheets give 1.0; seen on an
-H200, which holds its clocks better in FP8: 1.3."""
+"""Time that FP8 matmuls save over BF16 / their own, at most. Datasheet rates give 1.0; measured on an H200,
+which holds its clocks better in FP8: 1.3."""
 
 LITTLE = 1.10
-"""Speedup of experts over BF16 below which their casts are told of. A choice, as in STP003: published times
-of one shape differ by that much between versions of torchao."""
+"""Speedup of experts over BF16 below which their casts are reported. A choice, as in STP003: published "
+"times of
+one shape differ by that much between versions of torchao."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -104,7 +108,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         return found
     measured = measured_speed(facts)
     if facts.trial.device == "cpu" or measured is None:
-        return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
+        return NotApplicable(reason="the trial did not time both your step and BF16 on a GPU")
     now, bf16 = measured.as_is, measured.bf16
     difference = waterfall(now, bf16)
     if difference is None:
@@ -118,22 +122,20 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
         SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * difference.difference_ms
     ):
         return None
-    most = dearest(now.breakdown.modules if now.breakdown else ())
+    most = most_casts(now.breakdown.modules if now.breakdown else ())
     named = ", ".join(
         f"{in_words(each.name, facts.network)} ({each.families_ms['cast']:,.1f} ms)" for each in most
     )
     outside = (
-        "Outside the compiled regions the most are in"
-        if recorded(now, "graphs_run") and now.graphs_run
-        else "The most are in"
+        "Outside the compiled regions, most" if recorded(now, "graphs_run") and now.graphs_run else "Most"
     )
-    where = f" {outside} {named}." if most else ""
-    gemms = f"save {saved:,.1f}" if saved > 0 else f"cost {-saved:,.1f} more"
+    where = f" {outside} are in {named}." if most else ""
+    matmuls = f"save only {saved:,.1f} ms" if saved > 0 else f"cost {-saved:,.1f} ms more than in BF16"
     return Finding(
-        title=f"Casts cost {casts:,.1f} ms a step, and the GEMMs {gemms} in FP8",
+        title=f"FP8 casts cost {casts:,.1f} ms per step; the FP8 matmuls {matmuls}",
         explanation=f"The step takes {difference.difference_ms:,.1f} ms more than the best BF16 "
-        f"({bf16.step_ms:,.1f} ms), and casts that the GEMMs do not pay for are "
-        f"{difference.casts_unpaid_ms:,.1f} ms of it.{where}",
+        f"({bf16.step_ms:,.1f} ms). Casts that the matmuls do not pay for are "
+        f"{difference.casts_unpaid_ms:,.1f} ms of this.{where}",
         evidence={
             "casts_ms": casts,
             "gemms_saved_ms": saved,
@@ -147,8 +149,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
-    """Hold the casts of a watched script to the most that its FP8 GEMMs can save; no BF16 was timed beside
-    it."""
+    """Compare a watched script's casts with the most that its FP8 matmuls can save: it has no BF16 step."""
     found = breakdown_of(now)
     if found is None or not now.step_ms:
         return NotApplicable(reason=f"{watched_job(facts)}'s step {why_unknown(now)}")
@@ -157,17 +158,17 @@ def in_a_script(now: Arm, facts: Facts) -> Finding | NotApplicable | None:
     if 100 * unpaid < SMALL_PCT * now.step_ms:
         return None
     return Finding(
-        title=f"Casts cost {casts:,.1f} ms a step, more than its FP8 GEMMs of {gemms:,.1f} ms can save",
-        explanation=f"That is {percent(100 * casts / now.step_ms)} of {watched_job(facts)}'s step of "
-        f"{now.step_ms:,.1f} ms. GEMMs that take {gemms:,.1f} ms in FP8 take "
-        f"{(1 + MOST_SAVED) * gemms:,.1f} ms in BF16 at most.",
+        title=f"FP8 casts cost {casts:,.1f} ms per step, more than {gemms:,.1f} ms of FP8 matmuls can save",
+        explanation=f"This is {percent(100 * casts / now.step_ms)} of {watched_job(facts)}'s step of "
+        f"{now.step_ms:,.1f} ms. Matmuls that take {gemms:,.1f} ms in FP8 take at most "
+        f"{(1 + MOST_SAVED) * gemms:,.1f} ms in BF16.",
         evidence={"casts_ms": casts, "fp8_gemms_ms": gemms, "step_ms": now.step_ms, "unpaid_ms": unpaid},
         treatment=treatment(facts),
     )
 
 
 def of_experts(facts: Facts) -> Finding | None:
-    """Tell of experts in MXFP8 whose casts take what their GEMMs save, modelled for a batch of the user's."""
+    """Report MXFP8 experts whose casts take what their matmuls save, modelled for a user's batch."""
     gpu = modelled_gpu(facts)
     if gpu is None or not is_given(facts):
         return None
@@ -181,12 +182,12 @@ def of_experts(facts: Facts) -> Finding | None:
     rows = (routed_rows(first, facts) or 0) // first.gemms
     return Finding(
         severity="info",
-        title=f"The casts of {plural(len(costs), 'expert weight')} in MXFP8 cost {casts:,.1f} ms a step, and "
-        f"the GEMMs save {bf16 - in_fp8:,.1f} (modelled)",
-        explanation=f"Modelled on {gpu.name} from published times of kernels, GEMMs and casts of the experts "
+        title=f"MXFP8 casts of {plural(len(costs), 'expert weight')} cost {casts:,.1f} ms per step; the "
+        f"matmuls save {bf16 - in_fp8:,.1f} ms (estimated)",
+        explanation=f"Estimated for {gpu.name} from published kernel times: the experts' matmuls and casts "
         f"are {bf16 / (in_fp8 + casts):.2f}x as fast as in BF16. {first.name} has {first.gemms} experts of "
-        f"{first.in_features} x {first.out_features}, with {rows:,} rows each: the fewer rows, the more of "
-        "it is casting weights.",
+        f"{first.in_features} x {first.out_features}, with {rows:,} rows each. The fewer rows, the larger "
+        "the weights' share of the casts.",
         evidence={
             "expert_weights": len(costs),
             "experts": first.gemms,
@@ -199,27 +200,26 @@ def of_experts(facts: Facts) -> Finding | None:
     )
 
 
-def dearest(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
-    """List the modules whose own casts take longest; they are known outside of compiled regions."""
+def most_casts(modules: tuple[ModuleTime, ...]) -> list[ModuleTime]:
+    """List the modules whose own casts take longest; they are known outside compiled regions."""
     casting = [each for each in modules if each.families_ms.get("cast", 0.0) >= SHOWN_MS]
     return sorted(casting, key=lambda each: -each.families_ms["cast"])[:NAMED]
 
 
 def treatment(facts: Facts) -> Treatment | None:
-    """Compile what is eager, else propose the recipe with the cheapest casts; None when both are so
-    already."""
+    """Compile the layers, else propose the recipe with the cheapest casts; None if both are done."""
     fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
     eager = [linear for linear in fp8 if linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
-    dear = any(recorded(each, "recipe") and recipe_of(each).granularity == "row" for each in fp8)
-    return recipe("recipe-tensorwise", facts) if dear else None
+    rowwise = any(recorded(each, "recipe") and recipe_of(each).granularity == "row" for each in fp8)
+    return recipe("recipe-tensorwise", facts) if rowwise else None
 
 
 def _decoder_of_width_1024(
     compiled: str | None, step_ms: float, fp8_ms: float, casts_ms: float, pointwise_ms: float
 ) -> Facts:
-    """The 468 M decoder on an H200: its GEMMs, casts and attention as measured, the rest put together."""
+    """The 468M decoder on an H200: its matmuls, casts and attention as measured, the rest invented."""
     bf16 = {"gemm_16bit": 62.4, "attention": 11.0, "pointwise": 18.0}
     fp8 = {
         "gemm_fp8": fp8_ms,

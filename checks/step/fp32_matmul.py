@@ -1,25 +1,28 @@
-"""GEMMs in fp32 in the step
+"""The step has matmuls in fp32
 
-Looks at: the kernels of the step as it is, and how long those take that multiply matrices in fp32
-or TF32. Outside of compiled regions, the modules that launched them are named.
+What it finds. Kernels that multiply matrices in fp32 or TF32 take 3% of the step or more.
 
-Why it costs time. A Linear or a product of matrices in fp32 runs at a fifteenth of BF16's rate
-(TF32 at half of it), and FP8 does nothing for it. The usual causes: adapters or a head left in
-fp32, a product that upcasts its operands on purpose, an autocast that ends too early. Nothing
-says so: the model trains, and slowly.
+Why it matters. An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does
+nothing for it. The usual causes: adapters or a head left in fp32, a product that converts its
+operands to fp32 on purpose, or an autocast that ends too early. Nothing warns you. In one LoRA job,
+the fp32 adapters' matmuls took 40.3 ms/step.
 
-What to do. Keep the weights in BF16, or run the whole forward and the loss under autocast. If
-fp32 is wanted, TF32 is the cheaper one.
+Fix. Keep the weights in BF16, or run the whole forward and the loss under autocast. If you want
+fp32, TF32 is cheaper.
 
-    logits = hidden.float() @ head.weight.float().T     # before
-    logits = (hidden @ head.weight.T).float()           # after: the product in BF16
+    logits = hidden.float() @ head.weight.float().T  # before
 
-Small parts in fp32 on purpose (a router, the rotary angles) stay far below the threshold. Batched
-GEMMs of attention that ran without a fused kernel are left out: no autocast reaches into torch's
-math backend. They are MEM004's.
+    logits = (hidden @ head.weight.T).float()        # after: the product in BF16
 
-Evidence: H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16. In `h200-lora`
-the GEMMs of fp32 adapters take 40.3 ms a step. https://docs.pytorch.org/docs/stable/notes/cuda.html
+When to ignore it. If you need the fp32 precision there. Small parts in fp32 on purpose (a router,
+rotary angles) stay far below the threshold.
+
+How it is detected, and limits. fp8doctor sums the fp32 kernels of a profiled step on a GPU, and
+names the modules that launched them outside compiled regions. MEM004 covers attention without a
+fused kernel, which no autocast reaches.
+
+References. `h200-lora`. H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16.
+https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 100 * EVEN
-"""Share of the step, in per cent, below which fp32 GEMMs are left alone: what this tool calls even."""
+"""Percent of the step below which fp32 matmuls are not reported: what fp8doctor calls even."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -62,21 +65,21 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
         for each in most[:NAMED]
     )
     stored = (
-        f"{plural(len(weights), 'Linear')} {'has' if len(weights) == 1 else 'have'} fp32 weights, the "
-        f"first is {in_words(weights[0], facts.network)}"
+        f"{plural(len(weights), 'Linear')} {'has' if len(weights) == 1 else 'have'} fp32 weights; the first "
+        f"is {in_words(weights[0], facts.network)}"
         if weights
         else ""
     )
     where = (
-        f"Launched by {launched}."
+        f"The launching modules: {launched}."
         if launched
         else f"{stored}."
         if stored
-        else "No Linear has fp32 weights: the operands are cast up before the product."
+        else "No Linear has fp32 weights: the operands are converted to fp32 before the product."
     )
     return Finding(
-        title=f"GEMMs in fp32 take {fp32:,.1f} ms, {percent(share)} of the step",
-        explanation=f"In BF16 the same products take a fraction of it. {where}",
+        title=f"Matmuls in fp32 take {fp32:,.1f} ms, {percent(share)} of the step",
+        explanation=f"In BF16 the same products take a fraction of this. {where}",
         evidence={
             "gemm_fp32_ms": fp32,
             "share_pct": share,
@@ -89,7 +92,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Propose autocast where none is known of; under it, the place that leaves it."""
+    """Propose autocast if none is known; under autocast, the place that leaves it."""
     if not recorded(facts, "training.autocast") or facts.training.autocast is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
@@ -100,13 +103,13 @@ def treatment(facts: Facts) -> Treatment:
     code = "output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it"
     return Treatment(
         name="product-in-bf16",
-        summary="take the product in BF16, and cast its result where fp32 is needed",
+        summary="compute the product in BF16, and convert its result if you need fp32",
         code=code,
     )
 
 
 def _head_in_fp32(fp32_ms: float) -> Facts:
-    """A decoder whose head multiplies in fp32: made up."""
+    """A decoder whose head multiplies in fp32, with invented times."""
     families = {"gemm_fp8": 30.0, "gemm_fp32": fp32_ms, "cast": 6.0, "attention": 10.0, "pointwise": 12.0}
     step = sum(families.values())
     parts = Breakdown(

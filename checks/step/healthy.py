@@ -1,20 +1,25 @@
-"""FP8 is on and it pays
+"""FP8 is on and it pays off
 
-Looks at: the measured step as it is against the best BF16 of the same model, eager or compiled.
+What it finds. Your step is faster in FP8 than the best BF16 of the same model, compiled or not.
 
-Why it matters. A report should also say what works: FP8 GEMMs were seen in the step, and the step
-is faster than BF16 by more than the timing's own uncertainty. Other findings may say how it gets
-faster still. What FP8 can gain at most is bounded by the share of the GEMMs in the step (Amdahl):
-60 % at 1.5x gives 1.25x, not 1.5x. Where the steps were profiled the report says how far that
-bound, every cast for free, is away: what is left are the casts.
+Why it matters. FP8 matmuls ran, and the speedup is larger than the timing noise. Other findings may
+make the step faster still. The matmuls' share of the step limits what FP8 can gain (Amdahl): 60% at
+1.5x gives 1.25x, not 1.5x. If the steps were profiled, the finding says how far away that upper
+bound is. The difference is the casts.
 
-What to do. Keep FP8, and hold later changes to it:
+Fix. Nothing to fix. Keep FP8, and guard the speedup against later changes.
 
-    fp8doctor model.py                        # before: looked at once
-    fp8doctor model.py --min-speedup 1.1      # after: a gate that fails when the gain is lost
+    fp8doctor model.py                    # before: checked once
 
-Evidence: compiled tensorwise FP8 gives 1.06x in `h200-decoder_468m_compiled` and 1.19x in
-`h200-llama_8b`; torchao reports +25 % on eight H100.
+    fp8doctor model.py --min-speedup 1.1  # after: fails if the speedup is lost
+
+When to ignore it. Always, if you only look for problems.
+
+How it is detected, and limits. The trial times your step and BF16 in turn in one process, on a GPU.
+The upper bound assumes that every FP8 cast is free.
+
+References. Compiled tensorwise FP8 gives 1.06x in `h200-decoder_468m_compiled` and 1.19x in
+`h200-llama_8b`; torchao reports 25% more throughput on eight H100.
 https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
@@ -34,10 +39,10 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     if facts.trial.device == "cpu":
-        return NotApplicable(reason="no step was timed on a GPU")
+        return NotApplicable(reason="the trial timed no step on a GPU")
     measured = measured_speed(facts) if facts.trial.arms else None
     if measured is None and not fp8_never_ran(facts.trial):
-        return NotApplicable(reason="the step and the best BF16 were not both timed")
+        return NotApplicable(reason="the trial did not time both your step and the best BF16")
     if measured is not None and measured.status == "too_noisy":
         return NotApplicable(reason="the timing is too noisy to tell whether FP8 is faster than BF16")
     if measured is None or measured.status != "fp8_faster":
@@ -46,15 +51,15 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     most = if_recorded(ceiling, facts)
     left = step_ms - bf16_step_ms / most.speedup if most else None
     bound = (
-        f" With every cast for free it would be about {most.speedup:.2f}x ({most.basis}): "
-        f"{max(0.0, left):,.1f} ms are left."
+        f" Upper bound: about {most.speedup:.2f}x, if every cast were free ({most.basis}); "
+        f"{max(0.0, left):,.1f} ms are left to gain."
         if most and left is not None
         else ""
     )
     speedup = measured.speedup
     return Finding(
-        title=f"FP8 pays: {times(bf16_step_ms, step_ms)} of the best BF16",
-        explanation=f"A step takes {step_ms:,.1f} ms and {bf16_step_ms:,.1f} ms in BF16, timed in turn in "
+        title=f"FP8 pays off: {times(bf16_step_ms, step_ms)} of the best BF16",
+        explanation=f"A step takes {step_ms:,.1f} ms, and {bf16_step_ms:,.1f} ms in BF16, timed in turn in "
         f"one process.{bound}",
         evidence={
             "step_ms": step_ms,

@@ -1,31 +1,33 @@
 """The GPU waits for the host
 
-Looks at: how long the GPU is idle in a step as it is, which is the unprofiled step less the time
-its kernels take, and whether its gaps end with kernels that were launched after it had run dry.
-In a watched script what it waited for data is left out, and whether the host runs ahead is asked.
-Where nothing was timed and the batch is yours, a step of Transformer Engine is modelled: launches
-that take 25 % longer than kernels, and a step that is as much slower than compiled BF16.
+What it finds. The GPU is idle for more than 10% of the step, because the host launches kernels too
+late.
 
-Why it costs time. Every kernel is launched by Python on the host. FP8 adds launches: about 83 for
-each uncompiled layer of torchao, and each layer of Transformer Engine takes the host several times
-as long as an nn.Linear. With few tokens the GPU is done before the next launch comes, and FP8 makes
-no step shorter that waits for the host. That the host is busy proves nothing: it is for 84 to 99 %
-of every healthy step. Nor is uncompiled FP8 at many tokens host-bound: there the GPU is busy with
-casts. It fires where the GPU is idle for more than 10 % of even the shortest step that the rounds
-allow: other programs on the host make some rounds longer.
+Why it matters. Python on the host launches every kernel, and FP8 adds launches: about 83 per
+torchao layer that is not compiled, and a Transformer Engine layer takes the host several times as
+long as an nn.Linear. With few tokens the GPU finishes before the next launch, and FP8 cannot
+shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64%
+of the step. A busy host alone proves nothing: it is busy for 84 to 99% of every sound step.
 
-What to do. Fewer launches, or more work for each: compile; a larger batch in fewer micro-batches;
-CUDA graphs, which `torch.compile` by default uses only with `mode="reduce-overhead"` or
-`"max-autotune"` (or `options={"triton.cudagraphs": True}`, or `backend="cudagraphs"`). For compiled
-layers of torchao a trial of the command times CUDA graphs in FP8, and in BF16, which gains from
-them too.
+Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or
+CUDA graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled
+torchao layers, the trial times CUDA graphs in FP8 and in BF16, which gains too.
 
-    per_device_train_batch_size=4, gradient_accumulation_steps=8    # before
-    per_device_train_batch_size=8, gradient_accumulation_steps=4    # after: half the launches
+    from transformers import TrainingArguments
+    args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=8)  # before
 
-Evidence: `h200-few_tokens` has 256 tokens: FP8 runs at 0.59x of BF16, and the GPU is idle for 64 %
-of the step. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in BF16; with
-CUDA graphs 134.9 ms and 131.6 ms. https://github.com/NVIDIA/TransformerEngine/issues/445
+    from transformers import TrainingArguments
+    args = TrainingArguments(per_device_train_batch_size=8, gradient_accumulation_steps=4)  # after
+
+When to ignore it. If your real batch is larger.
+
+How it is detected, and limits. Idle time is the unprofiled step minus its kernels' time. The gaps
+must end with a late launch, and even the shortest step that the rounds allow must be idle for 10%.
+Waits for data do not count. Without timing, a Transformer Engine step with your batch is estimated.
+
+References. `h200-few_tokens`. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in
+BF16, with CUDA graphs 134.9 ms and 131.6 ms.
+https://github.com/NVIDIA/TransformerEngine/issues/445
 https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 """
 
@@ -81,14 +83,14 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not waits_for_the_host(now) or host_is_ahead(facts):
         return None
     bf16, measured = best_bf16(facts) if recorded(facts, "trial") else None, measured_speed(facts)
-    beside = breakdown_of(bf16) if bf16 and bf16 is not now else None
+    parts = breakdown_of(bf16) if bf16 and bf16 is not now else None
     idle = 100 * found.idle_ms / step_ms
     return Finding(
         title=f"The GPU is idle for {percent(idle)} of the step, waiting for the host",
         explanation=f"The GPU has nothing to do for {found.idle_ms:,.1f} of {step_ms:,.1f} ms, and "
-        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel that was launched too late. A "
-        f"step launches {found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
-        f"average.{in_bf16(bf16, beside)}{as_prescribed(facts)}",
+        f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a late launch. A step launches "
+        f"{found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
+        f"average.{in_bf16(bf16, parts)}{as_prescribed(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
             "idle_pct": idle,
@@ -96,7 +98,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
             "kernels": found.kernels,
             "busy_ms": found.busy_ms,
             "step_ms": step_ms,
-            "bf16_idle_ms": beside.idle_ms if beside else None,
+            "bf16_idle_ms": parts.idle_ms if parts else None,
         },
         severity="info" if not uses_fp8(facts) or (measured and measured.status == "fp8_faster") else None,
         treatment=treatment(facts),
@@ -104,19 +106,20 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def modelled(found: HostBound, facts: Facts) -> Finding:
-    """Tell of a step that was not timed: what the host takes, and from how many tokens on FP8 pays."""
+    """Report an untimed step: the host's time, and the tokens from which FP8 pays off."""
     step, layers = found.step, sum(linear.use == "training" for linear in facts.network.linears)
     tokens = facts.workload.tokens
     then = (
-        f"With about {found.pays_from:,} tokens in a micro-batch FP8 pays."
+        f"FP8 pays off from about {found.pays_from:,} tokens per micro-batch."
         if found.pays_from
-        else f"Up to {MANY_TOKENS:,} none makes FP8 faster here."
+        else f"Up to {MANY_TOKENS:,} tokens, FP8 is not faster here."
     )
     return Finding(
-        title=f"Launching {plural(layers, 'layer')} of Transformer Engine takes the host longer than the GPU "
-        "computes",
-        explanation=f"With {tokens:,} tokens the host takes {step.host_ms:,.1f} ms a step and the GPU "
-        f"{step.busy_ms:,.1f}, and compiled BF16 {found.bf16.step_ms:,.1f} (modelled on {step.gpu}). {then}",
+        title=f"The host needs {step.host_ms:,.1f} ms to launch "
+        f"{plural(layers, 'Transformer Engine layer')}, the GPU computes for {step.busy_ms:,.1f} ms "
+        "(estimated)",
+        explanation=f"This is for {tokens:,} tokens on {step.gpu}. Compiled BF16 would take "
+        f"{found.bf16.step_ms:,.1f} ms/step. {then}",
         evidence={
             "host_ms": step.host_ms,
             "busy_ms": step.busy_ms,
@@ -128,12 +131,12 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
         },
         treatment=more_tokens(facts.workload, found.pays_from)
         if found.pays_from and found.pays_from <= MOST_GROWTH * (tokens or 1) * micro_batches(facts)
-        else stay_in_bf16(facts, "the host launches FP8 slower than the GPU computes in BF16"),
+        else stay_in_bf16(facts, "launching FP8 takes the host longer than the GPU computes in BF16"),
     )
 
 
 def more_tokens(workload: Workload, tokens: int) -> Treatment:
-    """Write a micro-batch of so many tokens."""
+    """Write a micro-batch with this many tokens."""
     now = workload.batch_size or 1
     batch = now * tokens // (workload.tokens or tokens)
     return Treatment(
@@ -143,36 +146,32 @@ def more_tokens(workload: Workload, tokens: int) -> Treatment:
     )
 
 
-def in_bf16(bf16: Arm | None, beside: Breakdown | None) -> str:
-    """Say how the best BF16 step fares, and whether the host is its limit too."""
-    if bf16 is None or beside is None or not bf16.step_ms:
+def in_bf16(bf16: Arm | None, parts: Breakdown | None) -> str:
+    """Describe the best BF16 step, and whether the host limits it too."""
+    if bf16 is None or parts is None or not bf16.step_ms:
         return ""
-    too = (
-        ": the host sets the pace there too, which FP8 cannot change"
-        if waits_for_the_host(bf16) and beside.idle_ms > MOST * bf16.step_ms
-        else ""
-    )
+    limited = waits_for_the_host(bf16) and parts.idle_ms > MOST * bf16.step_ms
     return (
-        f" The best BF16 step launches {beside.kernels:,} and is idle for {beside.idle_ms:,.1f} of "
-        f"{bf16.step_ms:,.1f} ms{too}."
+        f" The best BF16 step launches {parts.kernels:,} and is idle for {parts.idle_ms:,.1f} of "
+        f"{bf16.step_ms:,.1f} ms{': the host limits it too, which FP8 cannot change' if limited else ''}."
     )
 
 
 def as_prescribed(facts: Facts) -> str:
-    """Say what is left to do where the changes that were timed are not enough."""
+    """Say what is left to do if the timed fixes are not enough."""
     changed = arm(facts.trial, ArmName.PRESCRIBED) if recorded(facts, "trial") else None
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""
     with_graphs = recorded(changed, "treatments") and CUDA_GRAPHS in changed.treatments
     return (
-        f" With the changes that were timed it is idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms "
-        f"still: more tokens a step {'' if with_graphs else 'or CUDA graphs '}are left."
+        f" With the timed fixes it is still idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms; try "
+        f"more tokens per step{'' if with_graphs else ' or CUDA graphs'}."
     )
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Compile what is eager, else launch what is compiled as CUDA graphs, else give each launch more work."""
+    """Compile the layers, else use CUDA graphs, else give each launch more work."""
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
@@ -183,8 +182,7 @@ def treatment(facts: Facts) -> Treatment:
 
 
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
-    """Write more samples in a micro-batch and as many fewer micro-batches, for the Trainer where there is
-    one."""
+    """Write more samples per micro-batch and fewer micro-batches, for the Trainer if there is one."""
     trainer = facts.trainer()
     known = recorded(facts, "workload.batch_source") and recorded(facts, "workload.batch_size")
     size = facts.workload.batch_size if known and facts.workload.batch_source == "given" else None
@@ -216,7 +214,7 @@ def larger_batch(facts: Facts, accumulate: int) -> Treatment:
 
 
 def _llama_1b_in_te(idle_ms: float) -> Facts:
-    """Transformer Engine, uncompiled, 256 tokens: the step of an H200; how it divides is made up."""
+    """Transformer Engine, not compiled, 256 tokens: an H200's step; its parts are invented."""
     step = 41.5
     parts = Breakdown(
         families_ms={"gemm_fp8": 4.0, "cast": 2.0, "pointwise": step - idle_ms - 6.0},

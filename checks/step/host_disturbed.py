@@ -1,30 +1,32 @@
 """The host was busy while the step was timed
 
-Looks at: the host while the variants were timed (what others used of its cores, what a
-hypervisor or a quota took, how long a thread of the step waited for a core, and how evenly a
-fixed piece of Python ran), and whether the step waits for the host at all (STP001). Where the
-timing is too noisy to tell FP8, as it is or with all fixes, from its BF16, or a quiet host could
-have them on another side of each other, it is enough that one of the two leaves the GPU idle for
-more than 3 % of its step, in gaps that end with a launch that came late.
+What it finds. Other programs, a hypervisor or a quota slowed the host down during the trial, and
+this can change which of two steps is faster.
 
-Why it costs time. A step that waits for its host is as long as its launches take. Other programs on
-the same host make them up to 1.8 times as long, in some rounds more than in others. FP8, which
-launches more kernels, loses the most. A step that waits now and then is longer in some rounds,
-which is enough to hide, or to turn, which of two close steps is faster. Elsewhere the host's load
-changes nothing, and this check is silent.
+Why it matters. A step that waits for its host is as long as its launches take. Other programs on
+the same host make launches up to 1.8 times as long, in some rounds more than in others. FP8
+launches more kernels, so it loses the most. Even a step that waits only now and then is longer in
+some rounds, enough to hide or turn the result of two close steps.
 
-What to do. Time again when the host is quiet, or on cores that nobody else uses. Where the host
-sets the pace the verdict of this trial is marked as unreliable. Where the steps at the best pace
-that was seen of the host, or where that is not known their kernels alone, would tell another of
-faster, even and slower, and a quarter of the rounds does, the verdict is that the timing does not
-tell.
+Fix. Time again when the host is quiet, or on cores that nobody else uses.
 
-    top -b -n 1 | head -n 20   # before: who uses the cores; `st` is what the hypervisor takes
-    fp8doctor model.py         # after: timed again
+    # before: who uses the cores; `st` is the hypervisor's share
+    top -b -n 1 | head -n 20
 
-Evidence: in `h100-disturbed_host` FP8 takes 73.9 ms a step and BF16 70.7 ms, while Python ran up to
-twice as long as at its best: neither is faster for sure. What is counted: `/proc/stat`, `schedstat`
-of each thread, and the `cpu.stat` of a cgroup. https://docs.kernel.org/scheduler/sched-stats.html
+    # after: time again
+    fp8doctor model.py
+
+When to ignore it. If the step does not wait for the host: the load then changes nothing, and
+nothing is reported.
+
+How it is detected, and limits. fp8doctor reads others' use of the cores, steal time, quotas, the
+threads' wait for a core, and how evenly a fixed piece of Python ran. If the host sets the pace, the
+verdict is marked as unreliable. If the result is close, it is enough that one of the two steps
+leaves the GPU idle for over 3% with late launches. If a quarter of the rounds contradicts the
+result at the host's best pace, there is no verdict.
+
+References. In `h100-disturbed_host` FP8 takes 73.9 ms/step and BF16 70.7 ms, while Python ran up to twice
+as long as at its best. https://docs.kernel.org/scheduler/sched-stats.html
 https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 """
 
@@ -47,15 +49,16 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
     waiting = host_bound_step(facts.trial)
     moved = None if waiting else step_moved_by_host(facts.trial, compared_pairs(facts))
     if waiting is None and moved is None:
-        return NotApplicable(reason="no step that was timed on a GPU waits for the host")
+        return NotApplicable(reason="no step timed on a GPU waits for the host")
     load = facts.trial.host
     what = host_contention(load)
     if what is None:
         return None
     return Finding(
-        title=f"The host was disturbed while {'it set the pace' if waiting else 'steps were timed'}: {what}",
-        explanation=f"{late_launches(moved) if moved else waits(waiting)}, and was timed for "
-        f"{load.window_s:.0f} s on one that was not its own. {verdict_may_turn(moved or waiting)}",
+        title="Other load slowed the host while "
+        f"{'it limited the step' if waiting else 'steps were timed'}: {what}",
+        explanation=f"{late_launches(moved) if moved else waits(waiting)}. The trial timed it for "
+        f"{load.window_s:.0f} s on a host with other load. {verdict_may_turn(moved or waiting)}",
         evidence={
             "others_pct": load.others_pct,
             "steal_pct": load.steal_pct,
@@ -81,27 +84,26 @@ def waits(step: Arm | None) -> str:
 
 
 def verdict_may_turn(step: Arm | None) -> str:
-    """Say what the wait of a step makes of the verdict, or of the advice that another form of FP8 gives."""
+    """Say what a step's wait means for the verdict, or for the advice from another FP8 variant."""
     if step and step.name in BF16_BASELINES:
-        return "This verdict may be another on a quiet host."
-    fp8_loses = "Steps with more launches, as those in FP8, lose the most"
+        return "This verdict may change on a quiet host."
     what = "verdict" if step is None or step.name == ArmName.AS_IS else "advice"
-    return f"{fp8_loses}: this {what} may be another on a quiet host."
+    return f"Steps with more launches, such as FP8's, lose the most: this {what} may change on a quiet host."
 
 
 def late_launches(step: Arm) -> str:
-    """Say how a step that the answer hangs on waits for the host now and then."""
+    """Say how a step that decides the answer waits for the host now and then."""
     found, name = breakdown_of(step), variant_in_a_sentence(step.name)
     assert found is not None
     return (
-        f"What is faster hangs on how long the GPU waits in {name}: it is idle for {found.idle_ms:,.1f} of "
-        f"{step.step_ms:,.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its gaps end with a kernel "
-        "that was launched too late. The step waits for the host now and then"
+        f"Which one is faster depends on how long the GPU waits in {name}: it is idle for "
+        f"{found.idle_ms:,.1f} of {step.step_ms:,.1f} ms, and {percent(found.host_wait_pct or 0.0)} of its "
+        "gaps end with a late launch. The step waits for the host now and then"
     )
 
 
-def _beside(others_pct: float) -> Facts:
-    """A small model that waits for its host; made up, in the proportions of an H200."""
+def _shared(others_pct: float) -> Facts:
+    """A small model that waits for its host; invented, with an H200's proportions."""
     parts = Breakdown(
         families_ms={"gemm_fp8": 2.0, "pointwise": 1.4},
         idle_ms=2.5,
@@ -125,5 +127,5 @@ def _beside(others_pct: float) -> Facts:
     return Facts(trial=Trial(device="cuda", arms=(now,), host=load))
 
 
-SICK = _beside(others_pct=94.0)
-HEALTHY = _beside(others_pct=11.0)
+SICK = _shared(others_pct=94.0)
+HEALTHY = _shared(others_pct=11.0)

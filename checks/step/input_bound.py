@@ -1,24 +1,29 @@
 """The step waits for its data
 
-Looks at: real steps of a script under `fp8doctor run`. Of each, how long the training thread waited
-inside torch's DataLoader; with a GPU only as long as that had nothing to do. Of one more step,
-which is profiled, the copies from the host to the GPU that no other work of the GPU covered.
+What it finds. The training thread waits in torch's DataLoader, or the GPU waits for copies from the
+host, for a share of the step that counts.
 
-Why it costs time. A step is as slow as its slowest part. While it waits for a batch no GEMM runs,
-in FP8 as little as in BF16, and whatever makes the GEMMs faster makes the wait longer. A comparison
-of the two then says that FP8 gains nothing, and says so about the loader.
+Why it matters. A step is as slow as its slowest part. While it waits for a batch no matmul runs, in
+FP8 as in BF16, and a faster matmul only makes the wait longer. A comparison of the two then says
+that FP8 gains nothing, although the loader is the reason.
 
-What to do. Let worker processes prepare batches ahead; tokenize, decode and augment before the
-training where that is possible. Then look at FP8 again.
+Fix. Let worker processes prepare batches ahead, and tokenize, decode and augment before training if
+possible. With a GPU, add `pin_memory=True` and copy with `batch.to("cuda", non_blocking=True)`; for
+many small batches also `prefetch_factor=4`. Then compare FP8 again.
 
-    DataLoader(dataset, batch_size=16)                                            # before
-    DataLoader(dataset, batch_size=16, num_workers=8, persistent_workers=True)    # after
-    DataLoader(..., pin_memory=True, prefetch_factor=4)    # with a GPU, and many small batches
-    batch = batch.to("cuda", non_blocking=True)            # from pinned memory, while it computes
+    from torch.utils.data import DataLoader
+    loader = DataLoader(dataset, batch_size=16)                                          # before
 
-A loader that is not torch's is not seen; what lies between two steps is told beside it.
+    from torch.utils.data import DataLoader
+    loader = DataLoader(dataset, batch_size=16, num_workers=8, persistent_workers=True)  # after
 
-Evidence: https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
+When to ignore it. If your real data comes from elsewhere, and this loader is only for a test.
+
+How it is detected, and limits. `fp8doctor run` measures the wait inside torch's DataLoader, on a
+GPU only while the GPU had nothing to do, and in one profiled step the copies that no other GPU work
+covered. It does not see other loaders; the time between two steps is shown next to it.
+
+References. https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
 https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
 """
 
@@ -38,14 +43,14 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
     if waits.waits_for_copies and waits.copies_pct > waits.data_pct:
         return copies(waits, watched_job(facts))
     if waits.data_ms is None:
-        return NotApplicable(reason="no batch of the watched steps came from a DataLoader of torch")
+        return NotApplicable(reason="no batch of the watched steps came from torch's DataLoader")
     if not waits.waits_for_data:
         return None
     return Finding(
         title=f"The step waits {waits.data_ms:,.1f} of {waits.step_ms:,.1f} ms for its data "
         f"({percent(waits.data_pct)})",
-        explanation=f"Seen in {len(facts.observed.steps_ms)} steps of {watched_job(facts)}, inside the "
-        "DataLoader. As long as the step waits, a faster GEMM makes the wait longer and the step no shorter.",
+        explanation=f"Measured in {len(facts.observed.steps_ms)} steps of {watched_job(facts)}, inside the "
+        "DataLoader. A faster matmul only makes this wait longer, and the step no shorter.",
         evidence={
             "data_ms": waits.data_ms,
             "step_ms": waits.step_ms,
@@ -57,8 +62,8 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="prepare-data-ahead",
             summary="let worker processes prepare the batches while the model computes",
-            code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, persistent_workers=True"
-            ", pin_memory=True)",
+            code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, "
+            "persistent_workers=True, pin_memory=True)",
             kind="sketch",
         ),
     )
@@ -67,10 +72,10 @@ def input_bound(facts: Facts) -> Finding | NotApplicable | None:
 def copies(waits: Waiting, job: str) -> Finding:
     """Blame the copies of the batch."""
     return Finding(
-        title=f"The step waits {waits.copies_ms:,.1f} of {waits.step_ms:,.1f} ms for copies from the host to "
-        f"the GPU ({percent(waits.copies_pct)})",
-        explanation=f"Seen in one profiled step of {job}, where no other work of the GPU covered them. "
-        "Copies out of pinned memory that nothing waits for run while the GPU computes.",
+        title=f"The step waits {waits.copies_ms:,.1f} of {waits.step_ms:,.1f} ms for copies from the host "
+        f"to the GPU ({percent(waits.copies_pct)})",
+        explanation=f"Measured in one profiled step of {job}: no other GPU work covered them. Copies from "
+        "pinned memory can run while the GPU computes.",
         evidence={
             "copies_ms": waits.copies_ms,
             "step_ms": waits.step_ms,
@@ -80,7 +85,7 @@ def copies(waits: Waiting, job: str) -> Finding:
         saving_ms=Saving(low=0.0, high=waits.copies_ms, basis="measured"),
         treatment=Treatment(
             name="copy-beside-the-work",
-            summary="copy the next batch out of pinned memory while the GPU computes",
+            summary="copy the next batch from pinned memory while the GPU computes",
             code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8, pin_memory=True)\n"
             'batch = batch.to("cuda", non_blocking=True)',
             kind="sketch",

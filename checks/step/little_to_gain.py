@@ -1,22 +1,28 @@
-"""FP8 can give this model little
+"""FP8 can gain little in this model
 
-Looks at: the best BF16 step, kernel by kernel. What FP8 can make faster are its GEMMs; how fast
-they are in FP8 was timed, or is modelled. With every cast for free the step would take that much
-less: the ceiling.
+What it finds. Even if every FP8 cast were free, FP8 would make this step less than 1.1 times as
+fast as BF16.
 
-What it means. Attention, the optimizer, the loss over a large vocabulary, norms and idle time
-stay as they are (Amdahl): where GEMMs are a third of the step and run 1.8 times as fast, FP8
-cannot give more than 1.17x, and casts come off that. No recipe and no filter helps; what helps is
-to shorten the part that dominates, and that helps BF16 as much.
+Why it matters. Attention, the optimizer, the loss over a large vocabulary, norms and idle time stay
+as they are (Amdahl). If matmuls are a third of the step and run 1.8 times as fast, FP8 cannot give
+more than 1.17x, and the casts reduce that. No recipe and no filter helps. To gain time, shorten the
+largest other part; BF16 gains as much.
 
-What to do. Stay in BF16, or shorten what dominates first: fused attention, a fused optimizer, a
-fused cross-entropy, larger batches.
+Fix. Stay in BF16, or first shorten the largest part: fused attention, a fused optimizer, a fused
+cross-entropy, larger batches.
 
-    model = convert_to_float8_training(model)             # before: 1.0x, and casts to look after
-    model.compile()                                       # after: BF16, compiled
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model)  # before: about 1.0x, and casts to look after
 
-Evidence: in `h200-few_tokens` the GEMMs are 22 % of the step and FP8 cannot give more than 1.05x.
-torchao's own numbers at 8B are +10 to +25 %.
+    model.compile()                    # after: BF16, compiled
+
+When to ignore it. If you use FP8 for another reason than speed.
+
+How it is detected, and limits. The trial profiles the best BF16 step, and times the matmuls in FP8
+or estimates them. The upper bound is this step with FP8 matmuls and no casts.
+
+References. In `h200-few_tokens` the matmuls are 22% of the step and FP8 cannot give more than 1.05x.
+torchao's own numbers at 8B are 10 to 25% more throughput.
 https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
@@ -40,35 +46,35 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 LITTLE = 1.10
-"""Speedup of the ceiling below which there is little to gain: the least that torchao reports at 8B, casts
-included (+10 to +25 %). A ceiling that low leaves nothing of that once the casts are paid."""
+"""Upper bound below which there is little to gain: the least that torchao reports at 8B, casts included "
+"(10 to
+25% more throughput). A bound that low leaves nothing once the casts are paid."""
 
 
 @check("STP003", "little-to-gain", area="step", severity="info")
 def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     bf16, most = best_bf16(facts), ceiling(facts)
     if bf16 is None or facts.trial.device == "cpu":
-        return NotApplicable(reason="BF16 was not timed on a GPU")
+        return NotApplicable(reason="the trial did not time BF16 on a GPU")
     step = breakdown_of(bf16)
     if step is None or most is None:
         return NotApplicable(
             reason=f"{bf16.name} {why_unknown(bf16)}"
             if step is None
-            else "nothing is known about its GEMMs in FP8"
+            else "its matmuls' time in FP8 is unknown"
         )
     if most.speedup >= LITTLE:
         return None
     others = {part: part_ms(step, part) for part in PARTS if part != "GEMMs"} | {IDLE: step.idle_ms}
     largest = max(others, key=lambda part: others[part])
+    fill = ", which more tokens per step would fill" if largest == IDLE and waits_for_the_host(bf16) else ""
     return Finding(
-        title=f"FP8 cannot give more than about {most.speedup:.2f}x here: GEMMs are "
+        title=f"FP8 cannot give more than about {most.speedup:.2f}x here: matmuls are only "
         f"{percent(most.gemms_pct)} of the step",
-        explanation=f"The GEMMs take {most.gemms_ms:,.1f} of {most.step_ms:,.1f} ms of the best BF16 "
-        "step and would "
-        f"take {most.fp8_gemms_ms:,.1f} in FP8 "
-        f"({most.basis}, {most.source}), with every cast for free. The largest part that FP8 leaves as "
-        f"it is: {largest}, {others[largest]:,.1f} ms"
-        f"{', which more tokens a step would fill' if largest == IDLE and waits_for_the_host(bf16) else ''}.",
+        explanation=f"The matmuls take {most.gemms_ms:,.1f} of {most.step_ms:,.1f} ms in the best BF16 "
+        f"step. In FP8 they would take {most.fp8_gemms_ms:,.1f} ms ({most.basis}, {most.source}), if every "
+        f"cast were free. The largest part that FP8 does not change: {largest}, {others[largest]:,.1f} "
+        f"ms{fill}.",
         evidence={
             "ceiling": most.speedup,
             "basis": most.basis,

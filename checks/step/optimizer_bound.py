@@ -1,23 +1,28 @@
 """The optimizer takes many kernels
 
-Looks at: how long the optimizer's kernels take in the step as it is, and whether the optimizer is
-one of torch that could update its parameters in fused kernels and does not.
+What it finds. The optimizer takes 5% of the step or more, and its torch class has a fused form that
+is not used.
 
-Why it costs time. FP8 makes the GEMMs shorter and leaves the optimizer as it is, so its share
-grows. A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes. One
-that goes through the parameters in a loop launches a dozen kernels for each of them. The fused one
-needs one pass for all.
+Why it matters. FP8 makes the matmuls shorter and leaves the optimizer as it is, so its share grows.
+A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes. A loop over
+the parameters launches a dozen kernels for each. The fused form needs one pass for all.
 
-What to do. Ask for it.
+Fix. Ask for the fused form.
 
-    torch.optim.AdamW(model.parameters(), lr=1e-4)                # before: foreach
-    torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)    # after
+    import torch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)              # before: foreach
 
-A fused optimizer may take its share and is healthy: with few tokens to many parameters the step
-is short and the weights are many.
+    import torch
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # after
 
-Evidence: fused AdamW took 3 to 8 % of the steps of two decoders on one H200 (torch 2.11), and 18
-% of a step with 4,096 tokens at 8B widths.
+When to ignore it. If your optimizer's settings do not work with the fused form.
+
+How it is detected, and limits. fp8doctor sums the optimizer's kernels in a profiled step on a GPU,
+and looks at the optimizer's settings or the kernels' names. An optimizer that is already fused is
+not reported, even if its share is large, as with few tokens and many parameters.
+
+References. Fused AdamW took 3 to 8% of the steps of two decoders on one H200 (torch 2.11), and 18% of a
+step with 4,096 tokens at 8B widths.
 https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
@@ -34,11 +39,12 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SHARE_PCT = 5.0
-"""Share of the step, in per cent, from which it is worth a word. A choice: above what this tool calls even (3
-%), because fusing gives back a part of it only."""
+"""Percent of the step from which it is reported. A choice: above what fp8doctor calls even (3%), because "
+"fusing
+gives back only a part."""
 
 FUSED_ARM = "fused-optimizer"
-"""Arm that the trial makes when the optimizer's own settings say that it could be fused and is not."""
+"""The trial's variant if the optimizer's settings say that it could be fused and is not."""
 
 
 @check("STP007", "optimizer-bound", area="step", severity="warning", explained_by=("ENV006",))
@@ -54,15 +60,15 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     groups = [group for group in found.groups if group.family == "optimizer"]
     kernels = (
         f" Its longest {plural(len(groups), 'kernel')} {'runs' if len(groups) == 1 else 'run'} "
-        f"{sum(group.count for group in groups):,} times a step."
+        f"{sum(group.count for group in groups):,} times per step."
         if groups
         else ""
     )
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
         title=f"{name} takes {spent:,.1f} ms, {percent(share)} of the step, and is not fused",
-        explanation="The optimizer goes through weights, gradients and moments in several passes where one "
-        f"would do.{kernels}",
+        explanation="The optimizer reads and writes weights, gradients and moments in several passes "
+        f"instead of one.{kernels}",
         evidence={
             "optimizer": facts.training.optimizer,
             "optimizer_ms": spent,
@@ -77,10 +83,9 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def could_be_fused(facts: Facts, found: Breakdown) -> bool:
-    """Whether it is known that the optimizer has a fused form and does not use it.
+    """Whether the optimizer is known to have a fused form and not to use it.
 
-    The trial knows by the optimizer's settings. Where it made no arm of it, kernels tell that say nothing of
-    fusing.
+    The trial knows by the optimizer's settings; without its variant, by kernels without "fused" in the name.
     """
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
@@ -99,7 +104,7 @@ def could_be_fused(facts: Facts, found: Breakdown) -> bool:
 
 
 def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
-    """AdamW over the parameters of four layers of 8B widths; the times of the foreach form are made up."""
+    """AdamW over four layers of 8B widths; the foreach form's times are invented."""
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
     step = sum(families.values())
     parts = Breakdown(

@@ -1,23 +1,28 @@
-"""FP8 is slower, and it is not known why
+"""FP8 is slower, and the reason is unknown
 
-Looks at: what the step as it is takes more than the best BF16, and how much of that is accounted
-for. It is by changes that were timed and gave it back, by casts that the GEMMs do not pay for, and
-by a GPU that waits for the host. Where the best BF16 is compiled and this FP8 is not, it is also by
-the norms and pointwise kernels that compiling fuses, up to what compiling gave BF16.
+What it finds. FP8 is slower than BF16, and fp8doctor's known causes explain less than four fifths
+of the difference.
 
-Why it matters. A doctor who has no diagnosis has to say so. When less than four fifths of the
-difference are accounted for, the treatments above cannot be the whole story, and BF16 stays
-faster with all of them. The parts of the step say where the rest is: attention on a slower
-backend, an optimizer with more to do, copies, communication, GEMMs that are no faster in FP8.
+Why it matters. fp8doctor reports this when it cannot explain most of the gap. The fixes it proposes
+cannot close it, and BF16 stays faster with all of them. The parts of the step show where the rest
+is: attention on a slower backend, an optimizer with more work, copies, communication, or matmuls
+that are no faster in FP8.
 
-What to do. Look at the trace of the step beside that of BF16, at the parts that are named here;
-and tell us: a case without a diagnosis is a check that is missing.
+Fix. Compare the step's trace with BF16's, at the parts that the finding names. Please report the
+case: an unexplained gap is a missing check.
 
-    fp8doctor model.py                        # before: the parts only
-    fp8doctor model.py --trace step.json.gz   # after: a trace of the step, and of BF16 beside it
+    fp8doctor model.py                       # before: only the parts
 
-Evidence: the parts add up to the measured difference of the two steps. On one H200, where torchao
-runs uncompiled at width 1024, the casts beyond what the GEMMs save account for 88 % of it.
+    fp8doctor model.py --trace step.json.gz  # after: a trace of the step, and one of BF16
+
+When to ignore it. If you stay in BF16.
+
+How it is detected, and limits. The trial profiles both steps. Explained are: fixes that were timed
+and gave time back, casts that the matmuls do not pay for, a GPU that waits for the host, and, if
+only BF16 is compiled, the norms and pointwise kernels that compilation fuses.
+
+References. The parts add up to the measured difference of the two steps. With torchao not compiled at
+width 1024 on one H200, casts beyond the matmuls' savings explain 88% of it.
 https://docs.pytorch.org/docs/stable/profiler.html
 """
 
@@ -43,8 +48,8 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 EXPLAINED = 0.8
-"""Share of the difference that has to be accounted for. The bar of the catalogue: what is left is within the
-spread between two profiles of the same kernels, 4 to 27 % on an H200."""
+"""Share of the difference that must be explained. The rest is within the spread between two profiles of the
+same kernels, 4 to 27% on an H200."""
 
 
 @check("STP006", "unexplained", area="step", severity="warning")
@@ -59,12 +64,12 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         or best is None
         or not (now.step_ms and bf16.step_ms and best.step_ms)
     ):
-        return NotApplicable(reason="the step as it is and BF16 were not both timed on a GPU")
+        return NotApplicable(reason="the trial did not time both your step and BF16 on a GPU")
     measured = measured_speed(facts)
     if measured is None or measured.status != "fp8_slower":
         return None
     if waits_for_time(facts.trial):
-        return NotApplicable(reason="no time was left for a change that may explain it")
+        return NotApplicable(reason="the trial had no time left for a fix that may explain it")
     gap, given_back = now.step_ms - bf16.step_ms, now.step_ms - best.step_ms
     if given_back >= EXPLAINED * gap:
         return None
@@ -80,12 +85,10 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
     explained = given_back + casts + idle + fused
     if explained >= EXPLAINED * gap:
         return None
-    tried = (
-        f"Changes that were timed give {given_back:,.1f} ms back. With them, a" if best is not now else "A"
-    )
+    tried = f"The timed fixes give {given_back:,.1f} ms back. With them, a" if best is not now else "A"
     return Finding(
-        title=f"Known causes explain {percent(100 * explained / gap)} of the {gap:,.1f} ms that FP8 is slower"
-        f"{most_of_the_rest(found, gap - explained)}",
+        title=f"Known causes explain only {percent(100 * explained / gap)} of the {gap:,.1f} ms that FP8 is "
+        f"slower{most_of_the_rest(found, gap - explained)}",
         explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:,.1f} ms): {parts_in_words(found)}.",
         evidence={
             "difference_ms": gap,
@@ -100,15 +103,14 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="look-at-the-trace",
-            summary="look at the step's trace beside that of BF16",
+            summary="compare the step's trace with BF16's",
             code="fp8doctor model.py --trace step.json.gz",
         ),
     )
 
 
 def most_of_the_rest(found: Waterfall, unexplained_ms: float) -> str:
-    """Name the part that takes longer in FP8, other than casts and GEMMs, where it is half of what is not
-    explained."""
+    """Name the part, other than casts and matmuls, that is half of the unexplained time."""
     others = {part: ms for part, ms in found.parts_ms.items() if part not in ("casts", "GEMMs", IDLE, REST)}
     part, most_ms = max(others.items(), key=lambda each: each[1])
     more = f"; the rest is mostly {part}, +{most_ms:,.1f} ms"
@@ -116,8 +118,7 @@ def most_of_the_rest(found: Waterfall, unexplained_ms: float) -> str:
 
 
 def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> float:
-    """Compute what compiled BF16 saves by fusing norms and pointwise kernels that this uncompiled FP8 still
-    spends."""
+    """Compute what compiled BF16 saves by fusing norms and pointwise kernels, which this FP8 still spends."""
     eager = arm(facts.trial, ArmName.BF16)
     if eager is None or bf16 is eager or not (eager.step_ms and bf16.step_ms) or is_compiled(facts, fp8):
         return 0.0
@@ -125,9 +126,9 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
-    """Whether an FP8 layer is compiled in this arm.
+    """Whether an FP8 layer is compiled in this variant.
 
-    Regions that ran do not tell: Transformer Engine compiles functions of its own.
+    Compiled regions do not show it: Transformer Engine compiles its own functions.
     """
     treatments = fp8.treatments if recorded(fp8, "treatments") else ()
     as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
@@ -135,7 +136,7 @@ def is_compiled(facts: Facts, fp8: Arm) -> bool:
 
 
 def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
-    """FP8 that is slower by these parts: made up."""
+    """FP8 that is slower by these parts, with invented times."""
     bf16 = {"gemm_16bit": 40.0, "attention": 10.0}
     fp8 = {"gemm_fp8": 22.0, "cast": 18.0 + casts_ms, "attention": 10.0 + attention_ms}
     arms = tuple(

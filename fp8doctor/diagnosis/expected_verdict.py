@@ -93,7 +93,7 @@ def short_of_training(facts: Facts) -> str:
     if computing := sum(map(computes_forward_in_fp8, linears)):
         others = f"; in {stored - computing} more only the weights are in low precision"
         return (
-            f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 in the forward alone"
+            f"No FP8 training: {computing} of {len(linears)} Linears multiply in FP8 only in the forward"
             f"{others if stored > computing else ''}{f', and {ran}' if ran else ''}."
         )
     if in_fp8 and ran:

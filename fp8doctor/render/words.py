@@ -38,6 +38,7 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 PLAIN = {
     r"\b[Ee]ager float8\b": "uncompiled FP8",
     r"\b(runs?) eagerly\b": r"\1 uncompiled",
+    r"^FP8 casts cost\b": "Converting to FP8 costs",
     r"\bCasts cost\b": "Converting to FP8 costs",
     r"\bcasts cost\b": "converting to FP8 costs",
     r"\bCasts\b": "FP8 conversions",

@@ -43,7 +43,7 @@ def test_fp8_weights_that_multiply_in_the_forward_alone_are_told_so() -> None:
 
     model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), nn.Linear(128, 128))
     told = inspect_model(model, torch.ones(16, 128), trial=False).verdict
-    assert told.summary == "No FP8 training: 1 of 2 Linears multiply in FP8 in the forward alone."
+    assert told.summary == "No FP8 training: 1 of 2 Linears multiply in FP8 only in the forward."
 
 
 def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> None:
@@ -54,7 +54,7 @@ def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> Non
     quantize_(stored, Float8WeightOnlyConfig(set_inductor_config=False))
     model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), stored, nn.Linear(128, 128))
     report = inspect_model(model, torch.ones(16, 128), trial=False)
-    told = "1 of 3 Linears multiply in FP8 in the forward alone; in 1 more only the weights are in"
+    told = "1 of 3 Linears multiply in FP8 only in the forward; in 1 more only the weights are in"
     assert report.verdict.summary == f"No FP8 training: {told} low precision."
     assert next(each.title for each in report.findings if each.code == "MOD003") == f"{told} FP8"
 
@@ -93,11 +93,11 @@ def test_fp8_gemms_of_a_forward_in_fp8_are_no_layer_of_an_unknown_library(stack:
     told = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 28)).verdict
     assert (told.status, told.summary) == (
         "no_fp8",
-        "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone, and 28 FP8 GEMMs ran in a "
+        "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward, and 28 FP8 GEMMs ran in a "
         "step of the script.",
     )
     without = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 0)).verdict
-    assert without.summary == "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone."
+    assert without.summary == "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward."
 
 
 @pytest.mark.parametrize("stack", WEIGHTS_ONLY)
@@ -129,7 +129,7 @@ def test_a_trial_of_fp8_weights_does_not_say_that_nothing_is_in_fp8() -> None:
     for stored, begins in (
         (
             IN_THE_FORWARD["torchao"],
-            "No FP8 training: 169 of 169 Linears multiply in FP8 in the forward alone.",
+            "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward.",
         ),
         (
             WEIGHTS_ONLY["torchao"],

@@ -281,9 +281,8 @@ def test_a_file_that_compiles_under_another_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("sys.path", [*sys.path])
     finding = found(examine(load(f"{path}:model")))
     assert (
-        finding.title
-        == "torch.compile has no effect: compiled is a compiled wrapper, and the model beside it, which "
-        "was examined, stays uncompiled"
+        finding.title == "torch.compile has no effect: compiled is a compiled wrapper, but the model that "
+        "fp8doctor examined is not compiled"
     )
     assert compile_without_effect(examine(load(f"{path}:compiled"))) is None
 

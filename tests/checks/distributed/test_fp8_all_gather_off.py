@@ -31,7 +31,7 @@ def test_a_bf16_all_gather(eight: None, look: Look) -> None:
     finding = finding_of("DST001", facts)
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "FSDP2 gathers the weights of 4 of 4 FP8 Linears before they are cast to FP8"
+    assert finding.title == "FSDP2 gathers the weights of 4 of 4 FP8 Linears in BF16"
     assert (finding.evidence["shards"], finding.evidence["first"]) == (8, "0.0")
 
 
@@ -138,7 +138,7 @@ def test_accelerate_on_one_gpu() -> None:
     finding = finding_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "2 FP8 Linears are wrapped for FSDP2's all-gather, and nothing is sharded"
+    assert finding.title == "2 FP8 Linears are wrapped for FSDP2's all-gather, but nothing is sharded"
     assert finding.treatment is not None
     name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
     assert (

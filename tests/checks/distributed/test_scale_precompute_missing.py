@@ -29,7 +29,7 @@ def test_a_step_without_the_call(eight: None, look: Look) -> None:
     finding = finding_of("DST002", look(model, optimizer=optimizer))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "4 of 4 weights gathered in FP8 have no scale computed in advance"
+    assert finding.title == "4 of 4 weights gathered in FP8 have no precomputed scale"
 
 
 @needs_a_sharded_step

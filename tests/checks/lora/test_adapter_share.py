@@ -53,7 +53,7 @@ def test_time_counts_and_not_flops(lora: nn.Module, look: Look) -> None:
     assert finding.evidence["adapters_ms"] == pytest.approx(30.0)
     assert finding.evidence["fp8_ceiling"] == pytest.approx(150 / (30 + 120 / 2), rel=1e-3)
     assert finding.evidence["adapter_dtypes"] == ("float32",)
-    assert finding.title == "LoRA takes 30.0 of 120.0 ms a step, with 14 % of the GEMM FLOPs"
+    assert finding.title == "LoRA takes 30.0 of 120.0 ms/step, with 14 % of the matmul FLOPs"
     assert finding.treatment is not None
     assert finding.saving_ms is None
 
@@ -81,21 +81,21 @@ def test_no_time_is_claimed_within_the_spread(lora: nn.Module, look: Look) -> No
         )
     )
     assert isinstance(finding, Finding)
-    assert finding.title.startswith("LoRA takes no time that can be told")
+    assert finding.title.startswith("LoRA takes no time beyond the timing noise")
     assert finding.treatment is None
 
 
 @pytest.mark.parametrize(
     ("arms", "reason"),
     [
-        ((ran("as_is"),), "no step without them was timed"),
+        ((ran("as_is"),), "it timed no step without them"),
         (
             (ran("as_is"), failed("without_adapters", "the budget of 60 s was used up before it")),
             "the budget of 60 s was used up before it",
         ),
         (
             (failed("as_is", "it raises"), ran("without_adapters", base="as_is")),
-            "no step without them was timed",
+            "it timed no step without them",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_without_the_arm_no_time_is_said(
 ) -> None:
     finding = adapter_share(timed(look(lora, tokens=4096), *arms))
     assert isinstance(finding, Finding)
-    assert finding.explanation == f"What the adapters cost in time was not measured: {reason}."
+    assert finding.explanation == f"The trial did not measure what the adapters cost in time: {reason}."
     assert "time_share_pct" not in finding.evidence
     assert finding.treatment is None
 
@@ -148,4 +148,4 @@ def test_no_ceiling_where_bf16_with_such_adapters_was_not_timed(lora: nn.Module,
     assert isinstance(finding, Finding)
     assert finding.evidence["time_share_pct"] == pytest.approx(20.0)
     assert finding.evidence["fp8_ceiling"] is None
-    assert "x of BF16" not in finding.explanation
+    assert "x BF16" not in finding.explanation

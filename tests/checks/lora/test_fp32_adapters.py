@@ -104,7 +104,7 @@ def test_on_the_meta_device_the_dtype_is_not_decided(look: Look) -> None:
     finding = finding_of("LORA002", look(model))
     assert finding is not None
     assert finding.severity == "info"
-    assert "even where `autocast_adapter_dtype=False`" in finding.explanation
+    assert "even if you pass `autocast_adapter_dtype=False`" in finding.explanation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.memory.memory_ledger import STATES, ledger_of
+from fp8doctor.checks.memory.memory_ledger import STATES, memory_of
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
@@ -82,7 +82,7 @@ def test_the_ledger_is_what_an_h200_measured(patient: str) -> None:
     assert outcome_of("MEM005", facts).outcome == "not_applicable"
     now, bf16 = (next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "bf16"))
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    ledger = ledger_of(facts, fp8, STATES["AdamW"])
+    ledger = memory_of(facts, fp8, STATES["AdamW"])
     assert now.memory is not None
     for part in ("weights", "gradients", "optimizer"):
         assert getattr(ledger, part) == pytest.approx(getattr(now.memory, f"{part}_gib"), rel=1e-3)
@@ -97,4 +97,4 @@ def test_inputs_of_experts_whose_rows_nobody_counted_are_not_called_none(look: L
     finding = told(replace(facts, network=replace(facts.network, linears=linears)))
     assert finding.evidence["linear_inputs_gib"] is None
     assert "0.0 GiB" not in finding.explanation
-    assert "nobody counted their rows" in finding.explanation
+    assert "their rows were not counted" in finding.explanation

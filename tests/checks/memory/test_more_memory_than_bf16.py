@@ -51,7 +51,7 @@ def test_frozen_layers_keep_their_inputs(look: Look) -> None:
         0.0,
         pytest.approx(3.0),
     )
-    assert "2 frozen layers of torchao keep their input" in finding.explanation
+    assert "2 frozen torchao layers keep their input" in finding.explanation
 
 
 def test_torchao_keeps_the_input_of_a_frozen_layer_and_bf16_does_not() -> None:
@@ -121,8 +121,7 @@ def test_the_evidence_says_where_the_extra_is(look: Look) -> None:
     assert sum(extra.values()) == pytest.approx(finding.evidence["extra_gib"])
     assert (finding.evidence["as_is_fp8_copies_gib"], finding.evidence["bf16_fp8_copies_gib"]) == (1.5, 0.0)
     assert (
-        "The difference: +2.7 GiB activations and temporaries, +1.5 GiB FP8 copies kept "
-        "beside them, "
+        "The difference: +2.7 GiB activations and temporaries, +1.5 GiB FP8 copies of weights, "
         "-0.2 GiB gradients." in finding.explanation
     )
 
@@ -138,7 +137,7 @@ def test_without_the_parts_it_says_what_it_said(look: Look, memory: None) -> Non
     )
     assert isinstance(finding, Finding)
     assert not set(EXTRA) & set(finding.evidence)
-    assert "0.0 GiB of it are weights, buffers and optimizer state" in finding.explanation
+    assert "0.0 GiB are weights, buffers and optimizer state" in finding.explanation
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class ByHand(Own):
 def test_eager_attention_of_a_class_that_has_sdpa(look: Look) -> None:
     model = llama(attn_implementation="eager")
     finding = found(look(model))
-    assert finding.title == "Attention is eager in LlamaForCausalLM"
+    assert finding.title == "Eager attention runs in LlamaForCausalLM instead of torch's fused kernels"
     assert finding.evidence["eager"] == ("the model",)
     assert finding.treatment is not None
     assert finding.treatment.name == "attention-sdpa"
@@ -95,7 +95,7 @@ def test_the_module_that_has_the_configuration_is_named(look: Look) -> None:
     model.set_attn_implementation({"text_config": "eager"})
     finding = found(look(model))
     assert (finding.title, finding.evidence["eager"]) == (
-        "Attention is eager in LlamaModel",
+        "Eager attention runs in LlamaModel instead of torch's fused kernels",
         ("model.language_model",),
     )
     assert finding.treatment is not None
@@ -126,7 +126,7 @@ def gemma2(**settings: Any) -> nn.Module:
     ids=["capped logits", "no other", "attentions are wanted"],
 )
 def test_eager_attention_that_is_needed(look: Look, build: Callable[[], nn.Module], expected: str) -> None:
-    assert reason(look(build())) == f"attention is eager, and has to be: {expected}"
+    assert reason(look(build())) == f"attention must be eager here: {expected}"
 
 
 def test_capped_logits_of_a_class_that_says_it_has_sdpa(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_torchs_attention_is_healthy_unless_only_math_is_left(
         assert slow_attention_backend(look(model())) is None, "a fused one is left"
     with sdpa_kernel([SDPBackend.MATH]):
         finding = found(look(model()))
-        assert finding.explanation == "What is left to scaled_dot_product_attention is math."
+        assert finding.explanation == "scaled_dot_product_attention can still use: math."
         assert finding.treatment is not None
         exec(finding.treatment.code, {"torch": torch})
         assert slow_attention_backend(look(model())) is None
@@ -163,7 +163,7 @@ def test_looking_at_the_backends_changes_none() -> None:
 def test_only_math_does_not_matter_to_what_never_asks(look: Look) -> None:
     with sdpa_kernel([SDPBackend.MATH]):
         assert reason(look(nn.Sequential(nn.Linear(32, 32)))).startswith(
-            "nothing tells how attention is computed"
+            "no configuration says how attention is computed"
         )
 
 
@@ -208,7 +208,7 @@ def test_kernels_of_a_step_show_what_no_configuration_tells(
     look: Look, softmax: tuple[str, str | None, float]
 ) -> None:
     finding = found(timed(look(ByHand()), profiled(BMM, softmax, LOSS)))
-    assert finding.title == "Attention runs as batched GEMMs and a softmax: 16 % of the GPU's time"
+    assert finding.title == "Attention without a fused kernel takes 16 % of the GPU's time"
     assert (finding.evidence["softmax_ms"], finding.evidence["batched_gemm_ms"]) == (0.6, 1.0)
     assert finding.treatment is not None
     x = torch.ones(1, 8, 64)
@@ -251,12 +251,11 @@ def test_kernels_that_prove_nothing(look: Look, arm: Arm) -> None:
 def test_profiled_kernels_are_evidence_for_the_configuration_too(look: Look) -> None:
     finding = found(timed(look(llama(attn_implementation="eager")), profiled(BMM, EAGER)))
     assert finding.explanation.endswith(
-        "Profiled, its softmax, batched GEMMs and what stands between them take at least "
-        "1.6 ms, 16 % "
-        "of the GPU's time."
+        "In the profiled step, its softmax, batched matmuls and the kernels between them take at least "
+        "1.6 ms, 16 % of the GPU's time."
     )
     assert finding.evidence["share_pct"] == pytest.approx(16.0)
-    assert "has to be" in reason(timed(look(gemma2()), profiled(BMM, EAGER)))
+    assert "must be eager" in reason(timed(look(gemma2()), profiled(BMM, EAGER)))
 
 
 def test_kernels_of_a_cpu_tell_nothing_of_a_gpu(look: Look) -> None:
@@ -264,7 +263,7 @@ def test_kernels_of_a_cpu_tell_nothing_of_a_gpu(look: Look) -> None:
     facts = timed(look(llama()), profiled(BMM, EAGER), device="cpu")
     assert slow_attention_backend(facts) is None
     eager = timed(look(llama(attn_implementation="eager")), profiled(BMM, EAGER), device="cpu")
-    assert "Profiled" not in found(eager).explanation
+    assert "profiled step" not in found(eager).explanation
 
 
 def test_a_step_that_waits_for_its_host_does_not_hide_it(look: Look) -> None:
@@ -307,9 +306,9 @@ def test_torchs_attention_that_falls_back_beside_one_that_is_fused(
     look: Look, version: str, name: str
 ) -> None:
     finding = found(timed(t5(look, version), profiled(*MATH)))
-    assert finding.title == "Attention runs as batched GEMMs and a softmax: 18 % of the GPU's time"
+    assert finding.title == "Attention without a fused kernel takes 18 % of the GPU's time"
     assert (
-        "take at least 1.8 ms, 18 % of the GPU's time. Other calls run a fused kernel." in finding.explanation
+        "take at least 1.8 ms, 18 % of the GPU's time. Other calls use a fused kernel." in finding.explanation
     )
     assert finding.evidence["between_ms"] == pytest.approx(0.3)
     assert finding.treatment is not None
@@ -432,6 +431,9 @@ def test_attention_that_is_taken_when_the_model_is_built(look: Look) -> None:
             attn_implementation="eager",
         )
     )
-    assert found(look(model)).title == "Attention is eager in FalconForCausalLM"
+    assert (
+        found(look(model)).title
+        == "Eager attention runs in FalconForCausalLM instead of torch's fused kernels"
+    )
     with pytest.raises(NotTried, match="FalconForCausalLM takes its attention when it is built"):
         function_of("attention-sdpa")(Variant(model, None), TreatmentContext(look(model), "attention-sdpa"))

@@ -216,7 +216,7 @@ def test_what_the_casts_clipped_is_said() -> None:
     odd = msgspec.structs.replace(layer("c", 3.0), saturated_pct=22.0)
     finding = low_precision_layer(with_layers(layer("a"), layer("b"), odd))
     assert isinstance(finding, Finding)
-    assert "22 % of its elements were clipped" in finding.explanation
+    assert "22% of its elements were clipped" in finding.explanation
 
 
 def test_without_a_measured_layer_there_is_no_answer() -> None:

@@ -60,7 +60,7 @@ def test_untrained_weights_are_looked_at_too() -> None:
     assert "trial.numerics" in facts.trial.gaps
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
-    assert "is not known" in finding.explanation
+    assert "is unknown" in finding.explanation
     assert finding.treatment is None
 
 
@@ -76,9 +76,7 @@ def test_the_prescription_is_looked_at_too() -> None:
     )
     finding = non_finite(with_arms(HEALTHY, *arms))
     assert isinstance(finding, Finding)
-    assert (
-        finding.title == "NaN or infinity in gradients in the prescribed FP8 step, not in the step as it is"
-    )
+    assert finding.title == "NaN or infinity in gradients in the fixed FP8 step, not in the step as it is"
     assert "it comes from compiled code, or builds up" in finding.explanation
 
 
@@ -116,10 +114,7 @@ def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
-    assert (
-        finding.title
-        == "1 FP8 layer gives NaN or infinity when it runs alone, eagerly; the steps that ran were finite"
-    )
+    assert finding.title == "1 FP8 layer gives NaN or infinity alone, not compiled; all steps were finite"
     assert "down gives it." in finding.explanation
     assert "BF16" in finding.explanation
 

@@ -47,7 +47,7 @@ def test_e5m2_in_the_forward(config: Any, look: Look) -> None:
     finding = finding_of("NUM003", look(float8(config)))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == "A setting that is known to harm the training: E5M2 in the forward"
+    assert finding.title == "A setting is known to harm training: E5M2 in the forward"
     assert "2 layers (0, ...)" in finding.explanation
     assert finding.treatment is not None
     names: dict[str, Any] = {"model": nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))}

@@ -63,8 +63,8 @@ def test_experts_of_few_rows_are_told() -> None:
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
     assert finding.evidence["rows_of_each"] == 256
-    assert finding.title.endswith("(modelled)")
-    assert finding.explanation.startswith("Modelled on B200")
+    assert finding.title.endswith("(estimated)")
+    assert finding.explanation.startswith("Estimated for B200")
 
 
 @pytest.mark.parametrize(

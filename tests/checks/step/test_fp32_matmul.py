@@ -22,7 +22,7 @@ def test_a_head_in_fp32_is_named(sick: Facts) -> None:
     assert isinstance(finding, Finding)
     assert finding.evidence["gemm_fp32_ms"] == pytest.approx(families_of(sick)["gemm_fp32"])
     assert (finding.evidence["modules"], finding.evidence["fp32_linears"]) == (("head",), 1)
-    assert "Launched by model.head (" in finding.explanation
+    assert "The launching modules: model.head (" in finding.explanation
     assert finding.treatment is not None
     assert finding.treatment.name == "autocast-bf16"
 
@@ -35,7 +35,7 @@ def test_a_head_in_bf16_is_healthy(treated: Facts) -> None:
 def test_compiled_regions_name_no_module_but_the_weights_are_known(sick: Facts) -> None:
     finding = fp32_matmul(with_arms(sick, replaced(sick.trial.arms[0], modules=())))
     assert isinstance(finding, Finding)
-    assert finding.explanation.endswith("1 Linear has fp32 weights, the first is model.head.")
+    assert finding.explanation.endswith("1 Linear has fp32 weights; the first is model.head.")
     assert finding.evidence["modules"] == ("head",)
 
 
@@ -48,7 +48,7 @@ def test_a_product_that_upcasts_under_autocast(sick: Facts) -> None:
     finding = fp32_matmul(with_arms(facts, replaced(facts.trial.arms[0], modules=())))
     assert isinstance(finding, Finding)
     assert finding.explanation.endswith(
-        "No Linear has fp32 weights: the operands are cast up before the product."
+        "No Linear has fp32 weights: the operands are converted to fp32 before the product."
     )
     assert finding.treatment is not None
     assert finding.treatment.name == "product-in-bf16"

@@ -31,7 +31,7 @@ def test_compiled_fp8_on_an_h200_pays() -> None:
     assert finding.evidence["speedup"] == report.verdict.speedup
     assert report.verdict.status == "fp8_faster"
     ratio = times(report.verdict.bf16_step_ms, report.verdict.step_ms)
-    assert finding.title == f"FP8 pays: {ratio} of the best BF16"
+    assert finding.title == f"FP8 pays off: {ratio} of the best BF16"
 
 
 @pytest.mark.parametrize("recording", ["decoder_468m", "te_without_autocast"])
@@ -56,7 +56,7 @@ def test_what_could_not_be_timed_is_not_called_healthy() -> None:
     outcome = outcome_of(diagnose(timed(DECODER_468M, failed, BF16)))
     assert (outcome.outcome, outcome.reason) == (
         "not_applicable",
-        "the step and the best BF16 were not both timed",
+        "the trial did not time both your step and the best BF16",
     )
 
 
@@ -72,7 +72,7 @@ def test_what_is_left_against_the_ceiling() -> None:
     assert finding.evidence["ceiling"] == pytest.approx(92.7 / 66.6)
     assert finding.evidence["left_ms"] == pytest.approx(88.3 - 66.6)
     assert finding.explanation.endswith(
-        "With every cast for free it would be about 1.39x (measured): 21.7 ms are left."
+        "Upper bound: about 1.39x, if every cast were free (measured); 21.7 ms are left to gain."
     )
 
 

@@ -38,9 +38,7 @@ def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(finding, Finding)
     assert finding.title == "The GPU is idle for 65 % of the step, waiting for the host"
     assert finding.explanation == (
-        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a "
-        "kernel that was "
-        "launched too late. "
+        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a late launch. "
         "A step launches 2,000 kernels of 7 µs on average. "
         "The best BF16 step launches 2,000 and is idle for 2.2 of 13.2 ms."
     )
@@ -57,15 +55,13 @@ def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) ->
     finding = host_bound(timed(facts, WAITING, bf16, still))
     assert isinstance(finding, Finding)
     assert finding.explanation.endswith(
-        " idle for 11.9 of 18.5 ms: the host sets the pace there too, which FP8 cannot change."
-        " With the changes that were timed it is idle for 25.8 of 34.5 ms still: more "
-        "tokens a step or "
-        "CUDA graphs are left."
+        " idle for 11.9 of 18.5 ms: the host limits it too, which FP8 cannot change. With the timed fixes it "
+        "is still idle for 25.8 of 34.5 ms; try more tokens per step or CUDA graphs."
     )
     recorded = msgspec.structs.replace(still, treatments=("cuda-graphs",))
     finding = host_bound(timed(facts, WAITING, bf16, recorded))
     assert isinstance(finding, Finding)
-    assert finding.explanation.endswith(" still: more tokens a step are left.")
+    assert finding.explanation.endswith("; try more tokens per step.")
     busy = replaced(bf16, host_wait_pct=20.0)
     mended = host_bound(
         timed(

@@ -61,10 +61,10 @@ def test_the_finding_names_the_step_and_the_numbers() -> None:
     )
     assert isinstance(finding, Finding)
     assert finding.title == (
-        "The host was disturbed while it set the pace: others used 94 % of the host's 16 cores, the "
+        "Other load slowed the host while it limited the step: others used 94 % of the host's 16 cores, the "
         "hypervisor took 5 % of them"
     )
-    assert finding.explanation.startswith("The BF16 step waits for the host, and was timed for 12 s")
+    assert finding.explanation.startswith("The BF16 step waits for the host. The trial timed it for 12 s")
     assert (finding.evidence["steal_pct"], finding.evidence["cores"]) == (5.0, 16)
     assert finding.treatment is not None
     assert finding.treatment.kind == "shell"

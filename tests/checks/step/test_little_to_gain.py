@@ -49,8 +49,8 @@ def test_a_real_step_whose_gemms_are_few(sick: Facts) -> None:
 def test_it_names_what_dominates() -> None:
     finding = little_to_gain(timed(DECODER_468M, FP8_EAGER, MOSTLY_ATTENTION, IN_FP8))
     assert isinstance(finding, Finding)
-    assert finding.title == "FP8 cannot give more than about 1.06x here: GEMMs are 13 % of the step"
-    assert finding.explanation.endswith("The largest part that FP8 leaves as it is: attention, 62.0 ms.")
+    assert finding.title == "FP8 cannot give more than about 1.06x here: matmuls are only 13 % of the step"
+    assert finding.explanation.endswith("The largest part that FP8 does not change: attention, 62.0 ms.")
 
 
 def test_staying_in_bf16_is_a_prescription_where_fp8_stays_slower() -> None:

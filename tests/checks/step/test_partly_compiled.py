@@ -62,7 +62,7 @@ def test_the_uncompiled_layer_is_blamed_for_its_casts(partly_compiled: Facts) ->
         )
     )
     assert isinstance(finding, Finding)
-    assert "Outside the compiled regions the most are in model.frames (" in finding.explanation
+    assert "Outside the compiled regions, most are in model.frames (" in finding.explanation
     assert finding.evidence["modules_with_most_casts"] == ("frames",)
     assert finding.treatment is not None
     assert finding.treatment.code == "model.frames.compile()"
@@ -71,5 +71,5 @@ def test_the_uncompiled_layer_is_blamed_for_its_casts(partly_compiled: Facts) ->
 def test_the_uncompiled_product_in_fp32_is_blamed(partly_compiled: Facts) -> None:
     finding = fp32_matmul(only(partly_compiled, "gemm_fp8", "gemm_fp32"))
     assert isinstance(finding, Finding)
-    assert "Launched by model.head (" in finding.explanation
+    assert "The launching modules: model.head (" in finding.explanation
     assert finding.evidence["modules"] == ("head",)

@@ -35,7 +35,7 @@ def test_a_real_step_that_is_slower_everywhere_but_in_its_casts(sick: Facts) -> 
     parts = dict(zip(finding.evidence["parts"], finding.evidence["parts_ms"], strict=True))  # type: ignore[arg-type]
     assert sum(parts.values()) == pytest.approx(finding.evidence["difference_ms"])
     assert parts["optimizer"] == pytest.approx(families["optimizer"] / 2)
-    assert re.fullmatch(r"Known causes explain 0 % of the [\d.]+ ms that FP8 is slower.*", finding.title)
+    assert re.fullmatch(r"Known causes explain only 0 % of the [\d.]+ ms that FP8 is slower.*", finding.title)
 
 
 def test_a_real_step_that_is_slower_by_its_casts_is_explained(sick: Facts) -> None:
@@ -48,7 +48,8 @@ def test_the_waterfall_is_shown() -> None:
     finding = next(each for each in report.findings if each.code == "STP006")
     assert finding.severity == "warning"
     assert finding.title == (
-        "Known causes explain 0 % of the 27.3 ms that FP8 is slower; the rest is mostly attention, +29.9 ms"
+        "Known causes explain only 0 % of the 27.3 ms that FP8 is slower; the rest is mostly attention, "
+        "+29.9 ms"
     )
     assert finding.explanation == (
         "Against the best BF16 (92.7 ms): attention +29.9, GEMMs −26.1, casts +20.0, idle "
@@ -90,7 +91,7 @@ def test_what_the_changes_gave_back_counts() -> None:
         pytest.approx(8.0),
     )
     assert finding.explanation.startswith(
-        "Changes that were timed give 8.0 ms back. With them, against the best BF16"
+        "The timed fixes give 8.0 ms back. With them, against the best BF16"
     )
 
 

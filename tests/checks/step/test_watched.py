@@ -59,7 +59,7 @@ def test_a_gpu_that_does_not_wait_for_launches(seen: dict[str, Any]) -> None:
 def test_casts_that_no_fp8_gemm_can_pay_for() -> None:
     finding = cast_bound(watched(gemm_fp8=10.0, cast=60.0, pointwise=28.0))
     assert isinstance(finding, Finding)
-    assert finding.title == ("Casts cost 60.0 ms a step, more than its FP8 GEMMs of 10.0 ms can save")
+    assert finding.title == "FP8 casts cost 60.0 ms per step, more than 10.0 ms of FP8 matmuls can save"
     assert finding.treatment is not None
     assert finding.treatment.name.startswith("compile")
     assert cast_bound(watched(gemm_fp8=40.0, cast=40.0, pointwise=18.0)) is None
@@ -72,7 +72,7 @@ def test_casts_that_no_fp8_gemm_can_pay_for() -> None:
 def test_gemms_in_fp32() -> None:
     finding = fp32_matmul(watched(gemm_fp8=40.0, gemm_fp32=30.0, pointwise=28.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "GEMMs in fp32 take 30.0 ms, 30 % of the step"
+    assert finding.title == "Matmuls in fp32 take 30.0 ms, 30 % of the step"
 
 
 def test_gemms_in_fp32_of_a_step_whose_autocast_nobody_saw() -> None:
