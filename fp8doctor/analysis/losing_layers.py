@@ -237,10 +237,8 @@ def in_step(saved: Interval | None) -> str:
     """Write what the whole step says, as a sentence to add; empty where it was not timed."""
     if saved is None:
         return ""
-    return (
-        f" The whole step was timed without them in FP8: that saves {saved.low:.2f} to "
-        f"{saved.high:.2f} ms.".replace(" -", " −")
-    )
+    low, high = (f"{ms:.2f}".replace("-", "−") for ms in (saved.low, saved.high))
+    return f" The whole step was timed without them in FP8: that saves {low} to {high} ms."
 
 
 def saving(of: Iterable[Gain]) -> Saving:

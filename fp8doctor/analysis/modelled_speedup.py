@@ -28,7 +28,7 @@ Source: tests/benchmarks/results/cost_model_h200.md; `tests.test_cost` counts th
 ERROR = (
     f"estimated speedups were off by {MEDIAN_ERROR:.0%} in the median and {WORST_ERROR:.0%} at worst "
     f"in {HELD_OUT_JOBS} jobs"
-).replace("%", " %")
+)
 """The one sentence on the error of the cost model: whatever speaks of it says this, or links to
 docs/trial.md."""
 

@@ -32,9 +32,6 @@ ALIKE: dict[str, str] = {
 }
 """BF16 with a change that helps it too -> the change in words."""
 
-NO_FP8 = "This model uses no FP8. "
-"""How the summary of a timed model without FP8 begins."""
-
 
 def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdict | None:
     """Give the verdict of a trial; None when nothing was timed.
@@ -47,7 +44,7 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     if view.as_is is None:
         return _without_as_is(facts.trial, view.bf16)
     if not view.uses_fp8:
-        return _without_fp8(view, view.as_is)
+        return without_fp8(view, view.as_is)
     measured = view.speed
     if measured is None:
         return _without_bf16(view, view.as_is, is_what_it_seems(findings))
@@ -144,10 +141,11 @@ def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
     return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
 
 
-def _without_fp8(view: TrialView, as_is: Arm) -> Verdict:
+def without_fp8(view: TrialView, as_is: Arm, finding: str = "This model uses no FP8.") -> Verdict:
+    """Return the verdict on a timed model without FP8; its summary begins with ``finding``."""
     return Verdict(
         status="no_fp8",
-        summary=f"{NO_FP8}{_offer(view)}{_most(view)}{_caveat(view.facts.trial)}",
+        summary=f"{finding} {_offer(view)}{_most(view)}{_caveat(view.facts.trial)}",
         basis="measured",
         achievable_speedup=view.achievable,
         step_ms=as_is.step_ms,

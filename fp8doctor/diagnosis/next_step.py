@@ -18,15 +18,13 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     if verdict.basis != "measured" and verify is not None and not _is_one_of_several(facts):
-        return Next(command=_timed(verify, facts), saving_ms=None, verify=verify)
+        return Next(command=_timed(facts) or verify, saving_ms=None, verify=verify)
     return None
 
 
-def _timed(command: str, facts: Facts) -> str:
-    """Make of a command one that times copies: that of the environment and that of a script do not."""
-    if facts.target.kind == "environment":
-        return "fp8doctor model.py"
-    return command.replace("fp8doctor run ", "fp8doctor run --stop ", 1)
+def _timed(facts: Facts) -> str | None:
+    """Write the command that times copies of this job; None for a live model."""
+    return "fp8doctor model.py" if facts.target.kind == "environment" else _again(facts, "--stop ")
 
 
 def _is_one_of_several(facts: Facts) -> bool:
@@ -34,7 +32,7 @@ def _is_one_of_several(facts: Facts) -> bool:
     return recorded(facts, "ranks.world_size") and facts.ranks.world_size > 1
 
 
-def _again(facts: Facts) -> str | None:
+def _again(facts: Facts, option: str = "") -> str | None:
     """Write the command that looks at the same job again, from its folder; None for a live model.
 
     A script's arguments are the user's data and no facts: a word stands for them.
@@ -49,4 +47,4 @@ def _again(facts: Facts) -> str | None:
     if kind != "script":
         return f"fp8doctor {name}"
     module = "-m " if recorded(facts, "target.module") and facts.target.module else ""
-    return f"fp8doctor run {module}{name} ARGS..."
+    return f"fp8doctor run {option}{module}{name} ARGS..."

@@ -24,11 +24,11 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import (
-    LEAVE_OUT_OWN_COMPILE,
-    as_best,
     describe,
+    fastest_bf16,
     keep_in_bf16,
     nothing_helps,
+    replaces_own_compile,
     stay_in_bf16,
 )
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -163,9 +163,6 @@ def as_timed(
                 saving_ms=view.saving(saved),
             )
         ]
-        gives_up = [
-            msgspec.structs.replace(step, treatment=as_best(step.treatment, view)) for step in gives_up
-        ]
     elif not view.on_gpu:
         mends = [step for step in others if broken.intersection(step.mends)]
         rest = [step for step in others if not gives_up or not _changes_fp8(step)]
@@ -173,34 +170,34 @@ def as_timed(
     elif view.prescribed is not None or any(map(_changes_fp8, others)):
         gives_up = []
     if gives_up:
-        others, gives_up[0] = _without_what_it_undoes(others, gives_up[0], broken)
+        bf16 = fastest_bf16(facts)
+        recompiles = bf16 is not None and replaces_own_compile(bf16, facts)
+        others, gives_up[0] = _without_what_it_undoes(others, gives_up[0], broken, recompiles)
     return (*others, *gives_up)
 
 
 def _without_what_it_undoes(
-    others: Sequence[Step], gives_up: Step, broken: frozenset[str]
+    others: Sequence[Step], gives_up: Step, broken: frozenset[str], recompiles: bool
 ) -> tuple[list[Step], Step]:
     """Drop the steps that giving FP8 up undoes: changes of FP8, and other ways to compile the step.
 
     The last step says how BF16 is compiled, and mends them all. What breaks the job stays.
     """
-    undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, gives_up)]
+    undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, recompiles)]
     mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
     return [step for step in others if step not in undone], msgspec.structs.replace(
         gives_up, mends=tuple(mends)
     )
 
 
-def _is_undone(step: Step, gives_up: Step) -> bool:
+def _is_undone(step: Step, recompiles: bool) -> bool:
     """Whether nothing of this step is left in BF16, compiled as the step that gives FP8 up says."""
     name = step.treatment.name
     if traits(name).family == COMPILATION:
         return True
     if traits(name).helps_bf16_too:
         return False
-    if LEAVE_OUT_OWN_COMPILE in gives_up.treatment.code and any(
-        check.area == COMPILATION for check in _mended(step)
-    ):
+    if recompiles and any(check.area == COMPILATION for check in _mended(step)):
         return True
     return _changes_fp8_alone(step) or traits(name).recipe is not None
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from msgspec.structs import replace
-
+from fp8doctor.analysis.arms import best_bf16, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -24,7 +23,7 @@ from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.mxfp8 import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
-from fp8doctor.analysis.outcome import all_fp8_loses
+from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -34,7 +33,6 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
@@ -49,22 +47,39 @@ MOST_LINES = 3
 
 
 def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
-    """Describe giving FP8 up, for this reason, or for what the trial tells."""
+    """Write how to train without FP8, in the fastest BF16 that was timed."""
+    bf16 = fastest_bf16(facts)
+    how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
+    lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
     return Treatment(
         name=STAY_IN_BF16,
-        summary=f"stay in BF16, compiled: {why or f'{nothing_helps(all_fp8_loses(facts))} here'}",
-        code=f"{without_fp8(facts)}\n{_compiled(facts)}",
+        summary=f"stay in BF16{how}: {why or f'{nothing_helps(all_fp8_loses(facts))} here'}",
+        code="\n".join([without_fp8(facts), *lines]),
     )
 
 
+BF16_FORMS = {
+    ArmName.BF16: "",
+    ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
+    ArmName.BF16_CUDA_GRAPHS: ", compiled with CUDA graphs",
+}
+"""Baseline -> how it is compiled, unless by torch.compile alone."""
+
+
 def nothing_helps(loses: bool) -> str:
-    """Say of all that was tried that it does not make FP8 pay, as far as the timing tells."""
+    """Say that no variant makes FP8 pay, as far as the timing tells."""
     return f"nothing that was tried makes FP8 {'as fast' if loses else 'faster for sure'}"
 
 
-def _compiled(facts: Facts) -> str:
-    """Compile BF16 in a form that nothing was timed for: the user's own, where all of the model is in it and
-    kernels come of it."""
+def fastest_bf16(facts: Facts) -> Arm | None:
+    """Find the fastest BF16 timed on a GPU, with CUDA graphs if they help it and the plan has them."""
+    bf16 = if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
+    alike = bf16_as_prescribed(facts) if bf16 else None
+    return alike if alike and alike.name == ArmName.BF16_CUDA_GRAPHS else bf16
+
+
+def _compile_untimed(facts: Facts) -> str:
+    """Return the line that compiles an untimed BF16: the user's own if it covers the whole model."""
     marks = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
     whole = any(mark.name == "" and recorded(mark, "compiles") and mark.compiles for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
@@ -74,33 +89,20 @@ def _compiled(facts: Facts) -> str:
     return "model = torch.compile(model)   # or block by block"
 
 
-def as_best(bf16: Treatment, view: TrialView) -> Treatment:
-    """To stay in BF16, in the lines that make the BF16 that was timed fastest."""
-    facts, best = view.facts, view.bf16
-    if best is None:
-        return bf16
-    alike = view.bf16_as_prescribed
-    if alike is not None and alike.name == ArmName.BF16_CUDA_GRAPHS:
-        return replace(
-            bf16,
-            summary=bf16.summary.replace(", compiled", ", compiled with CUDA graphs"),
-            code=f"{without_fp8(facts)}\n{cuda_graphs(facts).code}",
-        )
-    how = {ArmName.BF16: "", ArmName.BF16_AS_COMPILED: ", under your own torch.compile"}
-    return replace(
-        bf16,
-        summary=bf16.summary.replace(", compiled", how.get(ArmName(best.name), ", compiled")),
-        code="\n".join([without_fp8(facts), *compiled_as(best, facts)]),
+def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
+    """Whether this baseline beat the one compiled the user's way."""
+    return bf16.name not in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS) and any(
+        each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms
     )
 
 
 def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
-    """Write the lines that compile BF16 as this arm was; where the user's own form was to be timed too, they
-    say whether it stays."""
+    """Write the lines that compile BF16 as in this variant."""
     if bf16.name == ArmName.BF16_AS_COMPILED:
         return [KEEP_OWN_COMPILE]
-    compiles_otherwise = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    own = [LEAVE_OUT_OWN_COMPILE] if compiles_otherwise else []
+    if bf16.name == ArmName.BF16_CUDA_GRAPHS:
+        return [cuda_graphs(facts).code]
+    own = [LEAVE_OUT_OWN_COMPILE] if replaces_own_compile(bf16, facts) else []
     if bf16.name == ArmName.BF16:
         return own
     blocks = facts.network.blocks

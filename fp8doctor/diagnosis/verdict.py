@@ -11,7 +11,7 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8, short_of_training
-from fp8doctor.diagnosis.measured_verdict import NO_FP8, measured_verdict
+from fp8doctor.diagnosis.measured_verdict import measured_verdict, without_fp8
 from fp8doctor.facts import Unrecorded, if_recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Finding
@@ -41,8 +41,6 @@ def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:
         return expected
     if expected.status == "fp8_not_engaged" or named_after_fp8(facts.network.linears):
         told = expected.summary
-    if not told:
+    if not told or view.as_is is None:
         return measured
-    return msgspec.structs.replace(
-        measured, status=expected.status, summary=f"{told} {measured.summary.removeprefix(NO_FP8)}"
-    )
+    return msgspec.structs.replace(without_fp8(view, view.as_is, told), status=expected.status)
