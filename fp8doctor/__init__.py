@@ -1,7 +1,6 @@
-"""fp8doctor says why FP8 training is slower than BF16 on your GPU and your model, and what to change.
+"""Diagnose why FP8 training is slower than BF16 on your GPU and model.
 
-``from fp8doctor import inspect_model`` in a notebook or before an expensive run; ``fp8doctor model.py`` on
-the command line.
+Use ``from fp8doctor import inspect_model`` in Python, or ``fp8doctor model.py`` on the command line.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Report", "inspect_model", "load_report"]
 
 if not (Path(__file__).parent / "checks").is_dir():
-    # A bare checkout or an editable install: checks/ stands beside the package there, and ships inside it.
+    # In a checkout or an editable install, checks/ is next to the package; otherwise it ships inside it.
     __path__.append(str(Path(__file__).resolve().parents[1]))
 
 

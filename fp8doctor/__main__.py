@@ -1,4 +1,4 @@
-"""The entry point. Ctrl-C is one sentence from here on, while libraries are still imported too."""
+"""The entry point. Catches Ctrl-C from here on, also while libraries are imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def main() -> None:
         from fp8doctor.cli import main
 
         main()
-    except KeyboardInterrupt:  # click takes only those for one that arrive within a command
+    except KeyboardInterrupt:  # click only handles interrupts within a command
         end_at_the_next()
         if sys.stderr is not None:
             print("fp8doctor: interrupted", file=sys.stderr)
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def end_at_the_next() -> None:
-    """Let an interrupt end the process without a word of Python's: the interpreter ends, or one was told."""
+    """End the process quietly at the next interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,6 +1,6 @@
-"""Datasheets of AMD's GPUs: what they could do at best, and which FP8 they multiply.
+"""Datasheets of AMD GPUs: peak rates and FP8 formats.
 
-They bound a rate and model no costs: the efficiencies of the cost model were never seen on one.
+They bound a rate and model no costs: the cost model's efficiencies were never measured on an AMD GPU.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ class AmdSpec(Struct, frozen=True):
 
     name: str
     product: str
-    """What ``torch.cuda.get_device_name`` calls it: a regular expression."""
+    """Regular expression for ``torch.cuda.get_device_name``."""
     architecture: str
     bf16_tflops: float
     fp8_tflops: float
     formats: Literal["fnuz", "ocp"]
-    """Of the FP8 that the matrix cores multiply: ``float8_e4m3fnuz`` reaches 240, OCP's ``float8_e4m3fn``
-    448. torchao takes the right pair by itself (``Float8TypeConfig`` in 0.18)."""
+    """FP8 format: ``float8_e4m3fnuz`` (maximum 240) or ``float8_e4m3fn`` (OCP, 448).
+
+    torchao chooses the right one (``Float8TypeConfig`` in 0.18).
+    """
     source: str
 
 
@@ -56,7 +58,7 @@ AMD_GPUS = (
 
 
 def visible_amd(facts: Facts) -> AmdSpec | None:
-    """Find the datasheet of the first GPU of AMD's that this job sees; None where another GPU is assumed."""
+    """Find the datasheet of the first visible AMD GPU; None if another GPU is assumed."""
     if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
         return None
     gpus = facts.gpus if recorded(facts, "gpus") else ()

@@ -1,4 +1,4 @@
-"""`inspect_model`: the whole examination on a live model, in the caller's process, without touching it."""
+"""`inspect_model`: examine a live model in its process without changing it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from fp8doctor.stacks.torch_private import without_modes
 from fp8doctor.stages import Doing, Teller
 
 _IN_PROGRESS = threading.RLock()
-"""A trial takes the gradients away while it lasts: whoever inspects in another thread waits."""
+"""Lets one thread inspect at a time: a trial removes the gradients while it runs."""
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """The only inspection in this process, outside of the caller's dispatch modes, variables put back."""
+    """Hold the lock, suspend dispatch modes, and restore environment variables."""
     from fp8doctor.examine.environment import variables_put_back
 
     with _IN_PROGRESS, without_modes(), variables_put_back():
@@ -64,22 +64,22 @@ def inspect_model(
     ignore: str | Sequence[str] | None = None,
     progress: bool = True,
 ) -> Report:
-    """Say what keeps FP8 from being faster on this model. The model and the process stay as they are.
+    """Explain what keeps FP8 from being faster on this model.
 
-    ``model`` is a ``torch.nn.Module`` or a transformers Trainer. ``batch`` is a mapping (keyword arguments),
-    a tuple (positional arguments) or the one argument: a tensor, a dataclass, an object with tensors; a
-    ``training_step`` takes a list too. A Trainer brings one of its own data. ``optimizer`` is an
-    instance, or a callable that would build one; the latter is not called on your model. ``autocast`` is the
-    dtype the step runs under, ``accumulate`` the micro-batches of a step. ``trial`` times copies of the model
-    for about ``budget_s`` seconds (None: 90, and 120 for a model of 7B parameters or compiled as one graph)
-    on ``device`` (None: the current CUDA device, and without one nothing is timed; ``cpu`` works and says
-    nothing about a GPU). ``layers`` looks at a copy with so many blocks of every list of repeated blocks
-    instead, for a model that is too large or too slow to time: the report is about that smaller model, and
-    its name says so. Without it the trial cuts by itself where that pays, and predicts the step of the whole.
+    Leaves the model and the process unchanged. ``model`` is a ``torch.nn.Module`` or a transformers Trainer.
+    ``batch`` is a mapping (keyword arguments), a tuple (positional arguments) or the one argument: a tensor,
+    a dataclass, an object with tensors; a ``training_step`` also takes a list. A Trainer supplies its own
+    data. ``optimizer`` is an instance, or a callable that builds one, which fp8doctor does not call on your
+    model. ``autocast`` is the step's dtype, ``accumulate`` its number of micro-batches. ``trial`` times
+    copies of the model for about ``budget_s`` seconds (None: 90, or 120 for a model of 7B parameters or one
+    compiled as one graph) on ``device`` (None: the current CUDA device; without one nothing is timed; ``cpu``
+    works but says nothing about a GPU). ``layers`` examines a copy with this many blocks of every list of
+    repeated blocks, for a model that is too large or too slow to time: the report is about the smaller model,
+    and its name says so. Without it, the trial truncates deep models by itself and extrapolates.
     ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
-    While a trial runs, a terminal or a notebook shows what it does, unless ``progress`` is False.
+    During a trial, a terminal or notebook shows progress unless ``progress`` is False.
 
-    Raises TypeError or ValueError in a sentence for what does not fit.
+    Raises TypeError or ValueError with a one-sentence message for an invalid argument.
     """
     began = time.monotonic()
     _check_limits(budget_s, layers)
@@ -123,7 +123,7 @@ def _check_limits(budget_s: Any, layers: Any) -> None:
 def _job(
     model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
-    """Describe the training of a model. What a Trainer has planned fills in what was not given."""
+    """Describe the training of a model. A Trainer's plan supplies missing arguments."""
     trainer = model if is_trainer(model) else None
     plan = plan_of(model) if trainer is not None else None
     root = _checked_model(plan.model if plan else model)
@@ -164,7 +164,7 @@ def _job(
 
 @contextmanager
 def _telling(progress: bool) -> Iterator[Callable[[Doing], object]]:
-    """Give a function that says what is done to who watches a terminal or a notebook, and to nobody else."""
+    """Yield a progress callback; a no-op if the output is not interactive."""
     from fp8doctor.progress import progress_line, someone_watches
 
     if not (progress and someone_watches()):
@@ -183,8 +183,10 @@ def _timed(
     ignored: Sequence[str],
     tell: Callable[[Doing], object],
 ) -> Facts:
-    """The facts with the trial, where there is something to time the model on. It is ``within`` a budget that
-    began at a clock."""
+    """Add the trial to the facts if there is a device to time on.
+
+    ``within`` is a budget that began at a clock.
+    """
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
     from fp8doctor.trial.measure.device import choose_device
 
@@ -203,8 +205,10 @@ def _timed(
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:
-    """The job on a copy, over the very parameters, that keeps the first ``layers`` blocks of every list; its
-    name says so."""
+    """Truncate the job's model to ``layers`` blocks per list, and say so in its name.
+
+    The copy shares the model's parameters.
+    """
     from fp8doctor.trial.copies.depth import cleaned
     from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 
@@ -252,7 +256,7 @@ def _known_gpu(name: Any) -> str | None:
 
 
 def codes(argument: str, value: Any) -> tuple[str, ...]:
-    """Prefixes of codes, from a string with commas or a sequence of strings."""
+    """Split prefixes of codes: a string with commas, or a sequence of strings."""
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
         raise TypeError(
@@ -263,7 +267,7 @@ def codes(argument: str, value: Any) -> tuple[str, ...]:
 
 
 def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
-    """Record an optimizer that was given as a callable, which is not called: its class at most is known."""
+    """Record an optimizer that was given as a callable. It is not called."""
     if not recorded(facts, "training"):
         return facts
     name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED

@@ -1,4 +1,4 @@
-"""The areas of the checks, and how grave a finding may be."""
+"""The areas of the checks, and the severities of findings."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ AREAS = (
 
 
 def position(area: str) -> int:
-    """Where an area stands in a report; one that this version does not know stands last."""
+    """Find an area's position in a report; unknown areas come last."""
     return AREAS.index(area) if area in AREAS else len(AREAS)

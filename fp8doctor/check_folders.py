@@ -1,7 +1,6 @@
-"""Third-party checks, of folders and of installed packages: which files are run, and what becomes of one that
-fails.
+"""Third-party checks from folders and installed packages.
 
-What such a file prints goes to stderr: stdout belongs to the report.
+Whatever such a file prints goes to stderr: stdout belongs to the report.
 """
 
 from __future__ import annotations
@@ -18,20 +17,22 @@ from fp8doctor.errors import UserError
 from fp8doctor.wording import error_in_words, escaped
 
 MOST_FILES = 1000
-"""Python files in a folder and those right below it; where there are more, it was hardly meant. A convention
-of this tool."""
+"""Most Python files in a folder and its subfolders; more is probably a mistake.
+
+A convention of this tool.
+"""
 
 GROUP, OWN = "fp8doctor.checks", "fp8doctor.checks."
-"""The group of entry points by which packages offer checks; how the modules of our own begin."""
+"""Entry point group for packages that offer checks; prefix of our own modules."""
 
 PREFIX = "fp8doctor_checks_"
-"""Begins the names under which such files are imported."""
+"""Prefix of the module names for imported files."""
 
 
 def import_folder(folder: Path) -> None:
-    """Run the Python files of a folder and of the folders right below it, each once in a process.
+    """Run the Python files of a folder and its subfolders, each once per process.
 
-    Raises `UserError` for a folder that is none, holds too much, or has a file that cannot be imported.
+    Raises `UserError` if the folder does not exist or holds too many files, or if a file cannot be imported.
     """
     if not folder.is_dir():
         raise UserError(f"--checks {escaped(str(folder))}: no such folder")
@@ -42,10 +43,9 @@ def import_folder(folder: Path) -> None:
 
 
 def import_offered() -> None:
-    """Import the checks that installed packages offer by an entry point of `GROUP`: a module that registers
-    them.
+    """Import the checks that installed packages offer as an entry point of `GROUP`.
 
-    Raises `UserError` for one that cannot be imported.
+    Raises `UserError` if one cannot be imported.
     """
     if not offer_checks():
         return
@@ -66,13 +66,15 @@ def import_offered() -> None:
 
 
 def offer_checks() -> bool:
-    """Whether an installed package offers checks."""
+    """Check whether an installed package offers checks."""
     return any(map(_offers_checks, sys.path))
 
 
 def _offers_checks(folder: str) -> bool:
-    """Whether a package that is installed there has such an entry point, by its text: to import what reads
-    metadata takes longer than a start may."""
+    """Check whether a package installed in this folder has such an entry point.
+
+    Reads the text: importing a metadata reader takes too long at start-up.
+    """
     with suppress(OSError):
         for file in Path(folder or ".").glob("*.*-info/entry_points.txt"):
             if GROUP.encode() in file.read_bytes():
@@ -81,12 +83,12 @@ def _offers_checks(folder: str) -> bool:
 
 
 def output_of(function: Callable[..., Any]) -> AbstractContextManager[Any]:
-    """Where a check may print: a third party's on stderr."""
+    """Send a third-party check's output to stderr."""
     return nullcontext() if function.__module__.startswith(OWN) else redirect_stdout(sys.stderr)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Regular files, none of them hidden or private."""
+    """List regular files that are neither hidden nor private."""
     found = []
     for path in (*folder.glob("*.py"), *folder.glob("[!._]*/*.py")):
         if not path.name.startswith((".", "__")) and path.is_file():

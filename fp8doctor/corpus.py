@@ -1,4 +1,4 @@
-"""How often a check fired on public recipes, and how often rightly: counts that `tests/recipes` writes."""
+"""How often a check fired on public recipes: counts that `tests/recipes` writes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def counts() -> dict[str, Any]:
 
 
 def fired(code: str) -> str:
-    """Tell in a sentence how often a check raised a warning or an error on the corpus; empty for a check that
-    has none to raise, or is not of this package."""
+    """Write a sentence on how often a check raised a warning or error on the corpus.
+
+    Empty for a check that raises neither, or is not part of this package.
+    """
     of = counts()
     if code not in of["checks"]:
         return ""

@@ -1,4 +1,4 @@
-"""Files that fp8doctor writes."""
+"""Write files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fp8doctor.errors import UserError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or leave it as it was. Raises `UserError` naming the reason."""
+    """Write a file completely or leave it unchanged. Raises `UserError`."""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
+            path.write_text(text, encoding="utf-8")  # pipes and devices cannot be replaced
         else:
             _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
@@ -22,7 +22,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write beside the file, then rename: a process that is killed leaves no torn file."""
+    """Write a temporary file and rename it: a killed process leaves no partial file."""
     beside = path.with_name(f".fp8doctor-{os.urandom(8).hex()}")
     try:
         with open(beside, "x", encoding="utf-8") as file:
@@ -37,7 +37,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Whether two paths name one file, which need not exist yet."""
+    """Check whether two paths name one file, which need not exist yet."""
     try:
         return os.path.samefile(one, other)
     except OSError:

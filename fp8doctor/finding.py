@@ -1,4 +1,4 @@
-"""What a check may say: a finding with its evidence, its treatment and what that saves."""
+"""A check's answer: a finding with evidence, fix and saving; or not applicable."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from msgspec import field
 from msgspec.structs import force_setattr
 
 from fp8doctor.areas import Severity as Severity
+from fp8doctor.code_snippets import Kind, kind_of, with_imports
 from fp8doctor.facts.record import Prose, Record, Value
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.lines import Kind, kind_of, with_imports
 from fp8doctor.wording import escaped
 
 Basis = Literal["measured", "modelled", "rule"]
 
 Breaks = Literal["step_raises", "layers_do_not_learn"]
-"""What a disease does to a job besides its speed, the graver first; it decides the verdict."""
+"""Effect on a job besides its speed, most severe first; it decides the verdict."""
 
 
 class Saving(Record, frozen=True, kw_only=True):
-    """What a treatment saves of one step, in ms; negative when it costs. ``basis`` says how that is known."""
+    """Time that a fix saves per step, in ms; negative if it costs time.
+
+    ``basis`` says how that is known.
+    """
 
     low: float
     high: float
@@ -30,22 +33,22 @@ class Saving(Record, frozen=True, kw_only=True):
 
     @property
     def middle(self) -> float:
-        """Half-way between low and high, in ms."""
+        """Compute the midpoint of low and high, in ms."""
         return (self.low + self.high) / 2
 
 
 class Treatment(Record, frozen=True, kw_only=True):
-    """One change, in words and as the lines a user would write."""
+    """One change: a description, and the lines to write."""
 
     name: str
-    """Short and stable, such as ``compile-blocks``; two findings with the same name share one treatment."""
+    """Short and stable, such as ``compile-blocks``; equal names are one treatment."""
     summary: str
     code: str
-    """Python, shell or YAML lines; no source code of the user's. Python gets the imports that it needs."""
+    """Python (with its imports), shell or YAML lines; none of the user's source code."""
     layers: tuple[str, ...] = ()
-    """Names of the modules that it changes, as in the facts; empty when its name says it all."""
+    """Names of the changed modules, as in the facts; empty if the name is enough."""
     kind: Kind = "python"
-    """Of the lines: ``python`` runs in a training script as it stands, a ``sketch`` does not."""
+    """``python`` runs unchanged in a training script, a ``sketch`` does not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,42 +59,42 @@ class Treatment(Record, frozen=True, kw_only=True):
 
 
 class Finding(Record, frozen=True, kw_only=True):
-    """A disease that was found. The engine fills in what the check's registration already says."""
+    """An issue that a check found. The engine adds the check's registered properties."""
 
     title: str
     """One line with numbers, such as ``168 of 168 FP8 Linears are not compiled``."""
     explanation: str
-    """One to three sentences: what was seen, what it costs, how that is known."""
+    """One to three sentences: the observation, its cost, and the source of the number."""
     evidence: dict[str, Value | tuple[Value, ...]] = field(default_factory=dict)
-    """What proves it; a unit stands in the key (``_ms``, ``_gib``, ``_pct``)."""
+    """The proof. Keys end in a unit (``_ms``, ``_gib``, ``_pct``)."""
     saving_ms: Saving | None = None
     treatment: Treatment | None = None
     code: str = ""
     name: str = ""
     area: str = ""
     severity: Severity | None = None
-    """None takes the severity of the check."""
+    """None takes the check's severity."""
     caused_by: tuple[str, ...] = ()
-    """Codes of the other findings of the report that may explain this one away."""
+    """Codes of other findings of the report that may be the cause of this one."""
     breaks: Breaks = NOT_RECORDED
-    """What the job does not survive; only there where it has to be expected."""
+    """Effect on the job; set only if it must be expected."""
 
     def __repr__(self) -> str:
         return f"<{' '.join(filter(None, (self.code, self.severity, self.name)))}: {escaped(self.title)}>"
 
 
 class NotApplicable(Record, frozen=True, kw_only=True):
-    """A check's answer when its question does not arise, such as compile checks without any FP8 layer."""
+    """A check's answer if it does not apply: compile checks without FP8 layers."""
 
     reason: Prose
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """What became of one check."""
+    """The result of one check."""
 
     code: str
     outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
     reason: Prose | None = None
     missing: str = NOT_RECORDED
-    """Dotted path of the fact that an ``unknown`` check could not read; only there."""
+    """Path of the fact that an ``unknown`` check could not read; otherwise not set."""
     area: str = ""

@@ -1,4 +1,4 @@
-"""Work on the user's objects in a process that is forked for it: whatever it changes there stays there."""
+"""Run work on the user's objects in a forked process, to contain side effects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fp8doctor.wording import error_in_words
 _log = logging.getLogger("fp8doctor")
 
 CHUNK = 1 << 20
-"""Bytes that are read from the other process at a time."""
+"""Bytes per read from the other process."""
 
 LENGTH = 8
-"""Bytes that tell how long a message is."""
+"""Bytes of the length prefix of a message."""
 
 TOLD, RAISED = b"t", b"r"
-"""First byte of what the other process sends."""
+"""First byte of a message."""
 
 
 class NothingTold(Exception):
@@ -31,18 +31,18 @@ class NothingTold(Exception):
     def __init__(self, raised: str | None) -> None:
         super().__init__(raised)
         self.raised = raised
-        """What it raised, in words; None where it ended early or took too long."""
+        """The exception as text; None if the work ended early or took too long."""
 
 
 def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
-    """Return what ``work`` returns in a forked process within so many seconds.
+    """Return the bytes that ``work`` returns in a forked process within this time.
 
-    Raises `NothingTold`, and `OSError` where the system gives no process or no pipe.
+    Raises `NothingTold`, or `OSError` if the system provides no process or pipe.
     """
     listen, tell = os.pipe()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads beside a fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns about threads
             child = os.fork()
         if not child:
             _tell_and_end(work, tell, longest_s)
@@ -55,10 +55,13 @@ def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
         told = heard(listen, time.monotonic() + longest_s)
     finally:
         os.close(listen)
-        for end in (os.killpg, os.kill):  # what the work has started, and a child that leads no group yet
+        for end in (
+            os.killpg,
+            os.kill,
+        ):  # its children too; it may not lead a group yet
             with suppress(ProcessLookupError, PermissionError):
                 end(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # where the user has all children waited for
+        with suppress(ChildProcessError):  # the user may have waited for all children
             os.waitpid(child, 0)
     if told[:1] != TOLD:
         raise NothingTold(told[1:].decode() if told else None)
@@ -66,7 +69,7 @@ def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
 
 
 def heard(listen: int, until: float) -> bytes:
-    """Hear a message whole, or nothing; a process that the work has started may keep the other end open."""
+    """Read a complete message, or nothing; a child of the work may keep the pipe open."""
     message, ready = bytearray(), select.poll()
     ready.register(listen, select.POLLIN)
     while ready.poll(1e3 * max(0.0, until - time.monotonic())):
@@ -79,9 +82,9 @@ def heard(listen: int, until: float) -> bytes:
 
 
 def _tell_and_end(work: Callable[[], bytes], tell: int, longest_s: float) -> None:
-    """In the child: tell what the work returns or raises. Does not return.
+    """In the child: send what the work returns or raises. Does not return.
 
-    Its own alarm ends it where a lock hangs that another thread held, and nobody is left to end it.
+    Its own alarm ends the child if it hangs on a lock of another thread and the parent is gone.
     """
     try:
         os.setsid()

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST = 60
-"""Characters of a text to look up; a longer one is no term."""
+"""Longest text to look up, in characters; a longer one is not a term."""
 
 
 class Word(NamedTuple):
-    """A term, a setting or a name that people type, and what it means."""
+    """A term, a setting or a name that people type, with its meaning."""
 
     names: tuple[str, ...]
-    """The first is shown; the others are spellings and near relations."""
+    """The first is shown; the others are spellings and related terms."""
     says: str
     codes: tuple[str, ...] = ()
-    """Checks whose pages explain more, the nearest first."""
+    """Checks whose pages explain more, most relevant first."""
 
 
 @functools.cache
@@ -32,12 +32,12 @@ def words() -> tuple[Word, ...]:
 
 
 def look_up(text: str) -> tuple[str, Word] | None:
-    """Find a word, however it is capitalized, hyphenated or spaced; with its name in its own spelling."""
+    """Find a word regardless of capitals, hyphens and blanks; also return its name."""
     return _by_key().get(_key(text)) if len(text) <= LONGEST else None
 
 
 def within(text: str) -> tuple[str, Word] | None:
-    """Find the longest word in a phrase; a letter next to it makes it another word."""
+    """Find the longest word in a phrase, between characters that are not letters."""
     if len(text) > LONGEST:
         return None
     found = [
@@ -49,7 +49,7 @@ def within(text: str) -> tuple[str, Word] | None:
 
 
 def alike(text: str) -> list[str]:
-    """Name the words with nearly this spelling, the nearest first."""
+    """List the words with similar spelling, most similar first."""
     from difflib import get_close_matches
 
     known = _by_key()
@@ -62,5 +62,5 @@ def _by_key() -> dict[str, tuple[str, Word]]:
 
 
 def _key(text: str) -> str:
-    """Keep letters and digits, and the slash and the plus that tell two words apart."""
+    """Keep letters, digits, and the slash and plus that distinguish two words."""
     return re.sub(r"[^\w/+]|_", "", text.lower())

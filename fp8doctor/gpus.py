@@ -1,4 +1,4 @@
-"""Datasheets: what a GPU could do at best, and which GPU's costs are modelled."""
+"""Datasheets: peak rates, and the choice of the GPU whose costs are modelled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GpuSpec(NamedTuple):
 
     name: str
     product: str
-    """What NVML calls it, the vendor left out: a regular expression."""
+    """Regular expression for the NVML name without the vendor."""
     compute_capability: str
     bf16_tflops: float
     fp8_tflops: float | None
@@ -26,7 +26,7 @@ class GpuSpec(NamedTuple):
     multiprocessors: int
     source: str
     block_scaled_fp8_tflops: float | None = None
-    """Of FP8 with scales of its own for every 32 elements (MXFP8), where that is another rate."""
+    """For FP8 with one scale per 32 elements (MXFP8), if the rate differs."""
 
 
 GPUS = (
@@ -73,34 +73,38 @@ GPUS = (
         block_scaled_fp8_tflops=838.0,
     ),
 )
-"""Of each row one board: NVL, PCIe, laptop and other memory are boards of their own, and what has no row has
-no datasheet here. AMD's are in `fp8doctor.amd_gpus`.
+"""One row per board: NVL, PCIe, laptop and other memory sizes are separate.
+
+A GPU without a row has no datasheet here. AMD GPUs are in `fp8doctor.amd_gpus`.
 
 Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
 and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
-(``cudaDeviceProp.multiProcessorCount``); L4, L40 and L40S from their 7424 and 18176 CUDA cores, 128
-each.
+(``cudaDeviceProp.multiProcessorCount``); L4, L40 and L40S from their 7424 and 18176 CUDA cores, 128 each.
 
-Block-scaled FP8 on a GeForce of the Blackwell generation has the rate that the datasheet gives for FP16
-accumulation: the FP32 accumulation that halves plain FP8 does not halve it. Measured: 202 beside 102 TFLOP/s
-on an RTX 5060 Ti (flashinfer-ai/flashinfer#3628), and a product 1.55 times as fast on an RTX 5090
-(triton-lang/triton#11320).
+Block-scaled FP8 on a Blackwell GeForce has the datasheet's rate for FP16 accumulation: FP32 accumulation
+halves plain FP8, but not block-scaled FP8. Measured: 202 compared with 102 TFLOP/s on an RTX 5060 Ti
+(flashinfer-ai/flashinfer#3628), and a matmul 1.55x as fast on an RTX 5090 (triton-lang/triton#11320).
 """
 
 LONGEST_NAME = 40
-"""Characters of a name that near ones are looked for."""
+"""Longest name to suggest alternatives for, in characters."""
 
 DEFAULT_GPU = "H100"
-"""Modelled when there is no GPU and none is assumed."""
+"""Modelled if there is no GPU and none is assumed."""
 
 MEMORY_EFFICIENCY = 0.90
-"""Share of the bandwidth a copy reaches: 4.3 of 4.8 TB/s on one H200; torchao's roofline takes 0.92."""
+"""Share of the bandwidth that a copy reaches: 4.3 of 4.8 TB/s on one H200.
+
+torchao's roofline uses 0.92.
+"""
 
 
 @lru_cache(maxsize=256)
 def gpu_spec(name: str) -> GpuSpec:
-    """Find the datasheet of a GPU by its short name or a maker's, in any case. Raises `UserError` naming the
-    nearest and all known ones."""
+    """Find the datasheet of a GPU by its short or full name, in any case.
+
+    Raises `UserError` that names similar and all known GPUs.
+    """
     wanted = _bare(name.partition(",")[0])
     for spec in GPUS:
         if wanted in _names(spec) or _is_product_in_short(wanted, spec):
@@ -120,14 +124,16 @@ def gpu_spec(name: str) -> GpuSpec:
 
 
 def _names(spec: GpuSpec) -> tuple[str, ...]:
-    """Give the short names of a GPU: H100 and H10080GB, RTX4090 and 4090."""
+    """List the short names of a GPU: H100 and H10080GB, RTX4090 and 4090."""
     memory = ("", "80GB") if spec.name in ("A100", "H100") else ("",)
     return (*(spec.name + each for each in memory), spec.name.removeprefix("RTX"))
 
 
 def _bare(name: str) -> str:
-    """Write a GPU's name in capitals, without blanks, dashes, its vendor and the board that is meant anyway:
-    H100 for NVIDIA H100 SXM5."""
+    """Normalize a GPU's name: capitals, no blanks, dashes, vendor or default board.
+
+    H100 for NVIDIA H100 SXM5.
+    """
     bare = re.sub(r"[\W_]", "", name.upper())
     return re.sub(r"^NVIDIA|GEFORCE|(?<=[0-9])SXM[0-9]?(?=$|[0-9]{2}GB)", "", bare)
 
@@ -137,11 +143,11 @@ def _is_product_in_short(bare: str, spec: GpuSpec) -> bool:
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec | None:
-    """Choose the GPU whose costs are modelled: as assumed, else the first one visible that has a datasheet,
-    else H100 where none is visible at all.
+    """Choose the GPU whose costs are modelled.
 
-    None when the visible ones have no datasheet here: boards of one name differ by a factor, and another's
-    numbers are wrong. Raises `UserError` for an assumed one that is not known.
+    That is the assumed GPU, else the first visible one that has a datasheet, else (if none is visible) H100.
+    None if no visible GPU has a datasheet: boards of one name differ by a factor, so another board's numbers
+    would be wrong. Raises `UserError` for an assumed GPU that is not known.
     """
     from fp8doctor.facts import recorded
 
@@ -164,8 +170,10 @@ def _is_product(name: str, spec: GpuSpec) -> bool:
 
 
 def modelled_gpu_name(facts: Facts) -> str:
-    """Name the GPU whose costs are modelled, as it was given where that is not known; empty where nothing is
-    modelled."""
+    """Name the GPU whose costs are modelled.
+
+    As it was given if it is not known; empty if nothing is modelled.
+    """
     try:
         gpu = modelled_gpu(facts)
     except UserError:
@@ -174,5 +182,5 @@ def modelled_gpu_name(facts: Facts) -> str:
 
 
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
-    """Divide so many bytes by the bandwidth that the GPU's memory really reaches."""
+    """Divide bytes by the bandwidth that the GPU's memory reaches in practice."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)

@@ -1,7 +1,7 @@
-"""What stands at the head of every check: its code, name, area, severity and page.
+"""The head of every check: code, name, area, severity and page.
 
-They are read from the text of the files, because importing all of them takes longer than a list may. The
-registry says the same of them, and is asked where a check is not the package's own.
+Read from the text of the files because importing all of them is too slow for a list. If a check is not the
+package's own, the registry supplies the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fp8doctor.check_folders import offer_checks
 HEAD = re.compile(
     r'@check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
 )
-"""How a check registers itself."""
+"""A check's registration."""
 
 
 SECTIONS = (
@@ -33,24 +33,26 @@ SECTIONS = (
 
 
 class Heading(NamedTuple):
-    """A check, as it is listed and explained."""
+    """A check, as listed and explained."""
 
     code: str
     name: str
     area: str
     severity: str
     page: str
-    """The manual page: the docstring of the check's file."""
+    """The check's page: the docstring of its file."""
 
     @property
     def title(self) -> str:
-        """The first line of the page."""
+        """Return the first line of the page."""
         return self.page.partition("\n")[0]
 
 
 def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
-    """Give the checks that `fp8doctor.registry.discover` finds, in its order. Raises `UserError` as it
-    does."""
+    """List the checks that `fp8doctor.registry.discover` finds, in its order.
+
+    Raises the same `UserError`.
+    """
     own = None if folders or offer_checks() else _of_files(_files())
     if own is None:
         from fp8doctor.registry import discover
@@ -69,7 +71,7 @@ def _files() -> Iterator[Path]:
 
 
 def _of_files(files: Iterator[Path]) -> list[Heading] | None:
-    """Read the heads of files; None where one cannot be read so, and there is nothing to read."""
+    """Read the heads of files; None if there is no file or one cannot be read."""
     found = []
     for file in files:
         text = file.read_text("utf-8")

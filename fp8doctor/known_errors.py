@@ -7,35 +7,37 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8doctor.lines import with_imports
+from fp8doctor.code_snippets import with_imports
 
 LONGEST = 1_000_000
-"""Characters to search at the end of a text: what ended a program comes last."""
+"""Longest text to search, in characters from its end: a fatal error comes last."""
 
 CUTEDSL = {
     "apache-tvm-ffi": "apache-tvm-ffi",
     "nvidia-cutlass-dsl": "nvidia-cutlass-dsl==4.5.2 nvidia-cutlass-dsl-libs-base==4.5.2 "
     "nvidia-cutlass-dsl-libs-cu13==4.5.2",
 }
-"""Package that torchao's MXFP8 casts of experts need -> what to install for it. Source: METADATA of torchao
-0.18.0."""
+"""Package that torchao's MXFP8 casts of experts need -> package to install.
+
+Source: METADATA of torchao 0.18.0.
+"""
 
 
 class KnownError(NamedTuple):
     """A message that a library raises or logs in FP8 jobs."""
 
     says: str
-    """Its words, with ... for what changes."""
+    """The message, with ... for the variable parts."""
     pattern: str
-    """Regular expression for a text whose blanks and line ends are one blank each."""
+    """Regular expression for the text with all whitespace normalized to single blanks."""
     cause: str
     lines: str
-    """What to do, as the lines that a user would write."""
+    """The fix, as lines to write."""
     versions: str
     source: str
-    """File and version in which the text was read, or what raised it."""
+    """File and version that contain the text, or the cause of the message."""
     codes: tuple[str, ...] = ()
-    """Checks that find the cause before it is raised."""
+    """Checks that find the cause in advance."""
 
 
 def _read() -> tuple[KnownError, ...]:
@@ -50,14 +52,14 @@ KNOWN_ERRORS = _read()
 
 
 def recognise(text: str) -> tuple[KnownError, ...]:
-    """Find the known messages in a text, however its lines are wrapped, in their order there."""
+    """Find the known messages in a text, in order, however its lines are wrapped."""
     text = " ".join(text[-LONGEST:].split())
     found = [(match.start(), error) for error in KNOWN_ERRORS if (match := re.search(error.pattern, text))]
     return tuple(error for _, error in sorted(found, key=lambda each: each[0]))
 
 
 def in_a_sentence(text: str) -> str | None:
-    """Give the cause of the last known message in a text, and where to read more; None if none is known."""
+    """Explain the last known message in a text and name its page; None without one."""
     found = recognise(text)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""One line on stderr that says what is done, and for how long."""
+"""One line on stderr with the current activity and the elapsed time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from threading import Event, Thread
 from fp8doctor.stages import Course, Doing
 
 REFRESHED_S = 0.5
-"""Seconds between two looks of the clock."""
+"""Seconds between updates of the clock."""
 
 
 @contextmanager
 def progress_line(*, ascii: bool = False) -> Iterator[Callable[[Doing], None]]:
-    """Give a function that writes what is done over what was done before; the line goes away at the end."""
+    """Yield a function that overwrites the progress line; remove the line at the end."""
     from tqdm import tqdm
 
     class Line(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0  # tqdm's own thread would stay for ever
+        monitor_interval = 0  # otherwise tqdm's monitor thread stays
 
     course, dot = Course(), "-" if ascii else "·"
     with Line(bar_format="{desc}", leave=False, file=sys.stderr) as line:
@@ -47,7 +47,7 @@ def progress_line(*, ascii: bool = False) -> Iterator[Callable[[Doing], None]]:
 
 
 def someone_watches() -> bool:
-    """Whether stderr is a terminal, or the output of a notebook's cell."""
+    """Check whether stderr is a terminal or a notebook cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell" or (sys.stderr is not None and sys.stderr.isatty())

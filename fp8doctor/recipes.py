@@ -16,39 +16,41 @@ from fp8doctor.facts import Linear
 Version = tuple[int, ...]
 
 FIRST_WITH_FP8 = (8, 9)
-"""Ada. Source: ``_scaled_mm_allowed_device`` in torch. Accelerate falls back to fp16 below it, by itself:
-``check_cuda_fp8_capability`` in accelerate 1.15."""
+"""Ada. Source: ``_scaled_mm_allowed_device`` in torch.
+
+Below it, Accelerate falls back to fp16: ``check_cuda_fp8_capability`` in accelerate 1.15.
+"""
 
 
 class CastBytes(NamedTuple):
     """Effective bytes per element that a step's casts move. Counted in `fp8doctor.cost.cast_cost`."""
 
     activation: float
-    """Per element of input and of output gradient."""
+    """Per element of the input and the output gradient."""
     weight: float
 
 
 class Launch(NamedTuple):
-    """What an FP8 layer adds to the launches of a step, counted and measured."""
+    """Launches that an FP8 layer adds to a step, counted and measured."""
 
     kernels: int = 0
     host_ms: float = 0.0
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
-    """What is known of one recipe of one stack."""
+    """The known properties of one recipe of one stack."""
 
     stack: str
     name: str
-    """As `Linear.recipe` has it."""
+    """As in `Linear.recipe`."""
     words: str = ""
-    """What a user calls it; its name if empty."""
+    """Name for users; ``name`` if empty."""
     classes: tuple[str, ...] = ()
-    """Classes of the library that stand for it: of its layers, or of its configuration."""
+    """Classes of the library for it: layers or configurations."""
     config: str = ""
-    """Python that makes the configuration which asks for it."""
+    """Python that builds its configuration."""
     granularity: Literal["", "tensor", "row", "block"] = ""
-    """What has one scale; empty if it is not known."""
+    """Elements that share one scale; empty if unknown."""
     first: Version = FIRST_WITH_FP8
     """Lowest CUDA compute capability."""
     below: Version | None = None
@@ -56,31 +58,37 @@ class Recipe(Struct, frozen=True, kw_only=True):
     cuda: Version = (0,)
     """Lowest CUDA version."""
     amd: tuple[str, ...] | None = None
-    """Beginnings of the AMD architectures on which it runs; None if its stack decides."""
+    """Prefixes of supported AMD architectures; None if its stack decides."""
     multiple: int = 16
-    """Elements that must divide both sides of a weight. Source: torch ``_check_scaled_mm_sizes``; TE asks in
-    %16 and out %8 of a forward, and 16 of both for the backward."""
+    """Elements that must divide both sides of a weight.
+
+    Source: torch ``_check_scaled_mm_sizes``. TE requires 16 in and 8 out for a forward, and 16 for both in
+    the backward.
+    """
     mark: str = ""
-    """Part of the class names of layers and weights that are scaled so."""
+    """Part of the class names of layers and weights with this scaling."""
     pads_tokens: bool = False
     """No FP8 GEMM needs a multiple of tokens."""
     whole_blocks: bool = False
-    """It quantizes no other tokens than whole blocks, also if the weight is frozen."""
+    """It only quantizes whole blocks of tokens, even if the weight is frozen."""
     weight_gradient_in_16_bits: bool = False
     cast_bytes: CastBytes | None = None
-    """Of a compiled layer, or of a stack with kernels of its own; None if they were not measured."""
+    """For a compiled layer, or a stack with its own kernels; None if not measured."""
     frozen_cast_share: float = 1.0
     """Cast bytes of an activation in a frozen layer / in a trained one."""
     only_compiled: bool = False
-    """Its casts were measured in compiled layers only."""
+    """Its casts were measured only in compiled layers."""
     timed_alone: bool = False
     """The trial times its GEMMs and casts alone."""
     drops_bias: bool = False
-    """Its layers lose their bias without a word, so it takes none that has one."""
+    """Its layers drop their bias silently, so it excludes layers with a bias."""
     grouped_cast_bytes: float | None = None
-    """Effective bytes per element of input, weight and output gradient that the casts of experts move."""
+    """Effective bytes per element that casts of experts move.
+
+    For input, weight and output gradient.
+    """
     grouped_scales_ms: float = 0.0
-    """Time a row to put the scales of its groups in order."""
+    """Time per row to reorder the scales of its groups."""
     treatment: str = ""
     """Name of the treatment that changes to it."""
     converts: bool = False
@@ -378,28 +386,28 @@ once, as they lie: two reads of 2 bytes and a write of 1, one read less with del
 """
 
 UNKNOWN = Recipe(stack="", name="")
-"""A recipe of which nothing is known."""
+"""A recipe without known properties."""
 
 BY_TREATMENT = {each.treatment: each for each in RECIPES.values() if each.treatment}
 """Treatment -> the recipe that it changes to."""
 
 
 def stack_of(linear: Linear) -> Stack:
-    """Look up a layer's stack; one without any property if it is not in the table."""
+    """Look up a layer's stack; an empty one if it is not in the table."""
     return STACKS.get(linear.stack) or Stack(name=linear.stack)
 
 
 def recipe_of(linear: Linear) -> Recipe:
-    """Look up a layer's recipe; one without any property if it is not known.
+    """Look up a layer's recipe; an empty one if it is not known.
 
-    A layer in 16 bits that is asked about with a recipe has no stack to look in.
+    A 16-bit layer that is queried with a recipe has no stack to look in.
     """
     found = RECIPES.get((linear.stack, linear.recipe or ""))
     return found or (UNKNOWN if linear.stack in STACKS else named(linear.recipe))
 
 
 def scaled_like(linear: Linear) -> Recipe:
-    """Look up a layer's recipe, by the names of its class and of its weight's class if it keeps no record."""
+    """Look up a layer's recipe; without a record, by its class and its weight's class."""
     words = f"{linear.recipe or ''} {linear.kind.rpartition('.')[2]} {linear.weight_class or ''}".lower()
     marked = (each for each in of_stack(linear.stack) or of_stack("torchao") if each.mark)
     return next((each for each in marked if each.mark in words), recipe_of(linear))
@@ -407,7 +415,7 @@ def scaled_like(linear: Linear) -> Recipe:
 
 @cache
 def named(name: str | None) -> Recipe:
-    """Look up a recipe by its name alone; one whose casts were measured comes first."""
+    """Look up a recipe by its name alone; those with measured casts come first."""
     alike = [each for each in RECIPES.values() if each.name == name]
     return next((each for each in alike if each.cast_bytes), alike[0] if alike else UNKNOWN)
 
@@ -419,20 +427,20 @@ def of_stack(stack: str) -> tuple[Recipe, ...]:
 
 
 def by_class(stack: str) -> dict[str, str]:
-    """Map the classes that stand for a recipe of this stack to its name."""
+    """Map this stack's classes that name a recipe to the recipe's name."""
     return {kind: each.name for each in of_stack(stack) for kind in each.classes}
 
 
 def runs_on(recipe: Recipe, capability: Version) -> bool:
-    """Whether a GPU of this compute capability can run a recipe."""
+    """Check whether a GPU of this compute capability can run a recipe."""
     return capability >= recipe.first and (recipe.below is None or capability < recipe.below)
 
 
 def default_recipe(stack: Stack, capability: Version) -> str | None:
-    """Tell which recipe layers get on such a GPU that are given none."""
+    """Find the recipe that layers get by default on such a GPU."""
     return next((recipe for first, recipe in stack.defaults if capability >= first), None)
 
 
 def default_of(stack: str) -> Recipe:
-    """Return the recipe that a stack takes by itself: its first."""
+    """Return a stack's default recipe: its first."""
     return of_stack(stack)[0]

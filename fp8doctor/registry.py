@@ -1,4 +1,4 @@
-"""The catalogue: checks register themselves, are discovered, selected, and run apart from each other."""
+"""The catalog: checks register, are discovered and selected, and run in isolation."""
 
 from __future__ import annotations
 
@@ -28,29 +28,34 @@ CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One registered disease."""
+    """One registered check."""
 
     code: str
     name: str
     area: str
     severity: Severity
     explained_by: tuple[str, ...]
-    """Codes whose disease causes this one, and which are treated in its place where they are found."""
+    """Codes of checks that cause this issue; if found, they are treated instead."""
     function: CheckFunction
     changes_fp8: bool = False
-    """Its treatment changes how FP8 runs: before that nothing tells whether to give FP8 up."""
+    """The fix changes how FP8 runs: before that, nothing shows whether to give FP8 up."""
     invalidates_model: bool = False
-    """With its disease a model of the step is no model of what runs: compiled in name only, layers that stay
-    out of FP8 or cannot run in it, several GPUs. An uncompiled FP8 layer is what the model knows best."""
+    """The cost model does not apply to a job with this issue.
+
+    Examples: compiled in name only, layers that stay out of FP8 or cannot run in it, several GPUs. An
+    uncompiled FP8 layer is the model's best known case.
+    """
     stays_in_bf16: bool = False
-    """Its disease is left where no layer trains in FP8."""
+    """Turning FP8 off does not fix it."""
     about_shapes: bool = False
-    """It proposes to keep layers in BF16 for their shapes alone, which timing the shapes may refute."""
+    """It proposes BF16 for layers because of their shapes alone; timing may refute it."""
     may_raise: bool = False
-    """It can predict from the facts of a job that its step raises: while it is unknown, so is that. Not for a
-    check of the GPU, which is unknown wherever there is none."""
+    """It can predict from the facts that the step raises; unknown means unknown.
+
+    Not for a check of the GPU, which is unknown on any machine without one.
+    """
     background: bool = False
-    """It tells what holds of a healthy job too, and so comes after what other checks find."""
+    """It also describes healthy jobs, so its finding comes after the others."""
 
     @property
     def module(self) -> ModuleType:
@@ -58,12 +63,12 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def page(self) -> str:
-        """The manual page: the docstring of the check's file, harmless to print."""
+        """Return the check's page: the docstring of its file, safe to print."""
         return escaped(inspect.cleandoc(self.module.__doc__ or ""), keep="\n")
 
     @property
     def title(self) -> str:
-        """The first line of the page."""
+        """Return the first line of the page."""
         return self.page.partition("\n")[0]
 
 
@@ -84,7 +89,7 @@ def check(
     may_raise: bool = False,
     background: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a check. Raises ValueError at import when the code or name is malformed or already taken."""
+    """Register a check. Raises ValueError if the code or name is malformed or taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
         causes = tuple(explained_by)
@@ -114,7 +119,7 @@ def check(
 
 @functools.cache
 def _import_own() -> None:
-    """Import every check of the package, and of installed packages that offer some, once in a process."""
+    """Import all checks of this package and of installed packages, once per process."""
     package = importlib.import_module("fp8doctor.checks")
     for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
         importlib.import_module(module.name)
@@ -122,11 +127,10 @@ def _import_own() -> None:
 
 
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
-    """All checks of the package and of installed packages, and those in ``folders``, by code within the order
-    of `AREAS`.
+    """List all checks, including those in ``folders``, by area and code.
 
-    Raises `UserError` when a folder does not exist, or one of its files or an installed package's checks
-    cannot be imported; then none of its checks stays.
+    Raises `UserError` if a folder does not exist, or if a file or an installed package's checks cannot be
+    imported. None of its checks is kept in that case.
     """
     _import_own()
     known = dict(_checks)
@@ -143,9 +147,9 @@ def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
 def select(
     checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()
 ) -> tuple[Check, ...]:
-    """Checks whose code starts with one of ``selected`` (all when empty) and with none of ``ignored``.
+    """Keep checks whose code starts with one of ``selected`` and none of ``ignored``.
 
-    Raises `UserError` for a prefix that no check has.
+    An empty ``selected`` keeps all. Raises `UserError` for a prefix that no check has.
     """
     checks = tuple(checks)
     for prefix in (*selected, *ignored):
@@ -162,8 +166,11 @@ def select(
 
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Findings and outcomes of every check. One that reads a fact that was not recorded is ``unknown``; one
-    that raises anything else is ``crashed``, and costs no other."""
+    """Run every check and return its findings and outcomes.
+
+    A check that reads a fact that was not recorded is ``unknown``. A check that raises anything else is
+    ``crashed``; the others still run.
+    """
     checks = tuple(checks)
     causes, findings, outcomes = {}, [], []
     for each in checks:
@@ -185,7 +192,7 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
-    """What one check says: its finding with what the registration knows of it, else the outcome."""
+    """Run one check: return its finding with registered properties, or its outcome."""
     try:
         with output_of(check.function):
             answer = _well_formed(check.function(facts))
@@ -208,7 +215,7 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
 
 
 def _well_formed(answer: Any) -> Finding | NotApplicable | None:
-    """The answer of a check, when it can be shown and saved. Raises TypeError or `UnreadableDocument`."""
+    """Validate a check's answer. Raises TypeError or `UnreadableDocument`."""
     if answer is None:
         return None
     if not isinstance(answer, Finding | NotApplicable):
@@ -221,13 +228,13 @@ def _well_formed(answer: Any) -> Finding | NotApplicable | None:
 
 
 def why_missing(facts: Facts, path: str) -> str:
-    """Which fact a check could not read, and the reason if it is known."""
+    """Name the fact that a check could not read, with the reason if it is known."""
     reason = gap_of(facts, path)
     return f"{path}: {reason}" if reason else f"{path} was not recorded"
 
 
 def gap_of(facts: Facts, path: str) -> str | None:
-    """Why a fact was not recorded: the reason of what is around it, else of a part of it."""
+    """Find why a fact was not recorded: the reason of a parent, else of a part."""
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if recorded(facts, "trial.gaps"):
         gaps |= facts.trial.gaps

@@ -1,4 +1,4 @@
-"""The public face of a report: what `inspect_model` and `load_report` return."""
+"""The public report: the result of `inspect_model` and `load_report`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Prescription(tuple[Step, ...]):
-    """The plan: its steps in order, and a way to carry them out."""
+    """The plan: its steps in order, which can be applied to a model."""
 
     facts: Facts
 
@@ -31,11 +31,10 @@ class Prescription(tuple[Step, ...]):
         return plan
 
     def apply(self, model: Module) -> Any:
-        """Carry out on ``model`` what is a change of a model, by the functions that were timed; return it, or
-        what stands for it.
+        """Apply the steps that change a model, with the timed functions; return the model.
 
-        It is changed in place where that is possible. What is no change of a model (environment, optimizer,
-        batch, autocast) or does not apply is named in one warning.
+        Changes the model in place if possible. One warning names the steps that do not apply or do not change
+        a model (environment, optimizer, batch, autocast).
         """
         from fp8doctor.trial.treatments import carry_out
 
@@ -47,8 +46,7 @@ class Prescription(tuple[Step, ...]):
 
 
 class ReportFailed(Exception):
-    """Raised by `Report.raise_for`: findings at or above the severity asked for, or no FP8 where it is
-    required."""
+    """Raised by `Report.raise_for`: severe findings, or FP8 is required and missing."""
 
     def __init__(self, message: str, findings: tuple[Finding, ...]) -> None:
         super().__init__(message)
@@ -56,29 +54,28 @@ class ReportFailed(Exception):
 
 
 class Report(Document, frozen=True, kw_only=True):
-    """Everything fp8doctor has to say about one job: a `Document` that shows itself, is saved, and can be
-    carried out."""
+    """The results for one job: a `Document` that can be shown, saved and applied."""
 
     if TYPE_CHECKING:
         prescription: Prescription
 
     @classmethod
     def of(cls, document: Document) -> Report:
-        """The public face of a document."""
+        """Wrap a document."""
         fields = {name: getattr(document, name) for name in cls.__struct_fields__}
         return cls(**fields | {"prescription": Prescription(document.prescription, document.facts)})
 
     def save(self, path: str | Path) -> None:
-        """Write the report as JSON. Raises `UserError` when the file cannot be written."""
+        """Write the report as JSON. Raises `UserError` if the file cannot be written."""
         write_text(Path(path), self.to_json())
 
     def raise_for(
         self, severity: Severity | Literal["never"] = "error", *, require_fp8: bool = False
     ) -> None:
-        """Raise `ReportFailed` when something is at or above ``severity``; for a check before an expensive
-        run.
+        """Raise `ReportFailed` if a finding or the verdict is at or above ``severity``.
 
-        ``require_fp8`` also raises it when no layer of the model trains in FP8, or the report cannot tell.
+        Use it before an expensive run. ``require_fp8`` also raises if no layer of the model trains in FP8, or
+        if the report cannot tell.
         """
         if severity not in ("never", *SEVERITIES):
             raise ValueError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
@@ -93,10 +90,9 @@ class Report(Document, frozen=True, kw_only=True):
         raise ReportFailed(" ".join(filter(None, (f"FP8 is required. {why}" if why else "", found))), grave)
 
     def plot(self) -> Figure:
-        """Draw where the step goes and what its difference from BF16 is made of.
+        """Draw the parts of the step and of its difference from BF16.
 
-        Needs matplotlib. Raises `UserError` in a sentence without it, and
-        where nothing was timed.
+        Needs matplotlib. Raises `UserError` without it, or if nothing was timed.
         """
         from fp8doctor.render.plot import plot
 
@@ -106,7 +102,7 @@ class Report(Document, frozen=True, kw_only=True):
         return self._printed("report")
 
     def _printed(self, held_in: str) -> str:
-        """Write it as text, for whoever holds it in this variable."""
+        """Render as text for a reader who holds the report in this variable."""
         from fp8doctor.render.text import render
 
         return render(self, held_in=held_in)
@@ -139,6 +135,8 @@ def load_report(
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
 ) -> Report:
-    """The checks of this version over the facts of a saved report, with its time and tool kept. Raises
-    `UserError`."""
+    """Run this version's checks on the facts of a saved report.
+
+    Keeps the report's time and tool. Raises `UserError`.
+    """
     return Report.of(replay(path, assume_gpu=assume_gpu, select=select, ignore=ignore, checks=checks))

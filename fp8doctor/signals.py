@@ -1,4 +1,4 @@
-"""Signals that arrive where what their handlers raise would be lost, or be taken for ours."""
+"""Defer signals while an exception from a handler would be lost or misattributed."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NUMBERS = signal.valid_signals()
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """Call the handlers of signals when the block has ended, so that what they raise comes out of it.
+    """Call signal handlers after the block, so their exceptions propagate from it.
 
-    Only the main thread runs handlers. Signals without a handler in Python do what they always do. Of several
-    arrivals of one signal the handler is called once, as while C code runs.
+    Only the main thread runs handlers. Signals without a Python handler act immediately. Repeated arrivals of
+    one signal call its handler once, as during C code.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -42,7 +42,7 @@ def signals_deferred() -> Iterator[None]:
             number = min(arrived)
             try:
                 own[number](number, arrived.pop(number))
-            finally:  # the others are called where one raises, as Python does
+            finally:  # if one raises, the others still run, as in Python
                 call()
 
     try:
@@ -57,7 +57,7 @@ def signals_deferred() -> Iterator[None]:
             put_back()
         finally:
             try:
-                put_back()  # a handler that was back may have raised in the first
+                put_back()  # a restored handler may have raised in the first call
             finally:
                 deferring = False
                 call()

@@ -1,4 +1,4 @@
-"""The stages of an examination in a user's words, and how far it is."""
+"""The stages of an examination in users' words, and its progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Stage(StrEnum):
-    """What is done, one after the other."""
+    """A stage of the examination, in order."""
 
     LOADING = "loading the model"
     LOOKING = "looking at it"
@@ -17,69 +17,76 @@ class Stage(StrEnum):
     BUILDING = "building and compiling variants of its step"
     TIMING = "timing the variants in turn"
     PROFILING = "profiling the variants that are compared"
-    MORE = "asking more of what was timed"
+    MORE = "extra measurements"
 
     @property
     def number(self) -> int:
-        """Which of all stages it is, from 1."""
+        """Number the stage, from 1."""
         return tuple(Stage).index(self) + 1
 
 
 OF_TRIAL = tuple(Stage)[2:]
-"""The stages of a trial, which has a budget; those before it take as long as they take."""
+"""The stages of a trial, which has a budget; earlier stages have none."""
 
 BEFORE_TRIAL = len(Stage) - len(OF_TRIAL)
 
 BUDGET_S, LONG_BUDGET_S = 90.0, 120.0
-"""Seconds of a command that is given none; the latter for a model of `LARGE` parameters, and where one graph
-of several blocks is compiled: 12 blocks in FP8 compile for 46 s, in BF16 for 15 s (H100, torch 2.11). Before
-its trial a command took 19 to 30 s on eight jobs. Of nine recorded trials, after a load of 25 s, the default
-leaves out compiled BF16 or the variant with all fixes in one; 60 s would in all."""
+"""Default budgets in seconds; the second for large or one-graph-compiled models.
+
+Large: `LARGE` parameters. One graph of several blocks compiles slowly: 12 blocks in FP8 take 46 s, in BF16 15
+s (H100, torch 2.11). The stages before the trial took 19 to 30 s on eight jobs. With a load of 25 s before
+it, the default suffices for all of nine recorded trials but compiled BF16 or the variant with all fixes; 60 s
+would not suffice for any.
+"""
 
 LARGE = 6.5e9
-"""Parameters: what is called a 7B has 6.7 (Llama) to 7.6 billion (Qwen2.5). A Llama 8B, compiled by block,
-had no time for two of five variants in 60 s (H200, torch 2.11)."""
+"""Parameters of a "7B" model: 6.7 (Llama) to 7.6 billion (Qwen2.5).
+
+A Llama 8B, compiled by block, had no time for two of five variants in 60 s (H200, torch 2.11).
+"""
 
 ABOUT = 1.1
-"""Multiple of a time up to which it is about that time."""
+"""Tolerance: a time is "about" another up to this multiple."""
 
 
 @dataclass(frozen=True)
 class Doing:
-    """What is done now."""
+    """The current activity."""
 
     text: str
     """Completes "while ..."."""
     stage: int = 0
-    """The number of its stage; 0 for what is of none, and is told by itself."""
+    """The number of its stage; 0 for an activity outside the stages, always shown."""
     stages: int = 0
     left_s: float | None = None
-    """About how many seconds are left; None where nobody knows."""
+    """Estimated seconds left; None if unknown."""
 
 
 class Teller:
-    """Tells what a trial does, with its stage and what its budget leaves."""
+    """Reports a trial's activity, with its stage and remaining budget."""
 
     def __init__(self, tell: Callable[[Doing, str | None], object], end: float, *, before: int = 0) -> None:
-        """``tell`` takes what is done and the arm that it is done with, ``end`` is that of the budget
-        (``time.monotonic``), ``before`` counts the stages before the trial."""
+        """Take the callback, the budget's end, and the number of stages before the trial.
+
+        ``tell`` takes the activity and the variant; ``end`` is a ``time.monotonic``.
+        """
         self._tell, self._end, self._before = tell, end, before
         self._stage = OF_TRIAL[0]
 
     def begin(self, stage: Stage) -> None:
-        """Tell that a stage begins."""
+        """Report that a stage begins."""
         self._stage = stage
         self.say(stage.value, None)
 
     def say(self, text: str, arm: str | None) -> None:
-        """Tell what is done in the stage."""
+        """Report an activity of the current stage."""
         number = self._before + 1 + OF_TRIAL.index(self._stage)
         left_s = self._end - time.monotonic()
         self._tell(Doing(text, number, self._before + len(OF_TRIAL), left_s), arm)
 
 
 class Course:
-    """How far an examination is. The stage never goes back, also where a process begins again."""
+    """The progress of an examination. The stage never goes back, even after a restart."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -88,19 +95,19 @@ class Course:
         self._doing = Doing("starting")
 
     def take(self, doing: Doing) -> bool:
-        """Take what is done now; whether it begins a stage, or is of none."""
+        """Record an activity; return whether it begins a stage or is outside of them."""
         is_new = not doing.stage or doing.stage > self._stage
         self._doing, self._stage = doing, max(self._stage, doing.stage)
         self._ends = None if doing.left_s is None else time.monotonic() + doing.left_s
         return is_new
 
     def words(self) -> str:
-        """Say what is done, after the number of its stage."""
+        """Format the activity after its stage number."""
         doing = self._doing
         return f"{self._stage}/{doing.stages} {doing.text}" if doing.stages else doing.text
 
     def clock(self) -> str:
-        """Say how long it has taken, and how long it is about to take where there is a budget."""
+        """Format the elapsed time and, if there is a budget, the expected total."""
         now = time.monotonic()
         spent = f"{now - self._began:.0f} s"
         if self._ends is None:
@@ -110,11 +117,11 @@ class Course:
         return f"{spent}{between} about {about_s:.0f} s"
 
     def line(self) -> str:
-        """Say what begins, for a reader who sees no clock run."""
+        """Format the start of a stage for output without a clock."""
         return self.words() if self._ends is None else f"{self.words()} ({self.clock()})"
 
     def fitted(self, columns: int, dot: str = "·") -> str:
-        """Say both within so many columns; of what is done the end is left out first."""
+        """Fit both into this many columns; the end of the activity is cut first."""
         words, clock = self.words(), f" {dot} {self.clock()}"
         room = max(0, columns - len(clock))
         return (words if len(words) <= room else f"{words[: max(0, room - 3)]}...") + clock

@@ -1,4 +1,3 @@
-"""The version of fp8doctor, which setup.cfg reads too: to ask for an installed package's takes too long for a
-start."""
+"""The version. setup.cfg reads it here; querying installed metadata is too slow."""
 
 VERSION = "0.1.0"

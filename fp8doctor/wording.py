@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 MESSAGE_LENGTH = 300
-"""Characters of a user's exception that fit into a sentence; the detail carries more of it."""
+"""Characters of a user's exception that fit into a sentence; details hold more."""
 
 
 def error_in_words(error: BaseException) -> str:
-    """Put an exception into one line, scrubbed, and escaped for a terminal."""
+    """Format an exception in one line, scrubbed and escaped for a terminal."""
     text = " ".join(_message(error).split())
     text = text if len(text) <= MESSAGE_LENGTH else text[:MESSAGE_LENGTH] + " ..."
     return escaped(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
 def sentence(error: BaseException) -> str:
-    """Put the first line of an exception into words, scrubbed."""
+    """Return the first line of an exception, scrubbed."""
     return f"{type(error).__name__}: {_message(error).strip().partition(chr(10))[0][:MESSAGE_LENGTH]}"
 
 
@@ -31,7 +31,10 @@ def _message(error: BaseException) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Escape what could steer a terminal or break a line; `fp8doctor.render.terminal` replaces it."""
+    """Escape characters that could control a terminal or break a line.
+
+    `fp8doctor.render.terminal` replaces them.
+    """
     return "".join(
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text
@@ -39,7 +42,7 @@ def escaped(text: str, keep: str = "") -> str:
 
 
 def quoted(text: str) -> str:
-    """Put a message that quotes a file into one line, escaped, without its middle where that is long."""
+    """Quote a message from a file in one escaped line; a long one loses its middle."""
     text = " ".join(text.split())
     if len(text) > MESSAGE_LENGTH:
         text = f"{text[: MESSAGE_LENGTH // 2]} ... {text[-MESSAGE_LENGTH // 2 :]}"
@@ -54,18 +57,18 @@ def percent(share: float) -> str:
 
 
 def in_ms(ms: float | None) -> str:
-    """A time as every sentence tells it: 92.5 ms, 7,119.9 ms."""
+    """Format a time: 92.5 ms, 7,119.9 ms."""
     return "an unknown time" if ms is None else f"{ms:,.1f} ms"
 
 
 def quotient(one_ms: float | None, other_ms: float | None) -> float | None:
-    """Divide two times as `in_ms` shows them, so a reader who divides them finds it; None for 0.0."""
+    """Divide two times as `in_ms` shows them, so a reader can check; None for 0.0."""
     one, other = round(one_ms or 0.0, 1), round(other_ms or 0.0, 1)
     return one / other if one and other else None
 
 
 def times(one_ms: float | None, other_ms: float | None) -> str:
-    """Write the quotient of two times as they are shown."""
+    """Format the quotient of two times as shown."""
     found = quotient(one_ms, other_ms)
     return "unknown" if found is None else f"{found:.2f}x"
 
@@ -76,20 +79,20 @@ def in_times(ratio: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun: 1 block, 24 blocks."""
+    """Format a count with its noun: 1 block, 24 blocks."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 LONGEST_LABEL = 24
-"""Characters of a file's name that stands for the file in sentences."""
+"""Longest file name that labels a file in sentences, in characters."""
 
 
 def labels(first: str, second: str) -> tuple[str, str]:
-    """Name two files in sentences: by their names where those are short and differ, else by their places."""
+    """Label two files: by name if the names are short and differ, else by path."""
     short = first != second and max(len(first), len(second)) <= LONGEST_LABEL
     return (first, second) if short else ("the first", "the second")
 
 
 def capital(text: str) -> str:
-    """Begin a sentence with what may be a file's name, which stays as it is."""
+    """Capitalize a sentence unless its first word may be a file's name."""
     return f"T{text[1:]}" if text.startswith("the ") else text

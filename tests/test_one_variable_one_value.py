@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import (
@@ -22,7 +23,6 @@ from fp8doctor.facts import (
     Software,
     Training,
 )
-from fp8doctor.lines import settings
 from fp8doctor.render import text
 from tests.recordings import name_of
 

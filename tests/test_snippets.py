@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from fp8doctor import glossary
+from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import KNOWN_ERRORS
-from fp8doctor.lines import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.registry import discover, run
 from tests.recordings import name_of
 

@@ -21,11 +21,11 @@ from torch import nn
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.code_snippets import free_names
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
-from fp8doctor.lines import free_names
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.report import Report

@@ -21,6 +21,7 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
+from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import (
@@ -34,7 +35,6 @@ from fp8doctor.diagnosis.treatments import (
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.lines import settings
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""

@@ -20,9 +20,9 @@ from fp8doctor.checks.shapes.unaligned_dimensions import (
     padded_tokens,
     unaligned_dimensions,
 )
+from fp8doctor.code_snippets import with_imports
 from fp8doctor.facts import Facts, Linear, Workload
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.lines import with_imports
 
 Look = Callable[..., Facts]
 

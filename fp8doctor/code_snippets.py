@@ -1,4 +1,4 @@
-"""The lines of a treatment: whether they are Python that runs, and what they import."""
+"""Code snippets of treatments: their kind, and their imports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["python", "shell", "sketch"]
 
 OF_THE_SCRIPT = frozenset({"model", "torch", "optimizer", "batch", "tokenizer", "accelerator"})
-"""Names that a training script has by convention; Python lines may use them as they are."""
+"""Conventional names of a training script; snippets need not define them."""
 
 IMPORTS = {
     "torchao.float8": (
@@ -56,7 +56,7 @@ IMPORTS = {
     ),
     "fp8doctor": ("inspect_model",),
 }
-"""Module -> names that lines may use and that are imported from it."""
+"""Module -> names that snippets may use and that are imported from it."""
 
 MODULES = {
     "te": "import transformer_engine.pytorch as te",
@@ -77,15 +77,17 @@ COMMANDS = (
     "uv ",
     "top ",
 )
-"""How a line for a shell begins."""
+"""First words of shell commands."""
 
 SETS = re.compile(r"[A-Z][A-Z0-9_]*=")
-"""How a word begins that sets a variable for the command behind it."""
+"""A word that sets a variable for the shell command after it."""
 
 
 def with_imports(code: str) -> str:
-    """The lines with an import for every name that they use and do not have; unchanged where they are no
-    Python."""
+    """Add an import for every known name that is used but not defined.
+
+    Returns snippets that are not Python unchanged.
+    """
     python = _python(code)
     missing = python.free_names if python else frozenset()
     lines = [line for name, line in MODULES.items() if name in missing]
@@ -96,17 +98,17 @@ def with_imports(code: str) -> str:
 
 
 class Python(NamedTuple):
-    """What lines of Python tell of themselves."""
+    """Properties of a Python snippet."""
 
     free_names: frozenset[str]
-    """Names that they use before they have them."""
+    """Names that are used before they are defined."""
     is_whole: bool
-    """Whether the lines change something of the script, and have no ellipsis for what was left out."""
+    """Whether it changes something of the script and omits no code (ellipsis)."""
 
 
 @functools.lru_cache(maxsize=512)
 def _python(code: str) -> Python | None:
-    """Read the lines, once for all records that hold them; None where they are no Python."""
+    """Parse a snippet; None if it is not Python. Cached."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -117,7 +119,7 @@ def _python(code: str) -> Python | None:
 
 
 def binds_own_names(statement: ast.stmt) -> bool:
-    """Whether a statement does no more than give names to values, and no name of the script's."""
+    """Check whether a statement only assigns names that are not the script's."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         return True
     targets = (
@@ -131,7 +133,7 @@ def binds_own_names(statement: ast.stmt) -> bool:
 
 
 def settings(line: str) -> dict[str, str | None]:
-    """Read the variables that a line for a shell sets, and None for those that it unsets."""
+    """Read the variables that a shell line sets (value) or unsets (None)."""
     words = line.partition("#")[0].split()
     command, rest = (words[0], words[1:]) if words else ("", [])
     if command == "unset":
@@ -143,7 +145,7 @@ def settings(line: str) -> dict[str, str | None]:
 
 
 def kind_of(code: str) -> Kind:
-    """What the lines are: Python that runs in a training script, commands of a shell, or a sketch."""
+    """Classify a snippet: Python that runs in a training script, shell, or a sketch."""
     if all(line.startswith(COMMANDS) for line in code.splitlines()) and not all(
         line.startswith("#") for line in code.splitlines()
     ):
@@ -154,7 +156,7 @@ def kind_of(code: str) -> Kind:
 
 
 def free_names(tree: ast.Module) -> Iterator[str]:
-    """The names that the lines use before they have them."""
+    """Yield the names that are used before they are defined."""
     bound = set(dir(builtins))
     for statement in tree.body:
         targets: set[ast.AST] = (
