@@ -112,7 +112,9 @@ def gpu_spec(name: str) -> GpuSpec:
     from fp8doctor.amd_gpus import AMD_GPUS
 
     if amd := next((spec for spec in AMD_GPUS if spec.name == wanted.removeprefix("AMDINSTINCT")), None):
-        raise UserError(f"no costs are modelled on AMD's GPUs, such as {amd.name}: no GEMM was timed on one")
+        raise UserError(
+            f"fp8doctor has no estimates for AMD GPUs such as {amd.name}: no matmul was timed on one"
+        )
     from difflib import get_close_matches
 
     names = {each: spec.name for spec in GPUS for each in _names(spec)}

@@ -50,10 +50,10 @@ def quoted(text: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with a digit more where it is small: 86 %, 2.3 %, 0.04 %."""
+    """A share in per cent, with a digit more where it is small: 86%, 2.3%, 0.04%."""
     if 0 < share < 0.01:
-        return "< 0.01 %"
-    return f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
+        return "< 0.01%"
+    return f"{share:.0f}%" if share >= 10 else f"{share:.2g}%"
 
 
 def in_ms(ms: float | None) -> str:
@@ -74,8 +74,8 @@ def times(one_ms: float | None, other_ms: float | None) -> str:
 
 
 def in_times(ratio: float) -> str:
-    """Tell how many times slower or faster a step is: 1.15×, 5.1×."""
-    return f"{ratio:.1f}×" if ratio >= 2 else f"{ratio:.2f}×"
+    """Tell how many times slower or faster a step is: 1.15x, 5.1x."""
+    return f"{ratio:.1f}x" if ratio >= 2 else f"{ratio:.2f}x"
 
 
 def plural(count: int, noun: str) -> str:

@@ -79,7 +79,7 @@ def test_the_first_page_takes_some_of_them() -> None:
 
 
 def test_the_padded_vocabulary_took_what_is_said_of_it() -> None:
-    told = re.findall(r"(\S+) (BF16|FP8)\s(?:took )?([\d.]+)(?: ms a step)? and then ([\d.]+)", TEXT)
+    told = re.findall(r"(\S+) (BF16|FP8)\s(?:took )?([\d.]+)(?: ms/step)? and then ([\d.]+)", TEXT)
     assert {(f"{how} {what}", float(odd), float(padded)) for how, what, odd, padded in told} == {
         (name, *(round(times[width], 1) for width in (50257, 50304)))
         for name, times in step_ms_by_vocabulary().items()

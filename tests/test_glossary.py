@@ -14,6 +14,7 @@ from torchao.float8.config import Float8LinearRecipeName
 from transformers import TrainingArguments
 
 from fp8doctor import glossary, registry
+from fp8doctor.analysis.step_difference import PART_NAMES
 from fp8doctor.analysis.variant_words import variant
 from fp8doctor.areas import AREAS
 from fp8doctor.cli import main
@@ -21,7 +22,7 @@ from fp8doctor.cli.explain import named_by, speaking_of
 from fp8doctor.cost import GPUS, amdahl
 from fp8doctor.glossary import look_up
 from fp8doctor.known_errors import recognise
-from fp8doctor.render import front, ledger, timing, words
+from fp8doctor.render import detail_tables, screen, timing, words
 
 CATALOGUE = registry.discover()
 CODES = {check.code for check in CATALOGUE}
@@ -58,8 +59,8 @@ def test_every_word_is_short_and_leads_to_checks_that_exist() -> None:
 
 
 def test_every_word_of_the_tables_is_explained() -> None:
-    heads = (*timing.COLUMNS, "idle", "total", "GiB", "ms a step", "speed", front.NOISY, *ledger.HEADS)
-    parts = (*words.FAMILIES, *words.PARTS.values(), words.NOT_PROFILED)
+    heads = (*timing.COLUMNS, "idle", "total", "GiB", "ms/step", "speed", screen.NOISY, *detail_tables.HEADS)
+    parts = (*words.FAMILIES, *PART_NAMES.values(), words.NOT_PROFILED)
     labels = [variant(name, fp8=True) for name in ("as_is", "bf16_compiled", "prescribed", "combination")]
     recipes = [variant(f"recipe-{each.value}", fp8=True) for each in Float8LinearRecipeName]
     recipes = [each.removeprefix("FP8 ") for each in recipes]

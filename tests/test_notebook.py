@@ -82,7 +82,7 @@ def test_what_a_prompt_shows_is_short(demo: Report) -> None:
     assert repr(demo.findings[0]) == "<CMP001 warning eager-float8: 224 of 224 FP8 Linears are not compiled>"
     assert repr(demo.prescription) == (
         "1. <CMP001 compile-blocks: compile block by block, after the conversion to FP8, "
-        "saves 606.1 to 622.8 ms a step (measured)>"
+        "saves 606.1 to 622.8 ms/step (measured)>"
     )
     assert repr(Prescription()) == "<Prescription: nothing to change>"
 

@@ -93,8 +93,8 @@ def test_picture_is_named_with_its_hardware_and_versions() -> None:
 
 def test_screen_without_a_gpu_says_what_it_rests_on() -> None:
     around = text("docs/screen.md").split("<!-- generated: screen -->")[0].split("## Without a GPU")[1]
-    assert "modelled" in around
-    assert "modelled" in readme.written("docs/screen.md", "screen")
+    assert "estimate" in around
+    assert "estimated" in readme.written("docs/screen.md", "screen")
 
 
 @pytest.mark.parametrize("line", list(dict.fromkeys(commands())))

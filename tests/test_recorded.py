@@ -84,7 +84,7 @@ def test_the_speedup_of_a_recording_is_the_ratio_on_its_screens(recording: Path)
     verdict = report.verdict
     if verdict.basis == "measured" and verdict.speedup and verdict.step_ms and verdict.bf16_step_ms:
         assert verdict.speedup == float(f"{verdict.bf16_step_ms:.1f}") / float(f"{verdict.step_ms:.1f}")
-        assert f"FP8 runs at {verdict.speedup:.2f}x of BF16" in verdict.summary
+        assert f"FP8 runs at {verdict.speedup:.2f}x the speed of BF16" in verdict.summary
         if verdict.status in ("fp8_slower", "fp8_faster"):
             slower = verdict.status == "fp8_slower"
             shown = in_times(1 / verdict.speedup if slower else verdict.speedup)
@@ -93,7 +93,7 @@ def test_the_speedup_of_a_recording_is_the_ratio_on_its_screens(recording: Path)
         assert verdict.speedup_high is not None
         assert verdict.speedup_low <= verdict.speedup <= verdict.speedup_high
     if verdict.basis == "measured" and verdict.status == "no_fp8" and verdict.achievable_speedup:
-        assert f"{verdict.achievable_speedup:.2f}x of its best BF16" in verdict.summary
+        assert f"{verdict.achievable_speedup:.2f}x the speed of its best BF16" in verdict.summary
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)

@@ -21,7 +21,7 @@ import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
-from fp8doctor.render.answer import answer
+from fp8doctor.render.box import answer
 from tests.benchmarks import held_to_plain, plain_step
 from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
@@ -101,20 +101,20 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
         answer(load_report(REPORTS / f"{name}.json.gz"))
         for name in ("h100-gpt_124m_whole", "h200-qwen3_1_7b_whole_rowwise")
     )
-    assert gpt.why == ("Converting to FP8 costs 8.1 ms a step; the FP8 matmuls save 5.2.",)
+    assert gpt.why == ("FP8 casts cost 8.1 ms/step; the FP8 matmuls save 5.2.",)
     assert gpt.fix == ("Leave FP8 off.",)
-    assert qwen.why == ("Converting to FP8 costs 38.9 ms a step; the FP8 matmuls save 20.7.",)
+    assert qwen.why == ("FP8 casts cost 38.9 ms/step; the FP8 matmuls save 20.7.",)
 
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:
     report = load_report(REPORTS / "h100-bert_large_accelerate.json.gz")
-    told = "With the changes that were timed: 64.7 ms, which this timing cannot tell from BF16 (66.2 ms)."
-    assert answer(report).then.sentence == f"The layers then learn. {told}"
+    told = "With the fixes that were timed: 64.7 ms, within noise of BF16 (66.2 ms)."
+    assert answer(report).then.sentence == f"With this fix the layers train. {told}"
 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:
     told = answer(load_report(REPORTS / "h200-flux_like.json.gz")).then
-    assert told.sentence == "As it is: 62.8 ms, which this timing cannot tell from compiled BF16 (65.5 ms)."
+    assert told.sentence == "As it is: 62.8 ms, within noise of compiled BF16 (65.5 ms)."
 
 
 def test_a_recipe_that_crashed_its_process_is_named_with_the_reason() -> None:

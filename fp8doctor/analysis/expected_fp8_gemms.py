@@ -48,7 +48,7 @@ def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
 
 
 WITHIN = 0.1
-"""Share of all GEMMs below which a difference tells nothing: three GEMMs are 7 % of the smallest job that was
+"""Share of all GEMMs below which a difference tells nothing: three GEMMs are 7% of the smallest job that was
 recorded."""
 
 

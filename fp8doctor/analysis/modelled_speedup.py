@@ -40,7 +40,7 @@ are the largest. Source: the same table."""
 BALANCE = 0.8
 """Time of the host / the GPU, or of the GPU / the host, from which a step takes longer than either: where
 they take turns in being the slower, no kernel runs meanwhile. A convention of this tool: the Gemma has 0.9,
-and was idle for 15 % of its step."""
+and was idle for 15% of its step."""
 
 
 class ModelledSpeedup(Struct, frozen=True):
@@ -63,7 +63,7 @@ class ModelledSpeedup(Struct, frozen=True):
     def sentence(self) -> str:
         """Write what the verdict says of it."""
         later = f", {self.best:.2f}x compiled" if self.best - self.as_is >= 0.01 else ""
-        return f"About {self.as_is:.2f}x of the best BF16 as it is{later} (modelled on {self.gpu})."
+        return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
 
 
 def beside_timed_step(facts: Facts) -> ModelledSpeedup | None:
@@ -105,22 +105,20 @@ def unknown_part(facts: Facts) -> str:
         return ""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
-        return "It cannot be modelled: FP8 layers compute something else in a forward of their own."
+        return "No estimate: FP8 layers have a forward of their own that does other work."
     rows = [(each, rows) for each in fp8 if (rows := rows_of(each, facts))]
     if many := [rows for each, rows in rows if casts_too_many_rows(each, rows)]:
         return (
-            f"It cannot be modelled: uncompiled casts of {max(many):,} rows are far from those that were "
+            f"No estimate: casts of {max(many):,} rows that are not compiled are far from any that were "
             "measured."
         )
     if (name := unseen_recompute(facts)) is not None:
         module = f"of {name}" if name else "of the model"
-        return f"It cannot be modelled: which layers the forward {module} checkpoints is not known."
+        return f"No estimate: fp8doctor cannot tell which layers the forward {module} checkpoints."
     kept = modelled_step(without_checkpointing(facts))
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
     if recomputed and kept is not None and modelled_step(facts) is None:
-        return (
-            "It cannot be modelled: what recomputing Transformer Engine's layers takes the host is not known."
-        )
+        return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
     return ""
 
 

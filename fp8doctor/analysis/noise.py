@@ -121,10 +121,10 @@ def gpu_contention(health: Health | None) -> str | None:
     """Describe what slowed some rounds on the GPU more than others; None if NVML saw nothing."""
     if health is None:
         return None
-    said = [f"{reason} in {share:.0f} % of the samples" for reason, share in slowdowns(health).items()]
+    said = [f"{reason} in {share:.0f}% of the samples" for reason, share in slowdowns(health).items()]
     others_pct = health.other_use_pct if recorded(health, "other_use_pct") else None
     if others_pct is not None and others_pct >= TAKEN_PCT:
-        said.append(f"other processes used up to {others_pct:.0f} % of the GPU")
+        said.append(f"other processes used up to {others_pct:.0f}% of the GPU")
     return ", ".join(said) or None
 
 
@@ -140,13 +140,13 @@ def host_contention(load: HostLoad) -> str | None:
     """Describe what disturbed the host while variants were timed; None if nothing did."""
     said = []
     if load.others_pct >= CORES_PCT:
-        said.append(f"others used {load.others_pct:.0f} % of the host's {load.cores} cores")
+        said.append(f"others used {load.others_pct:.0f}% of the host's {load.cores} cores")
     if load.steal_pct >= TAKEN_PCT:
-        said.append(f"the hypervisor took {load.steal_pct:.0f} % of them")
+        said.append(f"the hypervisor took {load.steal_pct:.0f}% of them")
     if load.throttled_pct is not None and load.throttled_pct >= TAKEN_PCT:
-        said.append(f"the quota of the container was used up in {load.throttled_pct:.0f} % of its periods")
+        said.append(f"the quota of the container was used up in {load.throttled_pct:.0f}% of its periods")
     if load.waited_pct is not None and load.waited_pct >= TAKEN_PCT:
-        said.append(f"a thread of the step waited for a core {load.waited_pct:.0f} % of the time")
+        said.append(f"a thread of the step waited for a core {load.waited_pct:.0f}% of the time")
     if _python_slowed(load) >= PYTHON_SLOWED:
         said.append(f"Python ran {_python_slowed(load):.1f} times as long as at its best")
     return ", ".join(said) or None

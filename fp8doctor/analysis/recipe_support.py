@@ -80,7 +80,7 @@ def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> st
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
     error = facts.recipe_tries.get(recipe) if wanted.tried and recorded(facts, "recipe_tries") else None
-    return f"a tiny GEMM raises {error}" if error else None
+    return f"a tiny matmul raises {error}" if error else None
 
 
 def numbers(text: str) -> Version:

@@ -106,6 +106,13 @@ PARTS = {
 }
 """Parts as people ask for them -> families of `Breakdown`. All GEMMs together tell what FP8's save."""
 
+PART_NAMES = {
+    "GEMMs": "matmuls",
+    "idle": "idle GPU",
+    "unclassified": "rest",
+}
+"""Part -> its name on a screen; the others are shown as they are."""
+
 IDLE, REST = "idle", "unclassified"
 """The GPU had nothing to do; kernels that no rule knows, and whatever else keeps the parts from adding up."""
 
@@ -233,12 +240,12 @@ def difference(of: Side, against: Side) -> Waterfall:
 
 
 def parts_in_words(found: Waterfall) -> str:
-    """Write the parts, the largest first: ``casts +240.6, GEMMs −33.0 ms``."""
+    """Write the parts, the largest first: ``casts +240.6, matmuls −33.0 ms``."""
     parts = sorted(
         ((part, ms) for part, ms in found.parts_ms.items() if abs(ms) >= SHOWN_MS),
         key=lambda each: -abs(each[1]),
     )
-    told = ", ".join(f"{part} {signed(ms)}" for part, ms in parts)
+    told = ", ".join(f"{PART_NAMES.get(part, part)} {signed(ms)}" for part, ms in parts)
     fused = (
         f" ({found.fused_ms:,.1f} ms of norm and pointwise work runs inside the casts and is not "
         "counted as theirs)"

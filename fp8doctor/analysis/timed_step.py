@@ -25,7 +25,7 @@ class TimedStep(Record, frozen=True, kw_only=True):
     name: str
     step_ms: float | None = None
     low_ms: float | None = None
-    """Interval that holds the true median with 90 % confidence."""
+    """Interval that holds the true median with 90% confidence."""
     high_ms: float | None = None
     rounds_ms: tuple[float, ...] = ()
     tokens: int | None = None

@@ -46,8 +46,8 @@ def whether_fp8_ran(step: TracedStep) -> str:
         count = sum(kernel.count for kernel in step.of_family("gemm_fp8"))
         ratio = f", {casts_ms / fp8_ms:,.1f} times as long" if casts_ms >= fp8_ms else ""
         return (
-            f"FP8 GEMMs ran: {count:,.0f}{each} in {fp8_ms:,.{places}f} ms, "
-            f"{percent(100 * fp8_ms / gemms_ms)} of the time of all GEMMs and "
+            f"FP8 matmuls ran: {count:,.0f}{each} in {fp8_ms:,.{places}f} ms, "
+            f"{percent(100 * fp8_ms / gemms_ms)} of the time of all matmuls and "
             f"{percent(100 * fp8_ms / step.step_ms)} of {'the step' if step.steps else 'the trace'}."
             f"{f' {casts}{ratio}.' if casts else ''}"
         )
@@ -56,12 +56,12 @@ def whether_fp8_ran(step: TracedStep) -> str:
         for family, name in (("gemm_16bit", "16 bits"), ("gemm_fp32", "fp32"))
         if step.families_ms.get(family)
     )
-    seen = f"all known GEMMs ran {others}" if others else "no known GEMM ran at all"
+    seen = f"all known matmuls ran {others}" if others else "no known matmul ran at all"
     unknown_ms = step.families_ms.get("unknown", 0.0)
     unknown = unknown_ms >= 0.5 * 10**-places
     more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is not told" if unknown else ""
     known = "known " if unknown else ""
-    return f"No {known}FP8 GEMM ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
+    return f"No {known}FP8 matmul ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
 
 
 def why_it_waits(step: TracedStep) -> str:
@@ -92,9 +92,9 @@ def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
     eager = [each for each in step.of_family("cast") if (each.operator or "").startswith("aten::")]
     if fp8_ms and sum(each.time_ms for each in eager) >= CASTS_TO_TELL * fp8_ms:
         kernels = sum(each.count for each in eager)
-        yield "CMP001", f"the casts run as {kernels:,.0f} kernels of eager operators that nothing fused"
+        yield "CMP001", f"the casts run as {kernels:,.0f} unfused kernels of code that is not compiled"
     if 100 * step.families_ms.get("gemm_fp32", 0.0) / step.step_ms >= FP32_TO_TELL_PCT:
-        yield "STP004", "GEMMs run in fp32"
+        yield "STP004", "matmuls run in fp32"
 
 
 def against(of: TracedStep, other: TracedStep) -> Waterfall | None:

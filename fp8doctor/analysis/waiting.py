@@ -14,7 +14,7 @@ from fp8doctor.wording import percent
 
 MOST_PCT = 10.0
 """Share of the step, in per cent, from which waiting is told before anything about FP8. A choice: three times
-what this tool calls even (3 %), so that mending it moves the step more than noise does."""
+what this tool calls even (3%), so that mending it moves the step more than noise does."""
 
 LEAST_MS = 1.0
 """Part of a step, in ms, below which it is not told, whatever its share. A choice: a loop in Python takes

@@ -262,14 +262,14 @@ def tell_of_files(report: Document, wanted: ReportOptions) -> None:
     written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
     if not written or wanted.quiet:
         return
-    from fp8doctor.render import environment
-    from fp8doctor.render.answer import answer
+    from fp8doctor.render import machine
+    from fp8doctor.render.box import answer
     from fp8doctor.render.terminal import to_ascii
 
     if not wanted.shows or wanted.format != "text":
         said = answer(report)
         verdict = ": ".join(filter(None, (said.what, said.numbers)))
-        verdict = environment.says(report)[1] if environment.no_model(report) else verdict
+        verdict = machine.says(report)[1] if machine.no_model(report) else verdict
         complain(to_ascii(verdict) if wants_ascii() else verdict)
     complain(f"wrote {', '.join(written)}")
 
@@ -321,14 +321,14 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
 
 def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
     """The report as annotations, test cases or results, at the user's file where it is below this folder."""
-    from fp8doctor.render import github, junit, sarif
+    from fp8doctor.render.build_servers import github, junit, sarif
 
     here = Path.cwd()
     absolute = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
     file = absolute.relative_to(here).as_posix() if absolute and absolute.is_relative_to(here) else ""
     if format == "junit":
-        return junit.render(report, fail_on=wanted.gate.fail_on, file=file)
-    return github.render(report, file=file) if format == "github" else sarif.render(report, file=file)
+        return junit(report, fail_on=wanted.gate.fail_on, file=file)
+    return github(report, file=file) if format == "github" else sarif(report, file=file)
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:

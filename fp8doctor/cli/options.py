@@ -209,7 +209,7 @@ gate_options = with_options(
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Exit with 1 if the step is slower than in this saved report by more than "
-        "--max-regression (5 %).",
+        "--max-regression (5%).",
     ),
     MAX_REGRESSION,
 )

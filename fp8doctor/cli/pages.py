@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fp8doctor.diagnosis.comparison import Comparison
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts.traced import TracedStep
-    from fp8doctor.render.sheet import Sheet
+    from fp8doctor.render.table_page import Sheet
 
 PAGE_FORMATS = ("text", "json", "markdown", "html")
 
@@ -71,7 +71,7 @@ def _rendered(
     colour: bool = False,
     ascii: bool = False,
 ) -> str:
-    from fp8doctor.render.sheet import as_html, as_markdown, as_text
+    from fp8doctor.render.table_page import as_html, as_markdown, as_text
 
     if wanted.format == "json":
         return json()
@@ -125,7 +125,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
 
     from fp8doctor.diagnosis.comparison import compared
     from fp8doctor.diagnosis.diagnose import replay
-    from fp8doctor.render.comparison import page
+    from fp8doctor.render.compare_page import page
 
     documents = replay(first), replay(second)
     found = compared(*documents, (first.name, second.name))
@@ -189,7 +189,7 @@ def trace(first: Path, second: Path | None, *, format: str | None, output: Path 
     wanted = PageOptions.checked(format, output, files)
 
     from fp8doctor.diagnosis.traces import told
-    from fp8doctor.render.traces import page
+    from fp8doctor.render.trace_page import page
 
     document = told([read(file) for file in files])
     deliver_page(wanted, document.to_json, lambda: page(document, verbose=verbose))
@@ -223,7 +223,7 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
 
     from fp8doctor.diagnosis.diagnose import replay
     from fp8doctor.diagnosis.layer import as_json, layer_reports, named
-    from fp8doctor.render.layer import overview, page
+    from fp8doctor.render.why_page import overview, page
 
     if not layer.strip("."):
         raise UserError("no layer was named")

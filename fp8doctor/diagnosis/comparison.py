@@ -141,7 +141,7 @@ def _summary(
     untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
     if untimed or not one.step_ms or not other.step_ms:
         return f"Nothing can be compared. {'; '.join(untimed)}."
-    both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms a step, {one.name} {one.step_ms:,.1f}"
+    both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms/step, {one.name} {one.step_ms:,.1f}"
     faster = times(one.step_ms, other.step_ms)
     if on_cpu := cpu_times(one, other):
         ratio = on_cpu

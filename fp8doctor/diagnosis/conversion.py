@@ -31,7 +31,7 @@ def conversion(view: TrialView) -> list[Step]:
     made_of = fp8.treatments if recorded(fp8, "treatments") else ()
     if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or view.fp8_is_noise:
         return []
-    title = f"With all of it a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
+    title = f"With all fixes a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
     saving = view.saving(saved)
     first, *others = treatments(facts, fp8.name, made_of)
     return [

@@ -59,7 +59,7 @@ class Step(Record, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         saving = self.saving_ms
-        saves = f", saves {saving.low:.1f} to {saving.high:.1f} ms a step ({saving.basis})" if saving else ""
+        saves = f", saves {saving.low:.1f} to {saving.high:.1f} ms/step ({saving.basis})" if saving else ""
         return f"<{self.code or 'trial'} {self.treatment.name}: {quoted(self.treatment.summary)}{saves}>"
 
 

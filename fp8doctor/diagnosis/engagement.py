@@ -44,9 +44,9 @@ def why_fp8_does_not_run(facts: Facts) -> str:
     if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
     if never_ran_in_script(facts):
-        return f"FP8 is set up and does not run: not one FP8 GEMM was seen in a step of {watched_job(facts)}."
+        return f"FP8 is set up and does not run: no FP8 matmul was seen in a step of {watched_job(facts)}."
     if recorded(facts, "trial") and fp8_never_ran(facts.trial):
-        return "FP8 is set up and does not run: not one FP8 GEMM was seen in a training step."
+        return "FP8 is set up and does not run: no FP8 matmul was seen in a training step."
     if not fp8_ran(facts) and if_recorded(outside_autocast, facts):
         return f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 layers."
     return ""

@@ -132,7 +132,7 @@ def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
     """Say that layers are FP8 by their name alone."""
     some, first = f"{len(named)} of {plural(len(linears), 'Linear')}", layer_label(named[0])
     return (
-        f"FP8 by name in {some} ({first}), a class of no known FP8 library. Its code shows no FP8 GEMM of "
+        f"FP8 by name in {some} ({first}), a class of no known FP8 library. Its code shows no FP8 matmul of "
         "torch's; whether FP8 runs was not seen."
     )
 
@@ -140,7 +140,7 @@ def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
 def _ran_in_script(facts: Facts) -> str:
     """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
     count = facts.observed.fp8_gemms if recorded(facts, "observed.fp8_gemms") else None
-    return f"{plural(count, 'FP8 GEMM')} ran in a step of {watched_job(facts)}" if count else ""
+    return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
 
 
 KEEPS_FP8_OUT = ("environment", "engagement")
@@ -158,7 +158,7 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     seems = is_what_it_seems(findings)
     expects = if_recorded(modelled_speedup, facts) if seems else None
     told = expects.sentence if expects else if_recorded(unknown_part, facts) if seems else None
-    share = f" ({flops_share_pct(in_fp8, facts):.0f} % of the GEMM FLOPs)" if shares_are_known(facts) else ""
+    share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
         status="not_measured",

@@ -34,7 +34,7 @@ def with_measured_savings(
                 finding = msgspec.structs.replace(finding, severity="info")
                 refuted[finding.code] = (
                     f"measured: {finding.treatment.name if finding.treatment else ''} costs "
-                    f"{-saved.median:,.1f} ms a step instead of saving"
+                    f"{-saved.median:,.1f} ms/step instead of saving"
                 )
         weighed.append(finding)
     judged = tuple(

@@ -70,29 +70,30 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
 
 def _speed(measured: MeasuredSpeed, rate: str) -> str:
     ms, bf16_ms = measured.as_is.step_ms, measured.bf16.step_ms
-    return f"FP8 runs at {times(bf16_ms, ms)} of BF16: {in_ms(ms)} a step{rate}, best BF16 {in_ms(bf16_ms)}."
+    speed = f"FP8 runs at {times(bf16_ms, ms)} the speed of BF16"
+    return f"{speed}: {in_ms(ms)}/step{rate}, best BF16 {in_ms(bf16_ms)}."
 
 
 def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
     """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
     speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
     why = (
-        f"BF16's time divided by FP8's lies between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
+        f"BF16 time / FP8 time is between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
         if measured.noise == "wide_interval"
-        else "a disturbed host kept the GPU waiting, which is enough to turn the answer"
+        else "the GPU waited for a busy CPU, long enough to change the answer"
         if measured.noise == "busy_host"
-        else "they are no further apart than a step and its own copy"
+        else "they differ no more than a step and its own copy"
     )
     return (
         f"The timing is too noisy to tell whether FP8 is faster than BF16: {why}. FP8 takes about "
-        f"{in_ms(measured.as_is.step_ms)} a step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
+        f"{in_ms(measured.as_is.step_ms)}/step{rate}, the best BF16 {in_ms(measured.bf16.step_ms)}."
     )
 
 
 def _disturbed(view: TrialView) -> str:
     """Name the host contention that the answer depends on."""
     what = view.host_contention
-    return f" The host was disturbed meanwhile ({what}): time again when it is quiet." if what else ""
+    return f" The CPU was busy meanwhile ({what}). Time again on an idle host." if what else ""
 
 
 def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict:
@@ -105,10 +106,10 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
     )
     why = missing.reason if missing else "it was not tried"
     timed = (
-        f"FP8 takes {in_ms(as_is.step_ms)} a step. No BF16 baseline could be timed: {why}."
+        f"FP8 takes {in_ms(as_is.step_ms)}/step. No BF16 baseline could be timed: {why}."
         if bf16 is None or bf16.step_ms is None
-        else f"FP8 takes {in_ms(as_is.step_ms)} a step, and BF16 {in_ms(bf16.step_ms)}, which may be faster "
-        f"compiled. That was not timed: {why}."
+        else f"FP8 takes {in_ms(as_is.step_ms)}/step, BF16 {in_ms(bf16.step_ms)}. Compiled BF16, which may "
+        f"be faster, was not timed: {why}."
     )
     expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
     answer = Verdict(
@@ -126,8 +127,8 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
     return msgspec.structs.replace(
         answer,
         status="fp8_even" if abs(speedup - 1) < expects.may_be_off else status,
-        summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so that FP8 runs at about "
-        f"{speedup:.2f}x of it (modelled on {expects.gpu}).{_caveat(facts.trial)}",
+        summary=f"{timed} The best BF16 would take about {in_ms(bf16_ms)}, so FP8 runs at about "
+        f"{speedup:.2f}x its speed (estimated for {expects.gpu}).{_caveat(facts.trial)}",
         basis="modelled",
         speedup=speedup,
         bf16_step_ms=bf16_ms,
@@ -158,11 +159,12 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
     if fp8_never_ran(trial):
         running = arm(trial, ArmName.PRESCRIBED) or arm(trial, TE_AUTOCAST)
         gives = (
-            f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} of BF16."
+            f" Once it runs: {in_ms(running.step_ms)}, {times(bf16.step_ms, running.step_ms)} the speed of "
+            "BF16."
             if running and bf16
             else ""
         )
-        summary = f"FP8 is set up and does not run: not one FP8 GEMM was seen in a training step.{gives}"
+        summary = f"FP8 is set up and does not run: no FP8 matmul was seen in a training step.{gives}"
         return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
     attempted = next((each.reason for each in trial.arms if each.name == ArmName.AS_IS), None)
     reason = attempted or trial.reason or "no time was left"
@@ -181,15 +183,15 @@ def _promise(view: TrialView) -> str:
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
-            f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would gain from {names} too, which was "
+            f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would also gain from {names}, which was "
             f"not timed.{stays}"
         )
     too = ALIKE.get(measure.name)
     alike = f" with {too} too ({in_ms(measure.step_ms)})" if too else ""
     against = (
-        f"which this timing cannot tell from BF16{alike}"
+        f"within noise of BF16{alike}"
         if view.plan_is_noise
-        else f"{times(measure.step_ms, prescribed.step_ms)} of BF16{alike}"
+        else f"{times(measure.step_ms, prescribed.step_ms)} the speed of BF16{alike}"
     )
     return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"
 
@@ -198,8 +200,8 @@ def _most(view: TrialView) -> str:
     """Tell what FP8 can give at most, where that is known."""
     most = view.most
     return (
-        f" FP8 cannot give this step more than about {most.speedup:.2f}x on this "
-        f"GPU{'' if most.basis == 'measured' else ' (modelled)'}."
+        f" FP8 can make this step at most about {most.speedup:.2f}x as fast as BF16 on this "
+        f"GPU{'' if most.basis == 'measured' else ' (estimated)'}."
         if most
         else ""
     )
@@ -210,20 +212,21 @@ def _offer(view: TrialView) -> str:
     if bf16 is None or fp8 is None:
         reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
         return (
-            f"What FP8 would give was not measured: {'; '.join(sorted(reasons))}."
+            f"The gain from FP8 was not measured: {'; '.join(sorted(reasons))}."
             if reasons
-            else "What FP8 would give was not measured."
+            else "The gain from FP8 was not measured."
         )
     recipe = recipe_of(fp8.name)
     how = "under your own torch.compile" if keeps_users_compilation(fp8.name) else "compiled"
     if view.fp8_is_noise:
         return (
             f"The timing is too noisy to tell whether FP8 ({recipe}, {how}) would be faster: about "
-            f"{in_ms(fp8.step_ms)} a step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(view)}"
+            f"{in_ms(fp8.step_ms)}/step, its best BF16 {in_ms(bf16.step_ms)}.{_disturbed(view)}"
         )
     return (
         f"With FP8 ({recipe}, {how}) the step would take {in_ms(fp8.step_ms)}, "
-        f"{times(bf16.step_ms, fp8.step_ms)} of its best BF16 ({in_ms(bf16.step_ms)}).{_disturbed(view)}"
+        f"{times(bf16.step_ms, fp8.step_ms)} the speed of its best BF16 ({in_ms(bf16.step_ms)})."
+        f"{_disturbed(view)}"
     )
 
 

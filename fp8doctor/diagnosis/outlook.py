@@ -46,7 +46,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
         return End(measured, "measured")
     if modelled := if_recorded(_modelled, report, steps):
         return End(modelled, "modelled")
-    return End("How fast the step is after that was not measured." if steps else "")
+    return End("fp8doctor has not timed the fixed step." if steps else "")
 
 
 def _measured(view: TrialView, steps: Sequence[Step]) -> str:
@@ -54,7 +54,7 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
     bf16 = _bf16_after(view, steps) if recorded(facts, "trial") else None
     if bf16 is None or facts.trial.device == "cpu":
         return ""
-    leave_off = f"{_how_fp8_fares(view)}: leave it off, {in_ms(bf16.step_ms)} in {_form(bf16)}."
+    leave_off = f"{_how_fp8_fares(view)}: stay in BF16, {in_ms(bf16.step_ms)} in {_form(bf16)}."
     given_up = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if view.bf16_stays_faster_by or (given_up and view.bf16_saves):
         return leave_off
@@ -68,9 +68,7 @@ def _how_fp8_fares(view: TrialView) -> str:
     """Say how far it is known that FP8 does not pay: for any change, or for those that were timed."""
     if view.cannot_win:
         return "FP8 cannot win here"
-    return (
-        "FP8 loses with all that was timed" if view.all_fp8_loses else "No FP8 that was timed wins for sure"
-    )
+    return "Every FP8 variant was slower" if view.all_fp8_loses else "No FP8 variant was faster beyond noise"
 
 
 def _bf16_after(view: TrialView, steps: Sequence[Step]) -> Arm | None:
@@ -95,10 +93,10 @@ def _beginning(total: Arm, steps: Sequence[Step]) -> str:
     if not steps or (alone and all(step.treatment.name == QUIET_HOST for step in steps)):
         return "As it is"
     if alone:
-        return "What the changes give was not timed; before them"
+        return "The fixes were not timed; before them"
     timed = total.treatments if recorded(total, "treatments") else ()
     whole = not timed or all(step.treatment.name in timed for step in steps)
-    return "With all of it" if whole else "With the changes that were timed"
+    return "With all fixes" if whole else "With the fixes that were timed"
 
 
 def _against(view: TrialView, total: Arm, beginning: str, leave_off: str) -> str:
@@ -109,13 +107,12 @@ def _against(view: TrialView, total: Arm, beginning: str, leave_off: str) -> str
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
         return f"{now}; compiled BF16, which may be faster, was not timed."
     if is_noise(measure, total, view.facts.trial):
-        return f"{now}, which this timing cannot tell from {_form(measure)} ({in_ms(measure.step_ms)})."
+        return f"{now}, within noise of {_form(measure)} ({in_ms(measure.step_ms)})."
     if not view.uses_fp8 and speedup.high < 1:
         return leave_off
-    stays = ": BF16 stays faster with all that was tried" if speedup.high < 1 else ""
-    return (
-        f"{now}, {times(measure.step_ms, total.step_ms)} of the best BF16 ({in_ms(measure.step_ms)}){stays}."
-    )
+    stays = ". BF16 stays faster than every fix" if speedup.high < 1 else ""
+    speed = f"{times(measure.step_ms, total.step_ms)} the speed of the best BF16 ({in_ms(measure.step_ms)})"
+    return f"{now}, {speed}{stays}."
 
 
 def _form(bf16: Arm) -> str:
@@ -128,20 +125,21 @@ def _form(bf16: Arm) -> str:
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
-        return "FP8 cannot win here (modelled): leave it off."
+        return "FP8 cannot win here (estimated): stay in BF16."
     with_more = if_recorded(_with_more_tokens, report.facts, steps)
     expects = _expected(report, with_more or report.facts)
     if expects is None:
         return ""
     advice = (
-        ", too close for the cost model to tell"
+        ", too close to 1 to tell"
         if abs(expects.best - 1) < expects.may_be_off
         else ": leave FP8 off"
         if expects.best < 1
         else ""
     )
-    beginning = "After all fixes" if steps else "As it is"
-    return f"{beginning} about {expects.best:.2f}x of the best BF16 (modelled on {expects.gpu}){advice}."
+    beginning = "With all fixes" if steps else "As it is"
+    speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
+    return f"{beginning}: {speed}{advice}."
 
 
 def loses_as_modelled(report: Document) -> bool:

@@ -34,6 +34,6 @@ def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str
         return None
     things = ", ".join(what for what, *_ in unlike(baseline, facts))
     return (
-        f"the step takes {other.step_ms:,.1f} ms, {longer_pct:.1f} % more than the {one.step_ms:,.1f} ms of "
+        f"the step takes {other.step_ms:,.1f} ms, {longer_pct:.1f}% more than the {one.step_ms:,.1f} ms of "
         f"{name}{f', of which differ: {things}' if things else ''}"
     )

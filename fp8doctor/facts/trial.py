@@ -213,7 +213,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
     low_ms: float | None = NOT_RECORDED
     high_ms: float | None = NOT_RECORDED
-    """Interval that holds the true median with 90 % confidence; the range of two to four rounds, None of
+    """Interval that holds the true median with 90% confidence; the range of two to four rounds, None of
     one."""
     rounds_ms: tuple[float, ...] = NOT_RECORDED
     """One figure per interleaved round; the same round of two arms of one window shares clocks and heat."""

@@ -1,15 +1,19 @@
-"""What an answer rests on, in one sentence for who has to trust it."""
+"""What an answer rests on, how far to trust it, and the most that FP8 can give."""
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import timed_on_cpu
+from collections.abc import Sequence
+
+from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ERROR
 from fp8doctor.analysis.noise import copies_differ, self_check_ratio
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
 from fp8doctor.wording import in_times, plural
 
@@ -26,7 +30,7 @@ def certainty(report: Document) -> str:
     verdict, facts = report.verdict, report.facts
     view = trial_view(facts)
     timed, what = if_recorded(_timed, view, verdict.status in GRAVE) or "", view.host_contention
-    disturbed = f" The host was disturbed: {what}." if what else ""
+    disturbed = f" The CPU was busy: {what}." if what else ""
     if verdict.status == "too_noisy":
         return f"No. {timed or 'The times spread too far.'}{disturbed}"
     watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
@@ -41,13 +45,13 @@ def certainty(report: Document) -> str:
             else "Yes: it was timed."
         )
     if verdict.basis == "modelled":
-        tells = ", and no BF16 was timed beside it." if watched else ". A run on the GPU tells."
-        return f"Not quite: {ERROR}{tells}"
+        tells = ". BF16 was not timed." if watched else ". Run on the GPU to measure."
+        return f"{ERROR[:1].upper()}{ERROR[1:]}{tells}"
     if any(_is_modelled(step) for step in report.prescription):
-        return f"Not quite: what it saves is modelled; {_seen(watched)}."
+        return f"The savings are estimates; {_seen(watched)}."
     if verdict.status == "no_fp8":
-        return f"Yes, of the layers that were seen; {_seen(watched)}."
-    return f"Of FP8's speed nothing is sure: {_seen(watched)}."
+        return f"Yes, for the layers that were found; {_seen(watched)}."
+    return f"The speed of FP8 is unknown: {_seen(watched)}."
 
 
 def _is_modelled(step: Step) -> bool:
@@ -59,13 +63,13 @@ def _how_sure(view: TrialView) -> str:
     """Say whether the times can be relied on, and are those of a GPU."""
     trial = view.facts.trial
     if timed_on_cpu(view.facts):
-        return "Not of a GPU"
+        return "Not for a GPU"
     doubtful = copies_differ(trial) or _doubt(trial) or view.host_contention
     return "Not quite" if doubtful else "Yes"
 
 
 def _range(report: Document) -> str:
-    """Write between which ratios FP8 lies, where the rounds tell its side and not how far: (4.1× to 6.5×
+    """Write between which ratios FP8 lies, where the rounds tell its side and not how far: (4.1x to 6.5x
     slower)."""
     verdict = report.verdict
     low, high = verdict.speedup_low, verdict.speedup_high
@@ -81,7 +85,7 @@ def _was_watched(facts: Facts) -> bool:
 
 
 def _seen(watched: str) -> str:
-    return f"{watched} were timed as they ran, and no BF16 beside them" if watched else "nothing was timed"
+    return f"{watched} were timed as they ran, BF16 was not" if watched else "nothing was timed"
 
 
 def _timed(view: TrialView, grave: bool) -> str:
@@ -104,9 +108,9 @@ def _copies(trial: Trial) -> str:
     """Tell how well a copy agreed, and whether the times can be relied on."""
     alike = self_check_ratio(trial)
     agreed = (
-        f"two copies of one step came out {100 * abs(alike - 1):.1f} % apart"
+        f"two copies of one step differ by {100 * abs(alike - 1):.1f}%"
         if alike
-        else "no two copies of one step were compared"
+        else "no step was timed against its own copy"
     )
     if copies_differ(trial):
         return agreed + UNRELIABLE
@@ -121,4 +125,29 @@ def _doubt(trial: Trial) -> str | None:
 
 def _cut(trial: Trial) -> str:
     whole = recorded(trial, "blocks") and trial.blocks
-    return " The full depth is predicted from fewer blocks." if whole else ""
+    return " Full depth is extrapolated from fewer blocks." if whole else ""
+
+
+RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated from the datasheet"}
+"""Basis of the bound -> what it was computed from."""
+
+
+def limit(facts: Facts, steps: Sequence[Step]) -> str:
+    """Write the upper bound; empty if it is not known, and beside a plan that it does not hold for.
+
+    The bound is on the step with the best BF16 as it is. A plan that makes BF16 faster too goes beyond it.
+    """
+    most = ceiling(facts)
+    if most is None or that_help_bf16_too(step.treatment.name for step in steps):
+        return ""
+    planned, bf16 = arm(facts.trial, ArmName.PRESCRIBED), best_bf16(facts)
+    if (
+        planned
+        and bf16
+        and planned.step_ms
+        and bf16.step_ms
+        and bf16.step_ms / planned.step_ms > most.speedup
+    ):
+        return ""
+    how = RESTS_ON.get(most.basis, most.basis)
+    return f"Upper bound: {most.speedup:.2f}x BF16, if every FP8 cast were free ({how})."

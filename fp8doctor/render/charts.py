@@ -1,15 +1,21 @@
-"""What the charts of a page show: bars in milliseconds, and the same in words for who cannot see them."""
+"""What the charts of a page show, and the same in words for who cannot see them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.step_difference import SHOWN_MS, Waterfall, signed
+from fp8doctor.analysis.losses import loss_in_words
+from fp8doctor.analysis.step_difference import PART_NAMES, SHOWN_MS, Waterfall, signed
+from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.facts import Arm, Facts, LossCurve, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import NONE_MS, Row, Timing, drawn_ms
-from fp8doctor.render.words import NOT_PROFILED, PARTS
+from fp8doctor.render.words import NOT_PROFILED
+from fp8doctor.wording import plural
 
 Kind = Literal["part", "whole", "cost", "saving"]
 
@@ -103,7 +109,7 @@ def _difference(found: Waterfall) -> Chart:
     for name, ms in parts:
         start_ms, end_ms = end_ms, end_ms + ms
         kind: Kind = "cost" if ms > 0 else "saving"
-        label = PARTS.get(name, name)
+        label = PART_NAMES.get(name, name)
         segment = Segment(label, kind, 0, min(start_ms, end_ms), abs(ms))
         bars.append(Bar(label, signed(ms), f"{label} {signed(ms)} ms", (segment,)))
     bars.append(_whole(found.of, of_ms))
@@ -116,3 +122,167 @@ def _difference(found: Waterfall) -> Chart:
 
 def _whole(label: str, ms: float) -> Bar:
     return Bar(label, f"{ms:,.1f}", f"{label} {ms:,.1f} ms", (Segment(label, "whole", 0, 0.0, ms),))
+
+
+WIDE, HIGH = 1000, 200
+"""Units of the drawing."""
+
+NAMES = {
+    ArmName.BF16_DISTURBED: "BF16 with other last bits",
+    ArmName.BF16: "BF16",
+    ArmName.AS_IS: "FP8 as you run it",
+}
+"""Arms whose loss is followed, those that lie over the others last."""
+
+
+class LossLine(Struct, frozen=True):
+    """One curve."""
+
+    name: str
+    kind: str
+    """Of its style."""
+    parts: tuple[str, ...]
+    """Points of each stretch of finite losses."""
+
+
+class LossChart(Struct, frozen=True):
+    """All curves over one axis."""
+
+    title: str
+    words: str
+    """The curves for who cannot see them."""
+    sentence: str
+    """What they say."""
+    lines: tuple[LossLine, ...]
+    legend: tuple[tuple[str, str], ...]
+    """Kind and name of each sort of curve that is drawn."""
+
+
+def loss_chart(facts: Facts) -> LossChart | None:
+    """Draw the losses; None where none was followed or none is finite."""
+    curves = [curve for name in NAMES for curve in facts.trial.losses if curve.arm == name]
+    finite = [loss for curve in curves for loss in curve.losses if loss is not None]
+    if not finite:
+        return None
+    steps, low, high = max(len(curve.losses) for curve in curves), min(finite), max(finite)
+    drawn = [
+        LossLine(_name(curve), curve.arm, tuple(_stretches(curve.losses, steps, low, high)))
+        for curve in curves
+    ]
+    return LossChart(
+        title=f"Loss of {plural(steps, 'step')} on one batch, between {low:.4g} and {high:.4g}",
+        sentence=loss_in_words(facts.trial) or "",
+        words="; ".join(map(_curve_in_words, curves)),
+        lines=tuple(drawn),
+        legend=tuple(dict.fromkeys((line.kind, line.name) for line in drawn)),
+    )
+
+
+def _name(curve: LossCurve) -> str:
+    return NAMES[ArmName(curve.arm)]
+
+
+def _stretches(losses: Sequence[float | None], steps: int, low: float, high: float) -> Iterator[str]:
+    """Write the points, leaving a gap where a loss is not finite."""
+    reach = (high / 2 - low / 2) or 1.0
+    for known, of in groupby(enumerate(losses), lambda each: each[1] is not None):
+        if known:
+            yield " ".join(
+                f"{WIDE * at / max(steps - 1, 1):.1f},{HIGH * (high / 2 - loss / 2) / reach:.1f}"
+                for at, loss in of
+                if loss is not None
+            )
+
+
+def _curve_in_words(curve: LossCurve) -> str:
+    finite = [loss for loss in curve.losses if loss is not None]
+    lost = len(curve.losses) - len(finite)
+    told = f"{finite[0]:.4g} to {finite[-1]:.4g}" if finite else "none is finite"
+    return f"{_name(curve)}: {told}{f', {lost} not finite' if lost and finite else ''}"
+
+
+LEAST_PCT = 1.0
+"""Least that the axis of the spread reaches to either side, in per cent of the median: a steady step is to
+look steady."""
+
+
+class Proof(Struct, frozen=True):
+    """One timed step."""
+
+    label: str
+    median: str
+    interval: str
+    """That holds the true median with 90% confidence, in ms; empty where it is not known."""
+    rounds_pct: tuple[float, ...]
+    """Its rounds around its median, in per cent of it."""
+    interval_pct: tuple[float, float] | None
+    words: str
+    """The rounds for who cannot see them."""
+    fp8_gemms: str
+    graphs: str
+    memory: str
+    """Peak in GiB."""
+
+
+class Evidence(Struct, frozen=True):
+    """All timed steps, over one axis."""
+
+    proofs: tuple[Proof, ...]
+    reach_pct: float
+    """How far the axis reaches to either side of a median."""
+    speedup: str
+    """The speedup and its interval; empty where none was measured."""
+
+
+def evidence(timing: Timing | None, verdict: Verdict) -> Evidence | None:
+    """Collect what the timed steps rest on; None where nothing was timed."""
+    proofs = tuple(_proof(row, row.arm) for row in (timing.rows if timing else ()) if row.arm)
+    if not proofs:
+        return None
+    farthest = (abs(each) for proof in proofs for each in (*proof.rounds_pct, *(proof.interval_pct or ())))
+    return Evidence(proofs, max(LEAST_PCT, *farthest), _speedup(verdict))
+
+
+def _speedup(verdict: Verdict) -> str:
+    """Write the quotient of the two times and the interval that the rounds allow it."""
+    low, high = verdict.speedup_low, verdict.speedup_high
+    if low is None or high is None:
+        return ""
+    quotient = f": {verdict.speedup:.2f}" if verdict.speedup is not None else ""
+    return (
+        f"BF16's time divided by FP8's{quotient}. Over the rounds it lies between {low:.2f} and {high:.2f} "
+        "(90% confidence)."
+    )
+
+
+def _proof(row: Row, arm: Arm) -> Proof:
+    rounds = arm.rounds_ms if recorded(arm, "rounds_ms") else ()
+    known = recorded(arm, "low_ms") and recorded(arm, "high_ms")
+    ends = (arm.low_ms, arm.high_ms) if known and arm.low_ms and arm.high_ms else None
+    step_ms = arm.step_ms or 1.0
+    return Proof(
+        label=row.label,
+        median=f"{step_ms:,.1f}",
+        interval=f"{ends[0]:,.1f} to {ends[1]:,.1f}" if ends else "",
+        rounds_pct=tuple(_from_median(ms, step_ms) for ms in rounds),
+        interval_pct=(_from_median(ends[0], step_ms), _from_median(ends[1], step_ms)) if ends else None,
+        words=_rounds_in_words(row.label, rounds),
+        fp8_gemms=_count(arm, "fp8_gemms"),
+        graphs=_count(arm, "graphs_run"),
+        memory=row.memory,
+    )
+
+
+def _from_median(ms: float, median_ms: float) -> float:
+    return 100 * (ms / median_ms - 1)
+
+
+def _rounds_in_words(label: str, rounds: Sequence[float]) -> str:
+    if not rounds:
+        return f"{label}: no rounds were recorded"
+    return f"{label}: {len(rounds)} rounds, {min(rounds):,.1f} to {max(rounds):,.1f} ms"
+
+
+def _count(arm: Arm, name: str) -> str:
+    count = getattr(arm, name) if recorded(arm, name) else None
+    return "" if count is None else f"{count:,}"

@@ -1,17 +1,17 @@
-"""The first line of a report: the GPU, the versions that matter, the model and its batch."""
+"""The job in a few words: the GPU, the versions, the model, its layers, and what fp8doctor made up."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import median
 
-from fp8doctor.analysis.layers import main_rows, stores_fp8
+from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.variant_words import recipe_in_words
 from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, Workload, if_recorded, recorded
 from fp8doctor.recipes import STACKS
-from fp8doctor.wording import plural
+from fp8doctor.wording import percent, plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 """Packages that are named where they are installed: import name -> what people call it."""
@@ -27,18 +27,18 @@ def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
 
 def _gpu(facts: Facts, modelled: str) -> str:
     if not recorded(facts, "gpus"):
-        return f"GPU unknown; costs modelled for {modelled}"
+        return f"GPU unknown; estimates for {modelled}"
     visible = [gpu for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible]
     if not visible:
         hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
-        return f"{hidden}; costs modelled for {modelled}"
+        return f"{hidden}; estimates for {modelled}"
     labels = Counter(gpu_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
     if not modelled:
         amd = all(recorded(gpu, "vendor") and gpu.vendor == "amd" for gpu in visible)
-        return f"{names}; no {'modelled costs for AMD' if amd else 'datasheet, so no modelled costs'}"
+        return f"{names}; no {'estimates for AMD' if amd else 'datasheet, so no estimates'}"
     assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
-    return f"{names}; costs modelled for {modelled}" if assumed else names
+    return f"{names}; estimates for {modelled}" if assumed else names
 
 
 def fp8_share(facts: Facts) -> str:
@@ -124,7 +124,7 @@ def model(facts: Facts) -> str:
 def _own_step(facts: Facts) -> str:
     """The step of the user's script or training, as it ran."""
     steps = facts.observed.steps_ms
-    return f"{median(steps):,.1f} ms a step in {plural(len(steps), 'step')} of {watched_job(facts)}"
+    return f"{median(steps):,.1f} ms/step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
 
 def _batch(facts: Facts) -> str:
@@ -167,3 +167,159 @@ def quantity(count: int) -> str:
         if count >= 0.99995 * factor:
             return f"{count / factor:.{digits}f} {unit}"
     return str(count)
+
+
+def counts(facts: Facts) -> tuple[str, ...]:
+    """FP8 layers by class, compiled blocks, checkpointing, LoRA; unknown where it was not recorded."""
+    return (
+        *(if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")),
+        if_recorded(_compiled, facts) or "compiled unknown",
+        if_recorded(_checkpointing, facts) or "checkpointing unknown",
+        if_recorded(_lora, facts) or "LoRA unknown",
+    )
+
+
+def _fp8_counts(facts: Facts) -> tuple[str, ...]:
+    *rarer, commonest = fp8_layers(facts)
+    return *(_kind(layers, facts) for layers in rarer), _kind(commonest, facts, last=True)
+
+
+def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
+    """Name one class of FP8 layers; the total stands behind every number but zero, and behind the last."""
+    text = f"{layers.label} {layers.count}" + (
+        f" of {len(facts.network.linears)}" if layers.count or last else ""
+    )
+    notes = ["weights only"] if layers.storage_only else []
+    notes += [f"{percent(layers.flops_share_pct)} of matmul FLOPs"] if layers.flops_share_pct else []
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def _compiled(facts: Facts) -> str:
+    blocks, linears = facts.blocks(), facts.linears()
+    if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
+        return (
+            f"compiled {sum(each.compiled for each in blocks)} of "
+            f"{plural(sum(each.count for each in blocks), 'block')}"
+        )
+    if not linears:
+        return "compiled unknown"
+    return (
+        f"compiled {sum(linear.compiled is not None for linear in linears)} of "
+        f"{plural(len(linears), 'Linear')}"
+    )
+
+
+def _checkpointing(facts: Facts) -> str:
+    """As the facts were read, and where only a run could tell, as the trial's first step ran."""
+    ran = facts.trial.recomputed if recorded(facts, "trial.recomputed") else None
+    if ran or any(each.active is True for each in facts.training.checkpointing):
+        flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
+        lists = [each for each in facts.blocks() if recorded(each, "checkpointed") and each.checkpointed]
+        where = (
+            f" in {sum(each.checkpointed for each in lists)} of "
+            f"{plural(sum(each.count for each in lists), 'block')}"
+            if lists
+            else f" ({flagged.flag} of {_owner(flagged.name, facts)})"
+            if flagged
+            else ""
+        )
+        return f"checkpointing on{where}"
+    undecided = next((each for each in facts.training.checkpointing if each.active is not False), None)
+    if ran is not None and undecided and undecided.form == "called_in_forward":
+        return "checkpointing off"
+    return (
+        f"checkpointing possible ({_owner(undecided.name, facts)}.forward calls checkpoint)"
+        if undecided
+        else "checkpointing off"
+    )
+
+
+def _owner(name: str, facts: Facts) -> str:
+    """Find the class of the named module where the facts tell it, else its name."""
+    if recorded(facts, "network.kind") and not name:
+        return facts.network.kind.rpartition(".")[2]
+    for blocks in facts.blocks():
+        if name == blocks.name or (
+            name.startswith(f"{blocks.name}.") and name.removeprefix(f"{blocks.name}.").isdigit()
+        ):
+            return blocks.kind.rpartition(".")[2]
+    return name or "the model"
+
+
+def _lora(facts: Facts) -> str:
+    network = facts.network
+    if not network.adapter_parameters:
+        return "LoRA none"
+    shares = (
+        [f"{percent(100.0 * network.adapter_parameters / network.parameters)} of parameters"]
+        if recorded(network, "parameters") and network.parameters
+        else []
+    )
+    flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
+    shares += [f"{percent(flops)} of matmul FLOPs"] if flops else []
+    return f"LoRA {', '.join(shares) or 'on'}"
+
+
+NO_TRAINED_WEIGHTS = "the weights are"
+"""How the reason begins for which layers were not compared on weights that nobody trained.
+Source: ``fp8doctor/trial/layers/made_up.py``."""
+
+LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
+"""Source of the loss, where nobody gave one -> whose it is."""
+
+
+def made_up(facts: Facts) -> str:
+    """Tell what was made up, why no batch was, and what of a Trainer is left out; empty where all was the
+    user's, or no step was asked about."""
+    if not recorded(facts, "workload"):
+        return ""
+    parts = [*_of_the_step(facts.workload), *_weights(facts)]
+    without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
+    told = [f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
+    return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
+
+
+def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
+    """Tell whose loss a copy of the step has, where the Trainer has one of its own."""
+    work, trainer = facts.workload, facts.trainer()
+    used = LOSSES.get(work.loss_source) if recorded(work, "loss_source") else None
+    if not used or trainer is None or not recorded(trainer, "own_loss") or not trainer.own_loss:
+        return
+    watched = recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
+    if not watched or recorded(facts, "trial.arms"):
+        yield (
+            f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: where it is another, "
+            "give it as loss(output, batch) or training_step(model, batch)."
+        )
+
+
+def _later(facts: Facts) -> Iterator[str]:
+    """Name the checkpointing that a Trainer turns on in ``train()``, which `inspect_model` does not call."""
+    known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
+    if not known or (recorded(facts, "target.kind") and facts.target.kind == "script"):
+        return
+    trainer, found = facts.training.trainer, facts.training.checkpointing
+    asked = trainer is not None and recorded(trainer, "checkpointing") and trainer.checkpointing is True
+    if asked and all(each.active is False for each in found):
+        yield "Without the checkpointing that train() turns on."
+
+
+def _no_batch(facts: Facts) -> Iterator[str]:
+    if lacks_batch(facts.workload) and not steps_are_watched(facts):
+        why = (facts.workload.note or "").rstrip(".")
+        yield f"{why[:1].upper()}{why[1:]}."
+
+
+def _of_the_step(workload: Workload) -> Iterator[str]:
+    if recorded(workload, "batch_source") and workload.batch_source == "made up":
+        yield "the batch"
+    if recorded(workload, "loss_source") and workload.loss_source == "mean":
+        yield "the loss (the mean of the output)"
+    if recorded(workload, "optimizer_source") and workload.optimizer_source == "made up":
+        yield "the optimizer (AdamW)"
+
+
+def _weights(facts: Facts) -> Iterator[str]:
+    gaps = facts.trial.gaps if recorded(facts, "trial.gaps") else {}
+    if gaps.get("trial.numerics", "").startswith(NO_TRAINED_WEIGHTS):
+        yield "the weights (an initialiser's)"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import environment
-from fp8doctor.render.marks import Line, Mark
-from fp8doctor.render.screen import Entry, Screen, first_screen
+from fp8doctor.render import machine
+from fp8doctor.render.box import LABELS, Answer, Tone
+from fp8doctor.render.details import Details, Entry, details
+from fp8doctor.render.screen import Fix, Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
-from fp8doctor.render.timing import Timing
+from fp8doctor.render.timing import Row
+from fp8doctor.render.words import Mark
 
 GLYPHS: dict[Mark, str] = {
     "bad": "❌",
@@ -21,6 +23,9 @@ GLYPHS: dict[Mark, str] = {
     "not_applicable": "➖",
     "unknown": "❔",
 }
+
+TONES: dict[Tone, Mark] = {"bad": "bad", "good": "healthy", "plain": "warning"}
+"""Tone of an answer -> its mark."""
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
 """Characters with a meaning in GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
@@ -36,7 +41,9 @@ LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 def render(report: Document) -> str:
     """Write the report as Markdown. Nothing that came from a model or a machine is read as Markdown or
     HTML."""
-    return "\n\n".join(_paragraphs(first_screen(report), report)) + "\n"
+    if machine.no_model(report):
+        return "\n\n".join(_environment(report)) + "\n"
+    return "\n\n".join(_paragraphs(first_screen(report), details(report))) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -54,94 +61,123 @@ def fenced(code: str) -> str:
     return "\n".join((fence, *lines, fence))
 
 
-def _paragraphs(screen: Screen, report: Document) -> Iterator[str]:
-    title, *versions = screen.machine
-    yield f"## {escaped(title)}"
-    yield _joined([*versions, screen.model])
-    if environment.no_model(report):
-        yield from _environment(report)
-        return
-    if screen.counts:
-        yield _joined(screen.counts)
-    yield f"**{escaped(screen.verdict) or 'No verdict.'}**"
-    if screen.timing:
-        yield _timing(screen.timing)
-        for sentence in (*screen.timing.differences, *screen.timing.notes, screen.timing.basis):
-            yield escaped(sentence)
+def _paragraphs(screen: Screen, more: Details) -> Iterator[str]:
+    """Write the first screen, and the details where a reader opens them."""
+    yield f"## {_joined(screen.job)}"
+    yield _joined(screen.machine)
+    yield from _answer(screen.answer)
+    yield from _steps(screen, more)
     if screen.ranks:
         yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks.lines)
-    if screen.troubles:
-        yield _table(screen.troubles)
+    for fix in screen.fixes:
+        yield from _fix(fix)
+    beside = [f"- {GLYPHS[each.mark]} {escaped(_with_code(each.text, each.code))}" for each in screen.notices]
+    beside += [f"- {GLYPHS['info']} {escaped(screen.notes)}"] if screen.notes else []
+    beside += [f"- {GLYPHS['not_applicable']} {escaped(screen.folded)}"] if screen.folded else []
+    if beside:
+        yield "\n".join(beside)
     if screen.areas:
-        yield _joined(f"{GLYPHS[line.mark]} {line.area}" for line in screen.areas)
-    if screen.all_clear:
-        yield screen.all_clear
-    for entry in screen.prescription:
-        yield from _entry(entry)
-    if screen.folded:
-        yield escaped(screen.folded)
-    if screen.outlook:
-        yield f"**{escaped(screen.outlook)}**"
-    for entry in screen.others:
-        yield from _entry(entry)
+        yield " · ".join(f"{GLYPHS[mark]} {escaped(text)}" for mark, text in screen.areas)
     if screen.made_up:
         yield escaped(screen.made_up)
-    if screen.not_looked_at:
-        yield f"Not looked at: {escaped(screen.not_looked_at)}"
     if screen.ignored:
         yield f"Ignored: {escaped(screen.ignored)}"
-    if screen.first_code:
-        yield f"More: {escaped(f'fp8doctor explain {screen.first_code}')}"
-    if report.created_at:
-        yield escaped(f"Recorded {report.created_at} by fp8doctor {report.tool.version}.")
+    yield "<details><summary>Details</summary>"
+    yield from _details(more)
+    yield "</details>"
 
 
 def _joined(parts: Iterable[str]) -> str:
     return " · ".join(escaped(part) for part in parts if part)
 
 
-def _table(lines: Iterable[Line]) -> str:
-    from tabulate import tabulate
-
-    rows = [(GLYPHS[line.mark], escaped(line.area), escaped(line.text)) for line in lines]
-    return tabulate(rows, headers=("", "area", "found"), tablefmt="github", disable_numparse=True)
+def _with_code(text: str, code: str) -> str:
+    return text if code in text else f"{text} ({code})"
 
 
-def _environment(report: Document) -> Iterator[str]:
-    """Write whether the machine can train in FP8, what is there, and what to type."""
-    mark, verdict = environment.says(report)
-    yield f"{GLYPHS[mark]} **{escaped(verdict)}**"
-    listed = list(environment.items(report))
-    yield "\n".join(f"- {GLYPHS[each.mark]} {escaped(each.name)}: {escaped(each.text)}" for each in listed)
-    yield from (fenced(each.lines) for each in listed if each.lines)
-
-
-def _timing(timing: Timing) -> str:
-    from tabulate import tabulate
-
-    blank = ("",) * len(timing.columns)
+def _answer(answer: Answer) -> Iterator[str]:
+    """Write the box: the verdict, and a row for each question."""
+    numbers = f": {escaped(answer.numbers)}" if answer.numbers else ""
+    yield f"**{GLYPHS[TONES[answer.tone]]} {escaped(answer.what)}{numbers}**"
+    told = (answer.why, answer.fix, (answer.then.sentence,), (answer.limit,), (answer.sure,))
     rows = [
-        tuple(map(escaped, (row.label, row.step or row.note, *(row.parts or blank), row.memory)))
-        for row in timing.rows
+        (f"**{label}**", "<br>".join(map(escaped, filter(None, sentences))))
+        for label, sentences in zip(LABELS, told, strict=True)
+        if any(sentences)
     ]
-    headers = ("", "ms a step", *timing.columns, "GiB")
+    yield _table(("", ""), rows)
+
+
+def _steps(screen: Screen, more: Details) -> Iterator[str]:
+    """Write the variants with their parts in numbers, and what makes the difference."""
+    timing = more.timing
+    if timing is None:
+        return
+    speeds = {each.label: each.speed for each in screen.variants}
+    if rows := [_cells(row, speeds.get(row.label, ""), timing.columns) for row in timing.rows if row.arm]:
+        heads = ("", "ms/step", "speed", *timing.columns, "GiB")
+        yield _table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
+    told = (screen.held_to, screen.untimed, screen.losses, *timing.differences[:1])
+    yield from (escaped(each) for each in told if each)
+
+
+def _cells(row: Row, speed: str, parts: Sequence[str]) -> tuple[str, ...]:
+    return (row.label, row.step, speed, *(row.parts or ("",) * len(parts)), row.memory)
+
+
+def _fix(fix: Fix) -> Iterator[str]:
+    code = f" ({fix.code})" if fix.code else ""
+    yield f"### Fix {fix.number}: {escaped(f'{fix.summary}{code}')}"
+    if fix.aside:
+        yield escaped(f"{fix.aside[:1].upper()}{fix.aside[1:]}.")
+    if fix.lines:
+        yield fenced(fix.lines)
+
+
+def _details(more: Details) -> Iterator[str]:
+    yield _joined(more.counts)
+    for entry in more.entries:
+        yield from _entry(entry)
+    if timing := more.timing:
+        yield from (escaped(each) for each in (*timing.differences[1:], *timing.notes, timing.basis) if each)
+    if more.not_looked_at:
+        yield f"Not looked at: {escaped(more.not_looked_at)}"
+    if more.recorded:
+        yield escaped(more.recorded)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """Lay out cells that are escaped already; the last ``numbers`` columns stand flush right."""
+    from tabulate import tabulate
+
     return tabulate(
         rows,
-        headers=headers,
+        headers=heads,
         tablefmt="github",
         disable_numparse=True,
-        colalign=("left", *("right",) * (len(headers) - 1)),
+        colalign=(*("left",) * (len(heads) - numbers), *("right",) * numbers),
     )
 
 
 def _entry(entry: Entry) -> Iterator[str]:
-    number = f"{entry.number}. " if entry.number else ""
-    yield f"### {number}{escaped(f'{entry.code} {entry.name}'.lstrip())}"
-    if entry.aside:
-        yield f"**{escaped(entry.aside)}**"
+    """Explain a finding; the lines of a fix that is numbered stand above."""
+    aside = f": {entry.aside}" if entry.aside and not entry.number else ""
+    yield f"**{escaped(f'{entry.code} {entry.name}{aside}'.lstrip())}**"
     if entry.explanation:
         yield escaped(entry.explanation)
-    if entry.treatment:
+    if entry.treatment and not entry.number:
         yield f"{entry.label}: {escaped(entry.treatment)}"
-    if entry.lines:
-        yield fenced(entry.lines)
+        if entry.lines:
+            yield fenced(entry.lines)
+
+
+def _environment(report: Document) -> Iterator[str]:
+    """Write whether the machine can train in FP8, what is there, and what to type."""
+    mark, verdict = machine.says(report)
+    yield f"## {escaped(f'fp8doctor {report.tool.version}')}"
+    yield f"{GLYPHS[mark]} **{escaped(verdict)}**"
+    listed = list(machine.items(report))
+    rows = [(GLYPHS[each.mark], escaped(each.name), escaped(each.text)) for each in listed]
+    yield _table(("", "", "found"), rows)
+    yield from (fenced(each.lines) for each in listed if each.lines)
+    yield machine.ONLY

@@ -11,7 +11,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
 from fp8doctor.registry import gap_of, why_missing
 from fp8doctor.render.header import lacks_batch, steps_are_watched
-from fp8doctor.render.marks import Line, Mark
+from fp8doctor.render.words import Line, Mark
 
 MARK_OF_OUTCOME: dict[str, Mark] = {
     "healthy": "healthy",

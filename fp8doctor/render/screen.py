@@ -1,196 +1,168 @@
-"""What the first screen says, before it is laid out for the terminal or as Markdown."""
+"""The content of the first screen: the answer, the variants, where the time goes, what to do.
+
+Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.details` has what they add."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
+from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.outcome import beside_bf16
+from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.outlook import SMALL_PCT, outlook
-from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.render.counts import counts
-from fp8doctor.render.header import machine, model, product
-from fp8doctor.render.made_up import made_up
-from fp8doctor.render.marks import Line, Mark
-from fp8doctor.render.outcomes import calm_areas, not_looked_at, unanswered, without_findings
-from fp8doctor.render.ranks import Ranks, ranks
-from fp8doctor.render.timing import Timing, labels, timing
+from fp8doctor.diagnosis.outlook import SMALL_PCT
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
+from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
+from fp8doctor.render.details import fixed_by, gained_alone
+from fp8doctor.render.header import fp8_share, machine, made_up, model, product
+from fp8doctor.render.outcomes import calm_areas
+from fp8doctor.render.rank_lines import Ranks, ranks
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
+from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark
+from fp8doctor.wording import in_ms, plural, times
 
-MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
+NOISY = "noisy"
+"""Stands for a ratio that the timing does not tell."""
+
+MOST_PARTS = 6
+"""Parts of a difference that have a bar; the others are its rest."""
+
+LEAST_PCT = 1.0
+"""Share of a difference, in per cent, from which a part has a bar."""
 
 
-class Entry(Struct, frozen=True):
-    """One finding in full, or one step of the trial's own. Those of the prescription are numbered."""
+LONGEST_REASON = 200
+"""Characters of a reason that are shown below the table: two lines of a terminal. A choice of length."""
 
-    number: int | None
-    mark: Mark
+
+class Variant(Struct, frozen=True):
+    """A timed step."""
+
+    label: str
+    tone: Tone
+    ms: float
+    step: str
+    spread: str
+    parts: tuple[tuple[str, float], ...]
+    """Family -> ms; empty where it was not profiled."""
+    speed: str
+    """BF16's time / its own; empty where there is nothing to hold it to."""
+    memory: str
+
+
+class Change(Struct, frozen=True):
+    """A part of a difference in ms; positive costs time."""
+
+    label: str
+    ms: float
+
+
+class Difference(Struct, frozen=True):
+    """Where the difference of two steps goes."""
+
+    title: str
+    between: str
+    changes: tuple[Change, ...]
+
+
+class Fix(Struct, frozen=True):
+    """A step of the plan."""
+
+    number: int
+    summary: str
+    aside: str
+    """Where it is written and what it saves."""
     code: str
-    """Empty when the trial found it and no check names it; the name is then that of the treatment."""
-    name: str
-    saving: str
-    """In words, with what it rests on; empty if unknown, or if the step ``see`` tells it."""
-    explanation: str
-    treatment: str
     lines: str
-    """What a user would write; empty where nothing is prescribed."""
-    kind: str = "python"
-    """Of the lines."""
-    see: int | None = None
-    """The numbered step that mends it or its cause; None where it stands for itself."""
 
-    @property
-    def aside(self) -> str:
-        """What stands beside its name: what it saves, or where that is told."""
-        return self.saving if self.see is None else f"see {self.see}"
 
-    @property
-    def label(self) -> str:
-        """How the treatment is introduced; what does not run as it stands says so."""
-        what = "Treatment" if self.number else "Would change it"
-        return f"{what} ({self.kind})" if self.kind != "python" else what
+class Notice(Struct, frozen=True):
+    """A finding beside the plan, in one line."""
+
+    mark: Mark
+    text: str
+    code: str
 
 
 class Screen(Struct, frozen=True):
-    """The content of a report, in reading order."""
+    """The first screen, in reading order; a part without content is empty."""
 
+    job: tuple[str, ...]
     machine: tuple[str, ...]
-    """This program, the GPU, the versions."""
-    model: str
-    counts: tuple[str, ...]
-    """Empty when no model was asked about."""
-    verdict: str
-    timing: Timing | None
-    labels: dict[str, str]
-    """Names of the variants of the trial, as the table of times has them; empty without a trial."""
+    answer: Answer
+    variants: tuple[Variant, ...]
+    held_to: str
+    """Which variants are held to another BF16 than the best; empty where none is."""
+    untimed: str
+    losses: str
+    """How far FP8's loss is from BF16's; empty where it was not followed."""
+    difference: Difference | None
     ranks: Ranks | None
-    """None for a job of one process."""
-    troubles: tuple[Line, ...]
-    """One for each finding and each crashed check, in the order of the areas."""
-    areas: tuple[Line, ...]
-    """The areas without trouble, one mark each."""
-    all_clear: str
-    """A sentence when nothing was found; else empty."""
-    prescription: tuple[Entry, ...]
+    fixes: tuple[Fix, ...]
     folded: str
-    """The steps of the plan that save next to nothing, in one sentence; empty without any."""
-    outlook: str
-    """Where the plan ends; empty where nothing was examined."""
-    others: tuple[Entry, ...]
-    """Findings that no line of the prescription shows."""
+    notices: tuple[Notice, ...]
+    notes: str
+    areas: tuple[tuple[Mark, str], ...]
     made_up: str
-    """What of the job was made up, in a sentence; else empty."""
-    not_looked_at: str
-    unanswered: frozenset[str]
-    """Codes of the checks that this names."""
     ignored: str
-    """Which codes are left out, and why; empty where no reason was given."""
-    first_code: str
-    """The finding whose manual page to read first; empty without one."""
-    outcomes: tuple[Line, ...]
-    """What became of the checks that found nothing, those with the same answer together; without areas."""
+    next: tuple[str, ...]
+    command: str
+    """Begins one of ``next`` and stays whole, so that it can be copied; empty where none looks at the job."""
 
 
-def first_screen(report: Document, *, quiet: bool = False, whole: bool = False) -> Screen:
-    """Write what a report says; with ``quiet`` only findings that are at least a warning, and the verdict.
+def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, held_in: str = "") -> Screen:
+    """Write the first screen of a report.
 
-    With ``whole`` no step of the plan is folded.
+    ``quiet`` leaves out what is less than a warning, ``whole`` folds no step of the plan. ``held_in`` names
+    the variable of Python that holds the report.
     """
-    findings = [
-        finding for finding in report.findings if not quiet or finding.severity in ("warning", "error")
-    ]
-    steps, small = plan(report, findings, whole=whole)
-    prescription = _prescription(report, findings, steps)
-    shown = {entry.code for entry in prescription} | {step.code for step in small}
-    others = tuple(
-        _beside_the_plan(finding, report, steps) for finding in findings if finding.code not in shown
-    )
-    healthy = any(outcome.outcome == "healthy" for outcome in report.outcomes)
-    crashed = [] if quiet else [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
-    troubles = [
-        Line(_mark(finding, report), finding.area, f"{finding.title} ({finding.code})")
-        for finding in findings
-    ]
-    troubles += [
-        Line("unknown", outcome.area, f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}")
-        for outcome in crashed
-    ]
-    troubles.sort(key=lambda line: position(line.area))
-    return Screen(
-        machine=(f"fp8doctor {report.tool.version}", *machine(report.facts, report.modelled_gpu)),
-        model=model(report.facts),
-        counts=() if _only_environment(report) else counts(report.facts),
-        verdict=report.verdict.summary,
-        timing=if_recorded(timing, report.facts, numbers(steps)),
-        labels=if_recorded(labels, report.facts, numbers(steps)) or {},
-        ranks=ranks(report.facts),
-        troubles=tuple(troubles),
-        areas=() if quiet else calm_areas(report, {line.area for line in troubles}),
-        all_clear=_all_clear(report) if healthy and not report.findings else "",
-        prescription=prescription,
-        folded=_folded(small),
-        outlook=outlook(report, steps).sentence,
-        made_up="" if quiet else made_up(report.facts),
-        others=others,
-        not_looked_at="" if quiet else not_looked_at(report),
-        unanswered=frozenset(each.code for each in unanswered(report)),
-        ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
-        first_code=next((entry.code for entry in (*prescription, *others) if entry.code), ""),
-        outcomes=without_findings(report.outcomes),
-    )
-
-
-def _all_clear(report: Document) -> str:
-    """Write what to say when no check found anything; nothing where the trial found something by itself."""
-    if report.verdict.status == "step_raises":
-        return ""
-    if report.verdict.status == "fp8_slower" and report.verdict.basis == "measured":
-        return "FP8 is slower than BF16 here, and no check of this version explains why."
-    if report.verdict.basis == "modelled" and (report.verdict.achievable_speedup or 1.0) < 1:
-        return (
-            "The cost model expects FP8 to be slower than BF16 here, and no check explains why; only a "
-            "trial on the GPU tells."
-        )
-    return "" if report.prescription else "Nothing was found that should be changed."
-
-
-def _only_environment(report: Document) -> bool:
     facts = report.facts
-    return recorded(facts, "target.kind") and facts.target.kind == "environment"
+    found = [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
+    steps, small = plan(report, found, whole=whole)
+    heads = {step.code for step in (*steps, *small)}
+    beside = [each for each in found if each.code not in heads]
+    timed, said = if_recorded(timing, facts, numbers(steps)), answer(report, steps)
+    troubled = {each.area for each in found} | {each.area for each in _crashed(report)}
+    return Screen(
+        job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
+        machine=(*machine(facts, report.modelled_gpu), *filter(None, [if_recorded(fp8_share, facts)])),
+        answer=said,
+        variants=tuple(_variants(timed, report)),
+        held_to=_held_to(timed, facts),
+        untimed=_untimed(timed),
+        losses=if_recorded(_losses, facts) or "",
+        difference=_difference(timed),
+        ranks=ranks(facts),
+        fixes=tuple(_fix(number, step, facts) for number, step in enumerate(steps, 1)),
+        folded=_folded(small),
+        notices=tuple(_notices(report, beside, steps, said)),
+        notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
+        areas=() if quiet else tuple(_areas(report, troubled)),
+        made_up="" if quiet else made_up(facts),
+        ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
+        next=() if quiet else tuple(_next(report, steps, beside, held_in)),
+        command=report.next.command if report.next and not report.next.explains else "",
+    )
 
 
-def _mark(finding: Finding, report: Document) -> Mark:
-    """Write the mark of a finding; the one that heads the prescription is bad whatever its severity, unless
-    information or it may save nothing."""
-    severity = finding.severity or "info"
-    saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
-    if (
-        severity == "warning"
-        and saves
-        and report.prescription
-        and report.prescription[0].code == finding.code
-    ):
-        return "bad"
-    return MARK_OF_SEVERITY[severity]
-
-
-def _steps(report: Document, findings: Iterable[Finding]) -> list[Step]:
-    """Write the steps in their order: those of the findings shown, and those that the trial found by
-    itself."""
-    shown = {finding.code for finding in findings}
-    return [step for step in report.prescription if step.code in shown or not step.code]
+def _crashed(report: Document) -> list[Outcome]:
+    return [each for each in report.outcomes if each.outcome == "crashed"]
 
 
 def plan(
     report: Document, findings: Iterable[Finding], *, whole: bool = False
 ) -> tuple[list[Step], list[Step]]:
-    """Write the steps that are shown and numbered, and those that are folded because they save next to
-    nothing."""
-    steps = _steps(report, findings)
+    """Divide the plan into the steps that are shown, and those that are folded because they save almost
+    nothing. A step whose finding is not among ``findings`` is neither."""
+    shown = {finding.code for finding in findings}
+    steps = [step for step in report.prescription if step.code in shown or not step.code]
     small = [] if whole else [step for step in steps if _is_small(step, report)]
     return [step for step in steps if step not in small], small
 
@@ -201,7 +173,7 @@ def numbers(steps: Iterable[Step]) -> dict[str, int]:
 
 
 def _is_small(step: Step, report: Document) -> bool:
-    """Whether all that a step of the plan does is to save next to nothing; what was modelled for a GPU is no
+    """Whether all that a step of the plan does is to save almost nothing; what was estimated for a GPU is no
     share of a CPU's step."""
     whole, saving = report.verdict.step_ms, step.saving_ms
     mends = [each for each in report.findings if each.code in step.mends]
@@ -213,99 +185,229 @@ def _is_small(step: Step, report: Document) -> bool:
     return saving.high < SMALL_PCT / 100 * whole
 
 
-def _folded(steps: Sequence[Step]) -> str:
-    """Name the steps that save next to nothing."""
-    names = ", ".join(f"{step.code} {step.treatment.name}".lstrip() for step in steps)
-    each = " each" if len(steps) > 1 else ""
-    return f"Under {SMALL_PCT:g} % of the step{each} (-v shows more): {names}." if steps else ""
+def _variants(timing: Timing | None, report: Document) -> Iterator[Variant]:
+    for row in timing.rows if timing else ():
+        if row.arm is not None and row.arm.step_ms:
+            speed, tone = if_recorded(_speed, report.facts, row.arm) or ("", "plain")
+            yield Variant(
+                label=row.label,
+                tone=tone,
+                ms=row.arm.step_ms,
+                step=f"{row.arm.step_ms:,.1f}",
+                spread=spread(row.arm),
+                parts=tuple(_parts(row.arm)),
+                speed=speed,
+                memory=row.memory,
+            )
 
 
-def _prescription(report: Document, findings: Iterable[Finding], steps: Sequence[Step]) -> tuple[Entry, ...]:
-    by_code = {finding.code: finding for finding in findings}
-    return tuple(
-        _entry(by_code[step.code], report, number, step, saving_in_words(by_code[step.code].saving_ms))
-        if step.code
-        else _found_by_the_trial(step, number)
-        for number, step in enumerate(steps, 1)
+def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
+    """Write the families of a bar; none where the parts cannot be relied on."""
+    times = drawn_ms(arm)
+    columns = dict(zip((*COLUMNS, "idle"), times, strict=True)) if times else {}
+    for family, names in FAMILIES.items() if columns else ():
+        ms = sum(columns[name] for name in names)
+        if ms >= NONE_MS:
+            yield family, ms
+
+
+def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
+    """Tell the speed of a step as a multiple of BF16's, and whether FP8 gains or loses by it."""
+    found = beside_bf16(facts, arm)
+    if found is None:
+        return "", "plain"
+    if arm is found.bf16:
+        return "1x", "plain"
+    if found.is_noise:
+        return NOISY, "plain"
+    tone: Tone = "good" if found.gains else "bad" if found.loses else "plain"
+    return times(found.bf16.step_ms, arm.step_ms), tone
+
+
+def _held_to(timing: Timing | None, facts: Facts) -> str:
+    """Name the variants that are held to another BF16 than the best, and those that another window timed,
+    with what the best took there."""
+    rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
+    labels = {arm.name: label for label, arm in rows}
+    best = if_recorded(best_bf16, facts)
+    before = arm(facts.trial, in_first_window(best.name)) if best else None
+    held = [
+        f"{label} is compared with {labels.get(in_any_window(found.bf16.name), '')}"
+        for label, each in rows
+        if (found := if_recorded(beside_bf16, facts, each)) and found.bf16 not in (best, before)
+    ]
+    sentences = [f"{'; '.join(held)}."] if held else []
+    earlier = [label for label, each in rows if if_recorded(_is_based_on_first_window, each)]
+    if best and before and earlier:
+        took = f"{labels.get(best.name, '')} took {in_ms(before.step_ms)}"
+        sentences.append(f"Timed earlier, when {took}: {' · '.join(earlier)}.")
+    return " ".join(sentences)
+
+
+def _is_based_on_first_window(timed: Arm) -> bool:
+    return bool(timed.base) and is_of_first_window(timed.base or "")
+
+
+def _untimed(timing: Timing | None) -> str:
+    """Name the variants that were not timed, those with the same reason together."""
+    reasons: dict[str, list[str]] = {}
+    for row in timing.rows if timing else ():
+        if row.reason:
+            reasons.setdefault(row.reason, []).append(row.label)
+    told = "; ".join(f"{' · '.join(each)} ({_in_short(why)})" for why, each in reasons.items())
+    return f"Not timed: {told}." if told else ""
+
+
+def _in_short(reason: str) -> str:
+    """Keep the first sentence of a long message, or what fits of it; ``-v`` shows all."""
+    if len(reason) <= LONGEST_REASON:
+        return reason
+    first = reason.partition(". ")[0]
+    return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON].rpartition(' ')[0]} ..."
+
+
+def _losses(facts: Facts) -> str:
+    followed = loss_gap(facts.trial) or non_finite_from(facts.trial)
+    return loss_in_words(facts.trial) or "" if followed else ""
+
+
+def _difference(timing: Timing | None) -> Difference | None:
+    """Divide the first difference of the table; None where no two steps were profiled."""
+    found = timing.waterfalls[0] if timing and timing.waterfalls else None
+    if found is None or abs(found.difference_ms) < NONE_MS:
+        return None
+    ms = f"{abs(found.difference_ms):,.1f} ms"
+    return Difference(
+        title=f"Where the {ms} go" if found.difference_ms > 0 else f"Where the {ms} are saved",
+        between=f"{found.of} − {found.against}",
+        changes=tuple(_changes(found)),
     )
 
 
-def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
-    """Write a finding that heads no step: with the step that mends it or its cause, else with its own saving
-    and, unless the trial refuted it, with what would change it.
-
-    What BF16 would save is told where it is prescribed only.
-    """
-    name = finding.treatment.name if finding.treatment else None
-    causes = set() if finding.severity == "info" else set(finding.caused_by)
-    itself = (number for number, step in enumerate(steps, 1) if step.treatment.name == name)
-    also = (number for number, step in enumerate(steps, 1) if finding.code in step.mends)
-    cause = (number for number, step in enumerate(steps, 1) if causes.intersection(step.mends))
-    see = next(itself, None) or next(also, None) or next(cause, None)
-    told = see is not None or name == STAY_IN_BF16
-    saving = "" if told else saving_in_words(finding.saving_ms)
-    says_all = finding.saving_ms is not None and not gained_alone(finding)
-    open_ = None if told or says_all else finding.treatment
-    return _entry(finding, report, saving=saving, see=see, treatment=open_)
+def _changes(found: Waterfall) -> Iterator[Change]:
+    """Write the parts, the largest first, and the rest of them, so that they add up."""
+    named = sorted(
+        ((name, ms) for name, ms in found.parts_ms.items() if name != "unclassified"),
+        key=lambda each: -abs(each[1]),
+    )
+    least = max(NONE_MS, LEAST_PCT / 100 * abs(found.difference_ms))
+    shown = [(name, ms) for name, ms in named if abs(ms) >= least][:MOST_PARTS]
+    yield from (Change(PART_NAMES.get(name, name), ms) for name, ms in shown)
+    rest = found.difference_ms - sum(ms for _, ms in shown)
+    if abs(rest) >= NONE_MS:
+        yield Change("rest", rest)
 
 
-def gained_alone(finding: Finding) -> bool:
-    """Whether what would change it was timed by itself, and saved time for sure."""
-    saving = finding.saving_ms
-    return saving is not None and saving.basis == "measured" and saving.low > 0
-
-
-def _found_by_the_trial(step: Step, number: int) -> Entry:
-    return Entry(
+def _fix(number: int, step: Step, facts: Facts) -> Fix:
+    how = {"shell": "in the shell", "sketch": "a sketch"}.get(step.treatment.kind, "")
+    gives = saves(step.saving_ms) or if_recorded(_not_timed, step, facts)
+    return Fix(
         number=number,
-        mark="info",
-        code="",
-        name=step.treatment.name,
-        saving=saving_in_words(step.saving_ms),
-        explanation=f"{step.title}.",
-        treatment=step.treatment.summary,
+        summary=step.treatment.summary,
+        aside="; ".join(filter(None, (how, gives))),
+        code=step.code,
         lines=step.treatment.code,
-        kind=step.treatment.kind,
     )
 
 
-def _entry(
-    finding: Finding,
-    report: Document,
-    number: int | None = None,
-    step: Step | None = None,
-    saving: str = "",
-    see: int | None = None,
-    treatment: Treatment | None = None,
-) -> Entry:
-    also = f" (also mends {', '.join(step.mends[1:])})" if step and step.mends[1:] else ""
-    treatment = step.treatment if step else treatment
-    return Entry(
-        number=number,
-        mark=_mark(finding, report),
-        code=finding.code,
-        name=finding.name,
-        saving=saving,
-        explanation=finding.explanation,
-        treatment=f"{treatment.summary}{also}" if treatment else "",
-        lines=treatment.code if treatment else "",
-        kind=treatment.kind if treatment else "python",
-        see=see,
-    )
+def _not_timed(step: Step, facts: Facts) -> str:
+    """Say of a fix without a number that a trial, which timed others, did not time it; empty where it did."""
+    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
+    done = any(step.treatment.name in each.treatments for each in tried if recorded(each, "treatments"))
+    return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
 
 
-def saving_in_words(saving: Saving | None) -> str:
-    """Tell what is saved of a step, as the change it makes, and what the number rests on: −208 to −347 ms a
-    step, modelled on H100 SXM."""
-    if saving is None or saving.low is None or saving.high is None:
+def saves(saving: Saving | None) -> str:
+    """Tell what a fix saves, and what the number rests on: saves 276 to 281 ms/step, measured."""
+    if saving is None:
         return ""
-    small, large = _change(-saving.low), _change(-saving.high)
-    where = f" on {product(saving.gpu) if saving.basis == 'modelled' else saving.gpu}" if saving.gpu else ""
-    basis = "by rule" if saving.basis == "rule" else saving.basis
-    return f"{small if small == large else f'{small} to {large}'} ms a step, {basis}{where}"
+    either_way = saving.low < 0 < saving.high
+    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
+    first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
+    how = HOW_KNOWN[saving.basis]
+    where = f" for {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
+    verb = "saves" if saving.high >= 0 else "costs"
+    amount = first if first == last else f"{first} to {last}"
+    if either_way and (first, last) != ("0.0", "0.0"):
+        either = f"{first} ms/step {_less(ends[0])} to {last} ms/step {_less(ends[1])}"
+        return f"too noisy to tell: from {either}, {how}{where}"
+    return f"{verb} {amount} ms/step, {how}{where}"
 
 
-def _change(ms: float) -> str:
-    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
-    sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
-    return sign + text
+def _less(saved_ms: float) -> str:
+    return "less" if saved_ms > 0 else "more"
+
+
+def _folded(small: Sequence[Step]) -> str:
+    told = "; ".join(f"{each.treatment.summary} ({each.code})".replace(" ()", "") for each in small)
+    return f"Under 1% of the step: {told}." if small else ""
+
+
+def _notices(
+    report: Document, beside: Sequence[Finding], steps: Sequence[Step], said: Answer
+) -> Iterator[Notice]:
+    """Write the errors and warnings that head no fix and that the answer does not give, and the checks that
+    crashed."""
+    for finding in beside:
+        if finding.severity in ("warning", "error") and finding.code not in said.causes:
+            fix = fixed_by(finding, steps)
+            text = finding.title + (f" (fixed by {fix})" if fix else _on_its_own(finding))
+            yield Notice("bad" if finding.severity == "error" else "warning", text, finding.code)
+    for outcome in _crashed(report):
+        reason = outcome.reason or "no reason given"
+        yield Notice("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+
+
+def _on_its_own(finding: Finding) -> str:
+    """Tell of a change that gained by itself and is in no plan: what gained was not timed together, or
+    another takes its place."""
+    change = finding.treatment
+    if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
+        return ""
+    return f" ({change.summary}: on its own, this {saves(finding.saving_ms)})"
+
+
+def _notes(report: Document, told: set[str]) -> str:
+    """Fold what is only information into one line."""
+    infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
+    titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
+    return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
+
+
+def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
+    """Count the areas by what is known of them, and name those that were not checked."""
+    of: dict[Mark, list[str]] = {}
+    for line in calm_areas(report, troubled):
+        of.setdefault(line.mark, []).append(AREAS.get(line.area, line.area))
+    if fine := of.get("healthy"):
+        yield "healthy", f"{plural(len(fine), 'area')} fine"
+    if aside := of.get("not_applicable"):
+        yield "not_applicable", f"{len(aside)} {'does' if len(aside) == 1 else 'do'} not apply"
+    if unknown := of.get("unknown"):
+        yield "unknown", f"{len(unknown)} not fully checked: {', '.join(unknown)}"
+
+
+def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:
+    """Name the next commands: for a shell, or for Python if that holds the report."""
+    codes = (*(step.code for step in steps), *(finding.code for finding in beside))
+    first = next(filter(None, codes), "")
+    if held_in:
+        yield f'{held_in}.save("report.json")'
+        if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
+            yield f"{with_budget(report.facts, enough_s)} times more variants"
+        yield "in a shell: fp8doctor report -v report.json"
+    if first in {each.code for each in report.findings if each.severity != "info"}:
+        yield f"fp8doctor explain {first}"
+    if held_in:
+        return
+    if report.next and not any(step.code for step in report.prescription):
+        command, where = report.next.command, where_to_time(report.facts)
+        yield f"{command} times it {where}" if not _timed(report.facts) else command
+    if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
+        yield f"{with_budget(report.facts, enough_s)} times more variants"
+    yield "-v shows more"
+    yield "-o report.html"
+
+
+def _timed(facts: Facts) -> bool:
+    return any(recorded(each, "tried") and each.tried for each in facts.arms())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, share_rounds, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
-from fp8doctor.analysis.losses import loss_in_words
+from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
     Waterfall,
@@ -28,13 +27,13 @@ from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.words import more_variants, plainly, variant_of
+from fp8doctor.render.words import more_variants, variant_of
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
     "FP8 matmul": ("gemm_fp8",),
     "other matmul": ("gemm_16bit", "gemm_fp32"),
-    "to FP8": ("cast",),
+    "casts": ("cast",),
     "attention": ("attention",),
     "other": ("norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"),
 }
@@ -46,7 +45,7 @@ NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
 
 UNCLASSIFIED_PCT = 1.0
-"""Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99 %."""
+"""Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99%."""
 
 UNKNOWN_PARTS = {"trial.arms.breakdown": "Where the time goes", "trial.arms.peak_gib": "Peak memory"}
 """Gap of the trial's facts -> what is not known of every variant then."""
@@ -57,7 +56,7 @@ class Row(Struct, frozen=True):
 
     label: str
     step: str
-    """Milliseconds a step with half the width of its 90 % interval; empty when it was not timed."""
+    """Milliseconds a step with half the width of its 90% interval; empty when it was not timed."""
     memory: str
     """Peak in GiB; ``?`` where those of others are known, empty on a CPU."""
     reason: str
@@ -197,8 +196,7 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             shown.append(row)
         elif row.reason not in told:
             told.add(row.reason)
-            them = re.sub(r"\bit$", "them", row.reason)
-            shown.append(Row(more_variants(shared[row.reason]), "", "", them))
+            shown.append(Row(more_variants(shared[row.reason]), "", "", row.reason))
     return tuple(shown)
 
 
@@ -222,7 +220,7 @@ def _row(arm: Arm, names: Mapping[str, str]) -> Row:
 
 
 def spread(timed: Arm) -> str:
-    """Write half the width of the interval that holds the true median with 90 % confidence: ``± 2.9``."""
+    """Write half the width of the interval that holds the true median with 90% confidence: ``± 2.9``."""
     known = recorded(timed, "high_ms") and recorded(timed, "low_ms")
     return f"± {(timed.high_ms - timed.low_ms) / 2:,.1f}" if known and timed.high_ms and timed.low_ms else ""
 
@@ -272,16 +270,19 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
     yield from _known_errors(arms, names)
-    if followed := if_recorded(loss_in_words, trial):
-        yield followed
-    if enough_s := more_time_s(trial):
-        yield f"More time for the rest: --budget {enough_s:g}."
+    if said := if_recorded(_not_followed, trial):
+        yield said
     gaps = trial.gaps if recorded(trial, "gaps") else {}
     yield from (
         f"{UNKNOWN_PARTS[path]} is not known of every variant: {reason}."
         for path, reason in gaps.items()
         if path in UNKNOWN_PARTS
     )
+
+
+def _not_followed(trial: Trial) -> str | None:
+    """Say why the loss was not followed; None if it was, which the first screen shows."""
+    return None if loss_gap(trial) or non_finite_from(trial) else loss_in_words(trial)
 
 
 def more_time_s(trial: Trial) -> float | None:
@@ -336,7 +337,7 @@ def as_is_difference(facts: Facts) -> Waterfall | None:
 
 
 def _difference(found: Waterfall) -> str:
-    parts = plainly(parts_in_words(found))
+    parts = parts_in_words(found)
     return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts}."
 
 

@@ -1,14 +1,17 @@
-"""A user's words in place of names of steps with fixes, of parts of a step and of areas."""
+"""Words and marks for steps with fixes, parts of a step, areas, and the basis of a number."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, in_words
 from fp8doctor.analysis.variant_words import VARIANTS, variant
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
+from fp8doctor.finding import Basis
 from fp8doctor.wording import plural
 
 NOT_PROFILED = "not profiled"
@@ -16,48 +19,18 @@ NOT_PROFILED = "not profiled"
 
 FAMILIES = {
     "matmul": ("FP8 matmul", "other matmul"),
-    "FP8 conversion": ("to FP8",),
+    "casts": ("casts",),
     "attention": ("attention",),
     "other": ("other",),
     "idle": ("idle",),
 }
 """Parts of a bar, in a user's words -> columns of the table of ``-v``."""
 
-PARTS = {
-    "GEMMs": "matmuls",
-    "casts": "FP8 conversion",
-    "norms and pointwise": "norms, pointwise",
-    "idle": "idle GPU",
-    "unclassified": "rest",
-}
-"""Parts of a difference -> the same in words; the others are words."""
+HOW_KNOWN: dict[Basis, str] = {"measured": "measured", "modelled": "estimated", "rule": "by rule"}
+"""Basis of a number -> the same in words."""
 
 AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 """Areas of checks -> what they are about; the others are words."""
-
-PLAIN = {
-    r"\b[Ee]ager float8\b": "uncompiled FP8",
-    r"\b(runs?) eagerly\b": r"\1 uncompiled",
-    r"^FP8 casts cost\b": "Converting to FP8 costs",
-    r"\bCasts cost\b": "Converting to FP8 costs",
-    r"\bcasts cost\b": "converting to FP8 costs",
-    r"\bCasts\b": "FP8 conversions",
-    r"\bcasts\b": "FP8 conversions",
-    r"\bcast\b": "converted",
-    r"\bGEMMs\b": "matmuls",
-    r"\bGEMM FLOPs\b": "matmul FLOPs",
-    r"\bGEMM\b": "matmul",
-    r"(?<=\d)x(?=[ ,;.)]|$)": "×",
-    r" x (?=\d)": " × ",
-}
-"""What checks and verdicts call something -> what a user calls it."""
-
-
-def plainly(text: str) -> str:
-    """Write a sentence of a check in a user's words."""
-    for technical, plain in PLAIN.items():
-        text = re.sub(technical, plain, text)
-    return text
 
 
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:
@@ -108,4 +81,27 @@ def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
 
 def more_variants(count: int) -> str:
     """Name several variants that are told together."""
-    return f"{plural(count, 'more variant')}"
+    return plural(count, "more variant")
+
+
+Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
+
+MARKS: dict[Mark, tuple[str, str, str]] = {
+    "bad": ("✗", "x", "bold red"),
+    "warning": ("!", "!", "bold yellow"),
+    "info": ("i", "i", "cyan"),
+    "healthy": ("✓", "ok", "green"),
+    "not_applicable": ("–", "-", "dim"),
+    "unknown": ("?", "?", "magenta"),
+}
+"""Mark -> glyph, the same in ASCII, and style."""
+
+
+class Line(Struct, frozen=True):
+    """One line about an area."""
+
+    mark: Mark
+    area: str
+    text: str = ""
+    codes: tuple[str, ...] = ()
+    """The checks that it tells of, where there may be several."""

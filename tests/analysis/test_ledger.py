@@ -24,7 +24,7 @@ from fp8doctor.facts import (
     Workload,
 )
 from fp8doctor.recipes import RECIPES
-from fp8doctor.render.ledger import ledger_table
+from fp8doctor.render.detail_tables import ledger_table
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
 from tests.checks.step.profiled import profiled
@@ -211,8 +211,8 @@ def test_the_report_has_it_in_the_json_and_with_v_on_the_screen() -> None:
     for words in (
         "8192 x 4096 x 14336 tensorwise, 2 layers output 2 1.600 0.900",
         "Timed alone, the matmuls of 4 layers take 10.3 ms of a step in BF16, in FP8 6.1 and their "
-        "conversions 2.4: 1.21x, saved +1.8 ms.",
-        "In the step matmuls save +20.0 ms (alone +4.2), and conversions cost 10.0 ms (alone 2.4): "
+        "casts 2.4: 1.21x, saved +1.8 ms.",
+        "In the step matmuls save +20.0 ms (alone +4.2), and casts cost 10.0 ms (alone 2.4): "
         "FP8 as you run it, against BF16 compiled. Not explained by single layers: +8.2 ms.",
     ):
         assert words in told

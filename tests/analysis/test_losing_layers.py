@@ -211,7 +211,7 @@ def test_layers_that_win_with_many_tokens_are_not_too_small() -> None:
 
 @pytest.mark.parametrize("tokens", [35, 40])
 def test_where_no_tokens_are_enough_for_the_step_all_that_lose_are_named(tokens: int) -> None:
-    """Lightning's example for Fabric: 35 rows, and a model that never gains 3 %."""
+    """Lightning's example for Fabric: 35 rows, and a model that never gains 3%."""
     layers = [
         *(linear(f"attention.{i}", 1024, 1024) for i in range(3)),
         linear("linear1", 1024, 4096),

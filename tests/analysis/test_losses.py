@@ -11,8 +11,8 @@ from fp8doctor.analysis.losses import COARSER, RunLosses, loss_gap, loss_in_word
 from fp8doctor.diagnosis.comparison import compared
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, LossCurve, Observation, Trial
-from fp8doctor.render.comparison import page
-from fp8doctor.render.sheet import as_text
+from fp8doctor.render.compare_page import page
+from fp8doctor.render.table_page import as_text
 from fp8doctor.render.text import render
 from tests.diagnosis.trials import SLOW, Of
 from tests.facts_of import DECODER_468M

@@ -14,7 +14,7 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.render.answer import answer
+from fp8doctor.render.box import answer
 from fp8doctor.render.certainty import certainty
 from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled, replaced
@@ -58,18 +58,18 @@ def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
     assert report.verdict.status == "too_noisy"
     assert not waits_for_the_host(FLUX_LIKE)
     assert report.verdict.summary.endswith(
-        " The host was disturbed meanwhile (Python ran 1.8 times as long as at its best): time again when it "
-        "is quiet."
+        " The CPU was busy meanwhile (Python ran 1.8 times as long as at its best). Time again on an idle "
+        "host."
     )
     assert certainty(report).startswith("No. Both were timed in turn")
-    assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
+    assert certainty(report).endswith(" The CPU was busy: Python ran 1.8 times as long as at its best.")
     (finding,) = (each for each in report.findings if each.code == "STP009")
     assert finding.title == (
-        "The host was disturbed while steps were timed: Python ran 1.8 times as long as at its best"
+        "Other load slowed the host while steps were timed: Python ran 1.8 times as long as at its best"
     )
     assert finding.explanation.startswith(
-        "What is faster hangs on how long the GPU waits in the step as you run it: it is idle for 7.7 of "
-        "67.4 ms, and 96 % of its gaps end with a kernel that was launched too late"
+        "Which one is faster depends on how long the GPU waits in the step as you run it: it is idle for "
+        "7.7 of 67.4 ms, and 96% of its gaps end with a late launch"
     )
     assert "Time again when the host is quiet" in " ".join(answer(report).fix)
 
@@ -77,10 +77,10 @@ def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
 def test_a_sign_that_the_idle_time_turns_is_doubted_on_a_disturbed_host() -> None:
     report = diagnose(beside_it(STEADY))
     assert report.verdict.status == "fp8_even"
-    assert "(Python ran 1.8 times as long as at its best): time again" in report.verdict.summary
+    assert "(Python ran 1.8 times as long as at its best). Time again" in report.verdict.summary
     assert "STP009" in {each.code for each in report.findings}
     assert certainty(report).startswith("Not quite: ")
-    assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
+    assert certainty(report).endswith(" The CPU was busy: Python ran 1.8 times as long as at its best.")
 
 
 def slower(*rounds_ms: float) -> Arm:
@@ -101,7 +101,7 @@ def test_a_sign_that_wavers_with_the_host_is_not_told() -> None:
     assert report.verdict.speedup_high < 1, "the interval alone would tell"
     assert report.verdict.status == "too_noisy"
     assert (
-        "faster than BF16: a disturbed host kept the GPU waiting, which is enough to turn the answer."
+        "faster than BF16: the GPU waited for a busy CPU, long enough to change the answer."
         in report.verdict.summary
     )
     assert "STP009" in {each.code for each in report.findings}
@@ -203,19 +203,19 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     report = diagnose(msgspec.structs.replace(facts, trial=trial))
     assert report.verdict.status == "fp8_slower"
     assert (
-        "0.83x of BF16. Nothing that was tried makes FP8 as fast: stay in BF16. The host was disturbed"
-        in (report.verdict.summary)
+        "0.83x the speed of BF16. No fix that was timed makes FP8 as fast as BF16: stay in BF16. The CPU was "
+        "busy" in (report.verdict.summary)
     )
     (finding,) = (each for each in report.findings if each.code == "STP009")
     assert "how long the GPU waits in FP8 with all fixes: it is idle for 19.0 of 79.0 ms" in (
         finding.explanation
     )
-    assert finding.explanation.endswith("lose the most: this advice may be another on a quiet host.")
+    assert finding.explanation.endswith("lose the most: this advice may change on a quiet host.")
     assert certainty(report).startswith("Not quite: ")
     wavering = rounds(LATE, 79.0, 80.0, 60.0, 79.0, 59.0)
     told = msgspec.structs.replace(trial, arms=(*facts.trial.arms, wavering))
     doubted = diagnose(msgspec.structs.replace(facts, trial=told))
-    assert "79.0 ms, which this timing cannot tell from BF16. The host was" in doubted.verdict.summary
+    assert "79.0 ms, within noise of BF16. The CPU was" in doubted.verdict.summary
     assert doubted.verdict.achievable_speedup is None
     assert "stay-in-bf16" not in {step.treatment.name for step in doubted.prescription}
     calm = msgspec.structs.replace(trial, arms=(*facts.trial.arms, BUSY_PRESCRIPTION))
@@ -246,7 +246,7 @@ def test_a_conversion_whose_gain_the_idle_time_turns_is_doubted() -> None:
     timed = tuple(msgspec.structs.replace(each, breakdown=parts[each.name]) for each in facts.trial.arms)
     trial = msgspec.structs.replace(facts.trial, arms=timed, host=SLOW)
     report = diagnose(msgspec.structs.replace(facts, trial=trial))
-    assert "0.94x of its best BF16 (65.8 ms). The host was disturbed" in report.verdict.summary
+    assert "0.94x the speed of its best BF16 (65.8 ms). The CPU was busy" in report.verdict.summary
     assert "STP009" in {each.code for each in report.findings}
 
 
@@ -262,8 +262,10 @@ def test_where_bf16_waits_it_is_not_said_that_fp8_loses_the_most() -> None:
     report = diagnose(beside_it(rounds(NEVER_WAITS, *STEADY.rounds_ms), LATE_BF16))
     assert report.verdict.status == "fp8_faster"
     (finding,) = (each for each in report.findings if each.code == "STP009")
-    assert finding.explanation.startswith("What is faster hangs on how long the GPU waits in BF16 compiled")
-    assert finding.explanation.endswith("not its own. This verdict may be another on a quiet host.")
+    assert finding.explanation.startswith(
+        "Which one is faster depends on how long the GPU waits in BF16 compiled"
+    )
+    assert finding.explanation.endswith("other load. This verdict may change on a quiet host.")
 
 
 BUSY_GPU = rounds(
@@ -302,7 +304,7 @@ BUSY_GPU = rounds(
 def test_no_host_is_named_that_hides_nothing(facts: Facts) -> None:
     report = diagnose(facts)
     assert "STP009" not in {each.code for each in report.findings}
-    assert "host was disturbed" not in report.verdict.summary + certainty(report)
+    assert "CPU was busy" not in report.verdict.summary + certainty(report)
 
 
 def test_a_conversion_that_is_too_noisy_to_tell_names_the_host_too() -> None:
@@ -315,7 +317,7 @@ def test_a_conversion_that_is_too_noisy_to_tell_names_the_host_too() -> None:
     facts = msgspec.structs.replace(facts, trial=trial)
     report = diagnose(facts)
     assert report.verdict.status == "no_fp8"
-    assert "(Python ran 1.8 times as long as at its best): time again" in report.verdict.summary
+    assert "(Python ran 1.8 times as long as at its best). Time again" in report.verdict.summary
     assert "STP009" in {each.code for each in report.findings}
 
 
@@ -324,6 +326,6 @@ def test_a_host_that_sets_the_pace_is_named_once() -> None:
     facts = beside_it(noisy, rounds(ITS_BF16, 40.0, 41.0, 42.0, 43.0, 41.5))
     assert host_doubt(facts.trial)
     assert trial_view(facts).host_contention is None
-    assert "while it set the pace" in next(
+    assert "while it limited the step" in next(
         each.title for each in diagnose(facts).findings if each.code == "STP009"
     )

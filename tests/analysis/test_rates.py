@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.rates import rates
 from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.facts import NOT_RECORDED, Gpu, Trial
-from fp8doctor.render.rates import rates_in_words
+from fp8doctor.render.detail_tables import rates_in_words
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 WATCHED = Path(__file__).parents[1] / "running" / "recorded"
@@ -37,7 +37,7 @@ def test_without_times_the_variants_are_modelled() -> None:
     speed = {each.name: each.tokens_per_s for each in found.variants}
     assert speed["as_is"] < speed["bf16"] < speed["bf16_compiled"] < (found.bf16_peak_tokens_per_s or 0)
     assert next(iter(rates_in_words(found, fp8=True, labels={}))).startswith(
-        "Tokens a second, modelled on H200: BF16 "
+        "Tokens a second, estimated for H200: BF16 "
     )
 
 

@@ -17,7 +17,7 @@ ON_H200 = msgspec.structs.replace(
     DECODER_468M, gpus=(Gpu(name="NVIDIA H200", compute_capability="9.0", visible=True),)
 )
 NOT_PROFILED = (unprofiled("as_is", 366.1), unprofiled("prescribed", 88.3, **COMPILED))
-SENTENCE = "FP8 cannot give this step more than about 1.39x on this GPU."
+SENTENCE = "FP8 can make this step at most about 1.39x as fast as BF16 on this GPU."
 
 
 def shape(bf16_ms: float, fp8_ms: float | None, layers: int = 24) -> LayerShape:
@@ -101,7 +101,10 @@ def test_without_fp8_gemms_it_is_modelled_and_says_so() -> None:
     assert found is not None
     assert (found.basis, found.source) == ("modelled", "the datasheet of H200")
     assert 1.2 < found.speedup < 1.6
-    assert f"more than about {found.speedup:.2f}x on this GPU (modelled)." in diagnose(facts).verdict.summary
+    assert (
+        f"about {found.speedup:.2f}x as fast as BF16 on this GPU (estimated)."
+        in diagnose(facts).verdict.summary
+    )
 
 
 def test_the_datasheet_leaves_adapters_in_bf16() -> None:

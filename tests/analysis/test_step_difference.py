@@ -29,7 +29,7 @@ def test_uncompiled_casts_are_the_difference() -> None:
     assert found.casts_unpaid_ms == pytest.approx(273.6 - 33.0)
     assert found.fused_ms == 0
     assert parts_in_words(found) == (
-        "casts +273.6, GEMMs −33.0, norms and pointwise +21.5, idle +12.0, attention −0.7 ms"
+        "casts +273.6, matmuls −33.0, norms and pointwise +21.5, idle GPU +12.0, attention −0.7 ms"
     )
 
 

@@ -85,7 +85,7 @@ def test_the_difference_is_divided_where_both_are_profiled() -> None:
     assert found.difference is not None
     assert found.difference.parts_ms["casts"] == 55.0
     assert found.difference.parts_ms["GEMMs"] == -30.0
-    assert "+20.0 ms = casts +55.0, GEMMs −30.0, idle −5.0 ms" in found.summary
+    assert "+20.0 ms = casts +55.0, matmuls −30.0, idle GPU −5.0 ms" in found.summary
     assert of(bf16, timed()).why_no_difference == "b.json was not profiled"
 
 

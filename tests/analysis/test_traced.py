@@ -18,15 +18,15 @@ def codes(found: TracedStep) -> list[str]:
 def test_casts_without_gemms_are_told() -> None:
     found = step("a", {}, kernel("cast", "float8_copy", 3, 5.0), kernel("gemm_16bit", "nvjet", 2, 20.0))
     assert whether_fp8_ran(found) == (
-        "No FP8 GEMM ran: all known GEMMs ran in 16 bits (20.0 ms). "
+        "No FP8 matmul ran: all known matmuls ran in 16 bits (20.0 ms). "
         "Casts to and from FP8 take 5.0 ms all the same."
     )
     beside = step("a", {}, kernel("unknown", "zorbl", 3, 5.0), kernel("gemm_16bit", "nvjet", 2, 20.0))
     assert whether_fp8_ran(beside) == (
-        "No known FP8 GEMM ran: all known GEMMs ran in 16 bits (20.0 ms); "
+        "No known FP8 matmul ran: all known matmuls ran in 16 bits (20.0 ms); "
         "what unknown kernels did in 5.0 ms is not told."
     )
-    assert "no known GEMM ran at all" in whether_fp8_ran(step("a", {}, kernel("copy", "Memset", 1, 1.0)))
+    assert "no known matmul ran at all" in whether_fp8_ran(step("a", {}, kernel("copy", "Memset", 1, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_casts_without_gemms_are_told() -> None:
     [
         ({"in_time": 2.0}, ""),
         ({"late_launch": 40.0}, "because the host launched too late"),
-        ({"data_loader": 40.0, "late_launch": 20.0}, "67 % of that because the data loader"),
+        ({"data_loader": 40.0, "late_launch": 20.0}, "67% of that because the data loader"),
         ({"unknown": 40.0}, "of that of launches that the trace does not tell"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from fp8doctor.facts import Arm, Facts, Trial
+from fp8doctor.facts.arm_names import Reason
 
 ROUNDS = 6
 
@@ -19,9 +20,14 @@ def ran(name: str, ms: float = 100.0, *, spread_ms: float = 0.0, **fields: Any) 
     )
 
 
-def failed(name: str, reason: str) -> Arm:
+def failed(name: str, reason: str, **fields: Any) -> Arm:
     """An arm that gave no number."""
-    return Arm(name=name, treatments=(), tried=False, reason=reason)
+    return Arm(name=name, tried=False, reason=reason, **{"treatments": ()} | fields)
+
+
+def too_late(name: str, *treatments: str) -> Arm:
+    """An arm that the budget left no time for."""
+    return failed(name, "the budget of 60 s ran out", why=Reason.NO_TIME_LEFT, treatments=treatments)
 
 
 def timed(facts: Facts, *arms: Arm, device: str = "cuda") -> Facts:

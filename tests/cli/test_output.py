@@ -198,7 +198,7 @@ def test_a_suffix_that_says_nothing_is_wrong_usage(saved: Path, tmp_path: Path) 
 
 def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    verdict = "fp8doctor: FP8 is 2.5× slower than BF16: 917.8 against 369.8 ms a step, measured\n"
+    verdict = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, measured\n"
     both = fp8doctor("demo", "-o", "a.html", "-o", "a.md", "--save", "b.json")
     assert (both.stdout, both.stderr) == ("", f"{verdict}fp8doctor: wrote a.html, a.md, b.json\n")
     saved = fp8doctor("demo", "--save", "b.json")
@@ -231,7 +231,7 @@ def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:
 def test_report_takes_the_output_options(saved: Path, grave_checks: str) -> None:
     assert fp8doctor("report", saved, "--fail-on", "warning", "--select", "CMP001").exit_code == 1
     assert fp8doctor("--format=markdown", "report", saved).stdout.startswith("## fp8doctor")
-    assert "modelled on L40S" in fp8doctor("report", saved, "--assume-gpu", "l40s").stdout
+    assert "estimated for L40S" in fp8doctor("report", saved, "--assume-gpu", "l40s").stdout
     assert fp8doctor("report", saved, "--checks", grave_checks).exit_code == 1
 
 

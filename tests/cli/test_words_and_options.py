@@ -99,7 +99,7 @@ def test_env_examines_no_model(worker: Worker) -> None:
     assert "! No GPU here: FP8 cannot be timed on this machine" in result.stdout
     assert "No model was examined" not in result.stdout
     assert "te.Linear" not in result.stdout
-    assert "Next: fp8doctor model.py times a model on a GPU" in result.stdout
+    assert "Environment only. Run `fp8doctor model.py` to check a model." in result.stdout
 
 
 def test_env_prints_the_variables_that_ask_for_fp8(worker: Worker) -> None:
@@ -221,5 +221,5 @@ def test_codes_are_prefixes_in_any_case(worker: Worker) -> None:
 
 def test_the_assumed_gpu_is_named_on_every_modelled_line(worker: Worker) -> None:
     result = fp8doctor("m.py", "--assume-gpu", "b200")
-    assert "costs modelled for B200" in result.stdout
-    assert "ms a step, modelled on B200" in " ".join(result.stdout.replace("CMP001", "").split())
+    assert "estimates for B200" in result.stdout
+    assert "ms/step, estimated for B200" in " ".join(result.stdout.replace("CMP001", "").split())

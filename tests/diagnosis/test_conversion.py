@@ -65,7 +65,7 @@ def test_the_lines_make_what_was_timed(
 
 def test_the_first_step_tells_what_all_of_it_saves() -> None:
     first, second = conversion_of(of(Stacked().bfloat16(), ran("bf16_compiled", 95.0), BLOCKS))
-    assert first.title == "With all of it a step takes 90.0 ms, the best BF16 95.0 ms"
+    assert first.title == "With all fixes a step takes 90.0 ms, the best BF16 95.0 ms"
     assert first.saving_ms is not None
     assert (first.saving_ms.middle, first.saving_ms.basis) == (10.0, "measured")
     assert (second.title, second.saving_ms) == ("Timed with convert-tensorwise", None)
@@ -104,4 +104,4 @@ def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: s
 def test_the_report_holds_it() -> None:
     report = diagnose(of(Stacked().bfloat16(), BLOCKS))
     assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
-    assert "Treatment: convert to FP8 (tensorwise)\n" in render(report, verbose=True)
+    assert "Fix 1  convert to FP8 (tensorwise)" in render(report, verbose=True)

@@ -19,14 +19,14 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     screen = render(
         diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts())
     )
-    assert "  FP8 as you run it  366.1 ± 0.2  20.0\n" in screen
-    assert "  BF16               103.6 ± 0.2  20.0\n" in screen
-    assert "  BF16 compiled      not timed: it raises BackendCompilerFailed: no compiler\n" in screen
+    assert re.search(r"^FP8 as you run it  366\.1 ± 0\.2 .* 20\.0$", screen, re.M)
+    assert re.search(r"^BF16               103\.6 ± 0\.2 .* 20\.0$", screen, re.M)
+    assert "Not timed: BF16 compiled (it raises BackendCompilerFailed: no compiler).\n" in screen
     assert (
         "  Timed: 3 variants in turn on NVIDIA H200, the whole model, 31 s, a copy of BF16 came "
         "out at 1.000\n" in screen
     )
-    assert "−278 ms a step, measured on NVIDIA H200" in screen
+    assert "−278 ms/step, measured on NVIDIA H200" in screen
     assert "nothing was timed" not in screen
 
 
@@ -56,7 +56,7 @@ def test_the_screen_shows_what_the_trial_found_by_itself() -> None:
         facts, trial=msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, first))
     )
     screen = render(diagnose(facts))
-    assert re.search(r"^2  fused-optimizer +−4.3 ms a step, measured on NVIDIA H200$", screen, re.M), screen
+    assert re.search(r"^2  fused-optimizer +−4.3 ms/step, measured on NVIDIA H200$", screen, re.M), screen
     assert "fused-optimizer is faster, timed with all else equal." in screen
 
 
@@ -79,20 +79,20 @@ def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
         DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=compiled), gpus=(GPU,)
     )
     screen = render(diagnose(Of(arms).facts(base)))
-    assert "FP8 is slower than BF16 here, and no check of this version explains why." in screen
+    assert "No check explains it." in screen
     assert "Nothing was found" not in screen
 
 
 def test_arms_of_the_first_window_are_not_shown_twice() -> None:
     screen = render(diagnose(explored()))
-    assert screen.count("FP8 with fixes 1 and 2   80.0 ± 0.2  20.0\n") == 1
+    assert len(re.findall(r"FP8 with fixes 1 and 2 +80\.0 ± 0\.2 .* 20\.0\n", screen)) == 1
     assert "prescribed" not in screen
 
 
 def test_variants_without_a_time_for_one_reason_stand_in_one_line() -> None:
-    late = "the budget of 60 s was used up before it"
+    late = "the budget of 60 s ran out"
     screen = render(
         diagnose(explored(**dict.fromkeys(("cache-off", "recipe-tensorwise", "fused-optimizer"), late)))
     )
-    assert re.search(f"  3 more variants +not timed: {late.removesuffix('it')}them\n", screen)
-    assert screen.count("not timed") == 1
+    assert f"Not timed: 3 more variants ({late})." in screen
+    assert screen.lower().count("not timed") == 1

@@ -93,8 +93,8 @@ def test_fp8_gemms_of_a_forward_in_fp8_are_no_layer_of_an_unknown_library(stack:
     told = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 28)).verdict
     assert (told.status, told.summary) == (
         "no_fp8",
-        "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward, and 28 FP8 GEMMs ran in a "
-        "step of the script.",
+        "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward, and 28 FP8 matmuls ran in "
+        "a step of the script.",
     )
     without = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 0)).verdict
     assert without.summary == "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward."
@@ -105,7 +105,7 @@ def test_fp8_gemms_beside_weights_that_are_converted_back(stack: str) -> None:
     told = diagnose(of_fp8_weights(WEIGHTS_ONLY[stack], 28)).verdict
     assert (told.status, told.summary) == (
         "not_measured",
-        "169 of 169 Linears store their weights in FP8, and 28 FP8 GEMMs ran in a step of the script. "
+        "169 of 169 Linears store their weights in FP8, and 28 FP8 matmuls ran in a step of the script. "
         "Whether FP8 is faster than BF16 was not measured.",
     )
 
@@ -115,7 +115,7 @@ def test_fp8_gemms_of_nobody_known() -> None:
     told = diagnose(msgspec.structs.replace(without_fp8(), observed=seen)).verdict
     assert (told.status, told.summary) == (
         "not_measured",
-        "No layer of a known FP8 library was found, yet 28 FP8 GEMMs ran in a step of the script. Whether "
+        "No layer of a known FP8 library was found, yet 28 FP8 matmuls ran in a step of the script. Whether "
         "FP8 is faster than BF16 was not measured.",
     )
 
@@ -156,8 +156,8 @@ def test_the_founding_case() -> None:
     assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
     assert verdict.tokens_per_s == pytest.approx(16384 / 0.3661, rel=1e-6)
     assert verdict.summary == (
-        "FP8 runs at 0.25x of BF16: 366.1 ms a step (44,753 tokens/s), best BF16 92.7 ms. With "
-        "compile-blocks: 88.3 ms, 1.05x of BF16."
+        "FP8 runs at 0.25x the speed of BF16: 366.1 ms/step (44,753 tokens/s), best BF16 92.7 ms. With "
+        "compile-blocks: 88.3 ms, 1.05x the speed of BF16."
     )
     assert report.reaches("error")
 
@@ -175,7 +175,7 @@ def test_the_founding_case() -> None:
     ],
     ids=[
         "equal",
-        "within 3 %",
+        "within 3%",
         "interval holds 1",
         "effect swallowed",
         "open to both sides",
@@ -193,8 +193,8 @@ def test_a_timing_too_noisy_to_tell_gives_no_ratio() -> None:
     assert (verdict.status, verdict.speedup, verdict.achievable_speedup) == ("too_noisy", None, None)
     assert (verdict.speedup_low, verdict.speedup_high) == pytest.approx((92.5 / 100, 92.5 / 60), rel=0.01)
     assert verdict.summary == (
-        "The timing is too noisy to tell whether FP8 is faster than BF16: BF16's time divided by FP8's lies "
-        "between 0.93 and 1.54 over 6 rounds. FP8 takes about 80.0 ms a step (204,800 tokens/s), the best "
+        "The timing is too noisy to tell whether FP8 is faster than BF16: BF16 time / FP8 time is between "
+        "0.93 and 1.54 over 6 rounds. FP8 takes about 80.0 ms/step (204,800 tokens/s), the best "
         "BF16 92.7 ms."
     )
     assert not re.search(r"\dx", verdict.summary)
@@ -225,7 +225,7 @@ def test_an_effect_no_larger_than_what_parts_a_step_from_its_copy_is_noise(
     trial = msgspec.structs.replace(facts.trial, self_check_ratio=alike)
     verdict = diagnose(msgspec.structs.replace(facts, trial=trial)).verdict
     assert verdict.status == status
-    assert ("no further apart than a step and its own copy" in verdict.summary) == (status == "too_noisy")
+    assert ("no more than a step and its own copy" in verdict.summary) == (status == "too_noisy")
     assert (verdict.speedup is None) == (status == "too_noisy")
 
 
@@ -302,9 +302,9 @@ def test_a_bf16_that_was_not_timed_is_modelled_beside_the_step_that_was(name: st
     assert (lost.status, lost.basis, lost.step_ms) == (status, "modelled", known.step_ms)
     assert lost.bf16_step_ms == pytest.approx(known.bf16_step_ms, rel=0.15)
     assert lost.summary.startswith(
-        f"FP8 takes {known.step_ms:.1f} ms a step. No BF16 baseline could be timed: no_time_left. The best "
-        f"BF16 would take about {lost.bf16_step_ms:.1f} ms, so that FP8 runs at about {lost.speedup:.2f}x of "
-        "it (modelled on H200)."
+        f"FP8 takes {known.step_ms:.1f} ms/step. No BF16 baseline could be timed: no_time_left. The best "
+        f"BF16 would take about {lost.bf16_step_ms:.1f} ms, so FP8 runs at about {lost.speedup:.2f}x its "
+        "speed (estimated for H200)."
     )
 
 
@@ -328,7 +328,7 @@ def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name:
     if basis == "modelled":
         assert verdict.bf16_step_ms is not None
         assert verdict.bf16_step_ms <= eager
-        assert f"and BF16 {eager:.1f} ms, which may be faster compiled" in verdict.summary
+        assert f"BF16 {eager:.1f} ms. Compiled BF16, which may be faster, was not timed" in verdict.summary
         assert outlook(document).sentence.endswith("compiled BF16, which may be faster, was not timed.")
     else:
         assert (verdict.status, verdict.bf16_step_ms) == ("fp8_slower", eager)
@@ -360,8 +360,8 @@ def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
     assert verdict.speedup is None
     assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
     assert (
-        "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x of its best BF16 (92.7 ms)."
-        in verdict.summary
+        "With FP8 (tensorwise, compiled) the step would take 88.3 ms, 1.05x the speed of its best BF16 "
+        "(92.7 ms)." in verdict.summary
     )
     best = best_bf16(facts)
     assert best is not None
@@ -386,22 +386,27 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     without = {**arms, "bf16_without_checkpointing": around(98.1)}
     verdict = diagnose(Of(without, treatments=("checkpointing-off",), bases={}).facts()).verdict
     assert (
-        "With checkpointing-off: 93.2 ms, 1.05x of BF16 with checkpointing off too (98.1 ms)."
+        "With checkpointing-off: 93.2 ms, 1.05x the speed of BF16 with checkpointing off too (98.1 ms)."
         in verdict.summary
     )
     assert verdict.achievable_speedup == pytest.approx(1.053, abs=0.002)
     too_large = {**arms, "bf16_without_checkpointing": Reason.DOES_NOT_FIT}
     report = diagnose(Of(too_large, treatments=("checkpointing-off",), bases={}).facts())
-    assert "With checkpointing-off: 93.2 ms, 1.28x of BF16." in report.verdict.summary
-    assert outlook(report).sentence.endswith(": 93.2 ms, 1.28x of the best BF16 (119.6 ms).")
+    assert "With checkpointing-off: 93.2 ms, 1.28x the speed of BF16." in report.verdict.summary
+    assert outlook(report).sentence.endswith(": 93.2 ms, 1.28x the speed of the best BF16 (119.6 ms).")
     graphs = {**arms, "bf16_cuda_graphs": around(95.0)}
     verdict = diagnose(Of(graphs, treatments=("cuda-graphs",), bases={}).facts()).verdict
-    assert "With cuda-graphs: 93.2 ms, 1.02x of BF16 with CUDA graphs too (95.0 ms)." in verdict.summary
+    assert (
+        "With cuda-graphs: 93.2 ms, 1.02x the speed of BF16 with CUDA graphs too (95.0 ms)."
+        in verdict.summary
+    )
     slower = {**arms, "bf16_cuda_graphs": around(121.0)}
     verdict = diagnose(Of(slower, treatments=("cuda-graphs",), bases={}).facts()).verdict
-    assert "With cuda-graphs: 93.2 ms, 1.28x of BF16." in verdict.summary, "BF16 may do without them"
+    assert "With cuda-graphs: 93.2 ms, 1.28x the speed of BF16." in verdict.summary, (
+        "BF16 may do without them"
+    )
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
-    assert "93.2 ms. BF16 would gain from adapters-to-bf16 too, which was not timed." in unknown.summary
+    assert "93.2 ms. BF16 would also gain from adapters-to-bf16, which was not timed." in unknown.summary
     assert unknown.achievable_speedup is None
 
 
@@ -421,7 +426,7 @@ def test_where_bf16_with_the_same_graphs_is_faster_the_plan_gives_fp8_up() -> No
     assert 'mode="reduce-overhead"' in last.code
     assert ".compile()" not in last.code, "not in another form than the one that was timed"
     assert outlook(report).sentence == (
-        "FP8 loses with all that was timed: leave it off, 85.0 ms in compiled BF16 with CUDA graphs."
+        "Every FP8 variant was slower: stay in BF16, 85.0 ms in compiled BF16 with CUDA graphs."
     )
     even = diagnose(
         Of({**arms, "bf16_cuda_graphs": around(99.0)}, treatments=("cuda-graphs",), bases={}).facts()
@@ -460,7 +465,7 @@ def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
     assert "With FP8 (tensorwise, under your own torch.compile) the step would take 80.0" in (
         report.verdict.summary
     )
-    assert "  FP8 tensorwise compiled your way" in render(report)
+    assert "\nFP8 tensorwise compiled your way" in render(report)
 
 
 def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:
@@ -485,7 +490,7 @@ def test_windows_of_as_many_rounds_are_told_apart() -> None:
 def test_fp8_that_never_ran_is_told_what_it_would_give() -> None:
     arms = {"as_is": Reason.NO_FP8_GEMM, "bf16_compiled": around(92.7), "te-autocast": around(88.3)}
     assert (
-        "Once it runs: 88.3 ms, 1.05x of BF16."
+        "Once it runs: 88.3 ms, 1.05x the speed of BF16."
         in diagnose(Of(arms, bases={"te-autocast": "as_is"}).facts()).verdict.summary
     )
 

@@ -1,7 +1,7 @@
 """ViT-L/16 at full size, encoder converted by torchao and compiled layer by layer, classifier in BF16: all as
 it should be, and too narrow.
 
-Measured on one H200 (torch 2.11, torchao 0.18): 57.6 ms a step in BF16, 74.8 in FP8, 62.8 without the 1024 x
+Measured on one H200 (torch 2.11, torchao 0.18): 57.6 ms/step in BF16, 74.8 in FP8, 62.8 without the 1024 x
 1024 layers.
 """
 

@@ -18,7 +18,8 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.layer import as_json, layer_reports, named
 from fp8doctor.diagnosis.regression import checked_baseline, regression
 from fp8doctor.errors import UserError
-from fp8doctor.render import comparison, github, html, junit, layer, markdown, sarif, text
+from fp8doctor.render import compare_page, html, markdown, text, why_page
+from fp8doctor.render.build_servers import github, junit, sarif
 from tests.recordings import text_of
 from tests.reliability.count import Count
 
@@ -115,7 +116,7 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
     def compare() -> Iterator[str]:
         for pair in ((report, other), (other, report), (report, report)):
             found = compared(*pair, ("first.json", "second.json"))
-            yield from (found.to_json(), comparison.page(found, pair))
+            yield from (found.to_json(), compare_page.page(found, pair))
 
     def baseline() -> Iterator[str]:
         for one, another in ((report, other), (other, report)):
@@ -126,7 +127,7 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
     def why() -> Iterator[str]:
         with suppress(UserError):
             found = layer_reports(named("*", report.facts), report)
-            yield from (as_json(found), layer.overview(found, "*"), *map(layer.page, found[:2]))
+            yield from (as_json(found), why_page.overview(found, "*"), *map(why_page.page, found[:2]))
 
     return {
         "text": lambda: [text.render(report), text.render(report, quiet=True)],
@@ -134,9 +135,9 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
         "markdown": lambda: [markdown.render(report)],
         "html": lambda: [html.render(report)],
         "json": lambda: [report.to_json()],
-        "github": lambda: [github.render(report, file="")],
-        "junit": lambda: [junit.render(report, fail_on="error", file="")],
-        "sarif": lambda: [sarif.render(report, file="")],
+        "github": lambda: [github(report, file="")],
+        "junit": lambda: [junit(report, fail_on="error", file="")],
+        "sarif": lambda: [sarif(report, file="")],
         "compare": compare,
         "--baseline": baseline,
         "why": why,

@@ -92,7 +92,7 @@ UNALIGNED = Finding(
     area="shapes",
     severity="warning",
     title="1 of 169 Linears has a side that 16 does not divide: head, 1024 x 50257",
-    explanation="torchao leaves it in BF16: 11.5 % of the GEMM FLOPs.",
+    explanation="torchao leaves it in BF16: 11.5% of the matmul FLOPs.",
     saving_ms=Saving(low=0.4, high=3.1, basis="measured", gpu="NVIDIA H200"),
     treatment=Treatment(
         name="pad-vocabulary",
@@ -148,7 +148,7 @@ def report(
 
 EAGER_DECODER = report(
     replace(DECODER_468M, gaps={"gpus": "no GPU"}),
-    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster "
+    "FP8 is set up in 168 of 169 Linears (92% of the matmul FLOPs). Whether it is faster "
     "than BF16 was "
     "not measured.",
     (EAGER,),
@@ -175,7 +175,7 @@ COMPILED_DECODER = report(
             blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=24, checkpointed=0),),
         ),
     ),
-    "FP8 is set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster "
+    "FP8 is set up in 168 of 169 Linears (92% of the matmul FLOPs). Whether it is faster "
     "than BF16 was "
     "not measured.",
     ENV001="healthy",
@@ -247,7 +247,7 @@ LORA = report(
             DECODER_468M.workload, batch_source="made up", batch_size=1, sequence_length=512, tokens=512
         ),
     ),
-    "FP8 is set up in 32 of 96 Linears (93 % of the GEMM FLOPs). Whether it is faster "
+    "FP8 is set up in 32 of 96 Linears (93% of the matmul FLOPs). Whether it is faster "
     "than BF16 was "
     "not measured.",
     (
@@ -371,8 +371,9 @@ WATCHED = report(
             ),
         ),
     ),
-    "The step waits for its data 58.4 of 412.3 ms (14 %). FP8 does not shorten that; mend it first. FP8 is "
-    "set up in 168 of 169 Linears (92 % of the GEMM FLOPs). Whether it is faster than BF16 was not measured.",
+    "The step waits for its data 58.4 of 412.3 ms (14%). FP8 does not shorten that; mend it first. FP8 is "
+    "set up in 168 of 169 Linears (92% of the matmul FLOPs). Whether it is faster than BF16 was not "
+    "measured.",
     (
         EAGER,
         Finding(
@@ -380,7 +381,7 @@ WATCHED = report(
             name="input-bound",
             area="step",
             severity="warning",
-            title="The step waits 58.4 of 412.3 ms for its data (14 %)",
+            title="The step waits 58.4 of 412.3 ms for its data (14%)",
             explanation="Seen in 3 steps of the script, inside the DataLoader.",
             saving_ms=Saving(low=0.0, high=58.4, basis="measured"),
             treatment=Treatment(

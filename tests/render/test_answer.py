@@ -15,10 +15,10 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.render.answer import _cost, answer
+from fp8doctor.render.box import _cost, answer
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.header import model
-from fp8doctor.render.support import for_support
+from fp8doctor.render.machine import for_support
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8
@@ -41,16 +41,16 @@ def with_verdict(**fields: Any) -> Document:
 def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
     said = answer(load_report(DEMO))
     of, against = map(float, re.findall(r"[\d.]+", said.numbers))
-    assert said.what == f"FP8 is {of / against:.1f}× slower than BF16"
+    assert said.what == f"FP8 is {of / against:.1f}x slower than BF16"
 
 
-RANGE = re.compile(r" \(([\d.]+)× to ([\d.]+)× (slower|faster)\): ")
+RANGE = re.compile(r" \(([\d.]+)x to ([\d.]+)x (slower|faster)\): ")
 
 
 def test_a_wide_ratio_is_told_with_its_ends() -> None:
     """The side is sure and the number is not: rounds of 734 to 1,204 ms."""
     wide = Of({"as_is": (734.0, 872.2, 945.2, 951.9, 988.3, 1203.8), "bf16_compiled": around(185.0)}).facts()
-    assert certainty(diagnose(wide)).startswith("Yes (4.0× to 6.5× slower): both were timed in turn")
+    assert certainty(diagnose(wide)).startswith("Yes (4.0x to 6.5x slower): both were timed in turn")
     narrow = Of({"as_is": around(952.0), "bf16_compiled": around(185.0)}).facts()
     assert certainty(diagnose(narrow)).startswith("Yes: both were timed in turn")
 
@@ -61,7 +61,7 @@ def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
         said = answer(load_report(path))
         if ends := RANGE.search(said.sure):
             wide += 1
-            told = re.search(r"([\d.]+)×", said.what)
+            told = re.search(r"([\d.]+)x", said.what)
             assert told
             assert float(ends[1]) <= float(told[1]) <= float(ends[2])
             assert said.what.endswith(f"{ends[3]} than BF16")
@@ -80,20 +80,20 @@ def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
                 "bf16_step_ms": 60.0,
             },
             "good",
-            "FP8 is 1.20× faster than BF16",
-            "50.0 against 60.0 ms a step, measured",
+            "FP8 is 1.20x faster than BF16",
+            "50.0 vs 60.0 ms/step, measured",
         ),
         (
             {"status": "fp8_slower", "basis": "modelled", "speedup": 0.4},
             "bad",
-            "FP8 is slower than BF16, by the cost model",
+            "FP8 is slower than BF16 (estimated)",
             "",
         ),
         (
             {"status": "no_fp8", "basis": "measured", "step_ms": 5.0, "bf16_step_ms": 4.0},
             "plain",
             "No FP8 training here",
-            "5.0 ms a step, measured",
+            "5.0 ms/step, measured",
         ),
         ({"status": "a_later_one", "basis": None}, "plain", "a later one", ""),
     ],
@@ -107,11 +107,11 @@ def test_a_step_that_was_timed_without_fp8_is_not_called_untimed() -> None:
     """The budget may end before the conversion, or nothing of it be compiled."""
     arms: dict[str, tuple[float, ...] | str] = {
         "as_is": around(103.6),
-        "float8_tensorwise": "the budget of 10 s was used up before it",
+        "float8_tensorwise": "the budget of 10 s ran out",
     }
     said = answer(diagnose(Of(arms).facts(without_fp8())))
-    assert said.numbers == "103.6 ms a step, measured"
-    assert said.then.sentence == "What FP8 would give is not known: no FP8 was timed."
+    assert said.numbers == "103.6 ms/step, measured"
+    assert said.then.sentence == "The gain from FP8 is unknown: FP8 was not timed."
 
 
 def test_what_fp8_would_give_is_said_once() -> None:
@@ -122,17 +122,17 @@ def test_what_fp8_would_give_is_said_once() -> None:
         "float8_tensorwise": (160.0, 200.0, 200.0, 200.0, 250.0),
     }
     report = diagnose(Of(arms).facts(without_fp8()))
-    assert "200.0 ms, 0.40x of its best BF16 (80.0 ms)" in report.verdict.summary
-    assert answer(report).then.sentence == "FP8 would run at 0.40× of the best BF16, measured."
+    assert "200.0 ms, 0.40x the speed of its best BF16 (80.0 ms)" in report.verdict.summary
+    assert answer(report).then.sentence == "FP8 would run at 0.40x the speed of the best BF16, measured."
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ("unclassified", "what no rule knows costs 4.2"),
+        ("unclassified", "unclassified kernels cost 4.2"),
         ("attention", "attention costs 4.2"),
         ("copies", "copies cost 4.2"),
-        ("idle", "an idle GPU costs 4.2"),
+        ("idle", "idle GPU time costs 4.2"),
     ],
 )
 def test_what_costs_more_than_converting_is_named_in_a_sentence(part: str, words: str) -> None:
@@ -163,7 +163,8 @@ def in_rowwise(*, compiled: bool) -> Document:
 def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
     said = answer(in_rowwise(compiled=True))
     assert said.why == (
-        "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled.",
+        "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
+        "(estimated).",
     )
     assert said.fix[0].startswith("Leave FP8 off, or time it on a GPU: ")
     assert said.then.sentence.endswith("leave FP8 off.")
@@ -186,9 +187,9 @@ def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     [
         (
             "te_tiny",
-            "0.1 % apart; the step waits for the host, and Python ran 1.8 times as long as at its best",
+            "0.1%; the step waits for the host, and Python ran 1.8 times as long as at its best",
         ),
-        ("busy_neighbours", "3.7 % apart"),
+        ("busy_neighbours", "3.7%"),
         ("decoder_468m", None),
     ],
 )
@@ -218,7 +219,7 @@ def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:
     report = diagnose(timed(DECODER_468M, FP8_EAGER, failed("bf16", "it raises"), device="cpu"))
     assert report.verdict.status == "not_measured"
     assert answer(report).why == (
-        "No BF16 was timed beside it.",
+        "BF16 was not timed, so there is nothing to compare with.",
         "168 of 168 FP8 Linears are not compiled.",
     )
 
@@ -234,7 +235,7 @@ def test_a_step_that_raises_by_itself_is_not_told_to_change_nothing() -> None:
     )
     said = answer(diagnose(replace(without_fp8(), trial=raises)))
     assert said.what == "The training step raises"
-    assert said.fix == ("Mend what it raises, then run fp8doctor again.",)
+    assert said.fix == ("Fix the exception, then run fp8doctor again.",)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,9 @@ def routed(*, compiled: bool) -> Document:
 
 def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     (fix,) = answer(routed(compiled=True)).fix
-    assert fix.startswith("Nothing was found to change; open: whether the step raises on a GPU: the rows of ")
+    assert fix.startswith(
+        "No check found anything to change. Open: whether the step raises on a GPU: the rows of "
+    )
     assert "they must be multiples of 16 (SHP007); " in fix
     assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
@@ -279,7 +282,7 @@ def test_an_upper_bound_is_not_called_measured() -> None:
     bounds = [said for path in RECORDINGS if (said := answer(load_report(path)).limit)]
     assert bounds
     assert all(
-        re.fullmatch(r"Upper bound: [\d.]+× BF16, if every conversion to FP8 were free \(.+\)\.", each)
+        re.fullmatch(r"Upper bound: [\d.]+x BF16, if every FP8 cast were free \(.+\)\.", each)
         for each in bounds
     )
 

@@ -12,7 +12,9 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
 from fp8doctor.registry import why_missing
-from fp8doctor.render.screen import first_screen
+from fp8doctor.render.details import details
+from fp8doctor.render.outcomes import calm_areas
+from fp8doctor.render.words import Line
 from fp8doctor.report import Report, load_report
 from tests.recordings import name_of
 from tests.render.reports import EAGER_DECODER
@@ -23,6 +25,10 @@ WATCHED = Path(__file__).parents[1] / "running" / "recorded"
 PATHS = [*(RECORDED / f"h200-{name}.json.gz" for name in NAMES), WATCHED / "h200x2-ddp_slow_rank.json.gz"]
 
 TOP_LEVEL = [name for name in Facts.__struct_fields__ if name not in ("gaps", "unrecognized", "assumed_gpu")]
+
+
+def areas_of(report: Report) -> tuple[Line, ...]:
+    return calm_areas(report, {each.area for each in report.findings})
 
 
 def unknown(report: Report) -> dict[str, str]:
@@ -39,13 +45,13 @@ def test_what_nobody_saw_leaves_no_tick(path: Path) -> None:
         without = diagnose(replace(facts, **{name: msgspec.UNSET}))
         areas = {area for code, area in unknown(without).items() if code not in before}
         became += len(areas)
-        ticked = {line.area for line in first_screen(without).areas if line.mark == "healthy"}
+        ticked = {line.area for line in areas_of(without) if line.mark == "healthy"}
         assert not areas & ticked, f"without {name}"
     assert became
 
 
 def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
-    areas = first_screen(load_report(RECORDED / "h200-decoder_468m.json.gz")).areas
+    areas = areas_of(load_report(RECORDED / "h200-decoder_468m.json.gz"))
     assert {line.area: line.mark for line in areas} | {"lora": "not_applicable", "memory": "healthy"} == {
         line.area: line.mark for line in areas
     }
@@ -65,9 +71,9 @@ def test_what_was_not_looked_at_keeps_every_reason() -> None:
         lacks("MEM004", "training.w"),
         lacks("MEM005", "trial.arms.step_ms", "cache-off: no time was left for it"),
     )
-    screen = first_screen(replace(EAGER_DECODER, facts=facts, outcomes=outcomes))
-    assert screen.not_looked_at.endswith(
+    found = details(replace(EAGER_DECODER, facts=facts, outcomes=outcomes))
+    assert found.not_looked_at.endswith(
         "MEM001 MEM004 (not recorded: training.x, training.w), MEM002 MEM003 (no GPU here), "
         "MEM005 (cache-off: no time was left for it)."
     )
-    assert screen.unanswered == {outcome.code for outcome in outcomes}
+    assert found.unanswered == {outcome.code for outcome in outcomes}

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from fp8doctor import cli
 from fp8doctor.facts import Target
 from fp8doctor.finding import Outcome
-from fp8doctor.render import github, junit, sarif
+from fp8doctor.render.build_servers import github, junit, sarif
 from fp8doctor.report import Report
 from tests.render.reports import SCREENS
 from tests.render.test_arbitrary_text import names, with_name
@@ -96,15 +96,15 @@ SARIF = {
 
 
 def hold_to_their_forms(report: Report) -> None:
-    for line in github.render(report).splitlines():
+    for line in github(report).splitlines():
         assert ANNOTATION.match(line), line
     for fail_on in ("warning", None):
-        suites = ElementTree.fromstring(junit.render(report, fail_on=fail_on).encode())
+        suites = ElementTree.fromstring(junit(report, fail_on=fail_on).encode())
         assert len(suites.findall("testsuite/testcase")) == len(report.outcomes) + 1
         failures = suites.findall("testsuite/testcase/failure")
         assert suites.get("failures") == suites.find("testsuite").get("failures") == str(len(failures))
         assert bool(failures) == (fail_on is not None and report.reaches(fail_on))
-    document = json.loads(sarif.render(report))
+    document = json.loads(sarif(report))
     jsonschema.Draft202012Validator(SARIF).validate(document)
     run = document["runs"][0]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
@@ -118,9 +118,9 @@ def hold_to_their_forms(report: Report) -> None:
 
 @pytest.mark.parametrize("name", ["eager_decoder", "on_a_gpu"])
 def test_golden_files(name: str) -> None:
-    hold(f"{name}.github.txt", github.render(SCREENS[name]))
-    hold(f"{name}.junit.xml", junit.render(SCREENS[name], fail_on="warning"))
-    document = json.loads(sarif.render(SCREENS[name], file="models/my model.py"))
+    hold(f"{name}.github.txt", github(SCREENS[name]))
+    hold(f"{name}.junit.xml", junit(SCREENS[name], fail_on="warning"))
+    document = json.loads(sarif(SCREENS[name], file="models/my model.py"))
     for rule in document["runs"][0]["tool"]["driver"]["rules"]:
         rule["help"]["text"] = rule["help"]["text"].partition("\n")[0]  # the page itself may be mended
     hold(f"{name}.sarif.json", json.dumps(document, indent=1) + "\n")
@@ -149,7 +149,7 @@ def test_every_outcome_is_a_test_case() -> None:
         for at, kind in enumerate(kinds)
     )
     report = replace(SCREENS["eager_decoder"], findings=(), prescription=(), outcomes=outcomes)
-    cases = ElementTree.fromstring(junit.render(report)).findall("testsuite/testcase")[1:]
+    cases = ElementTree.fromstring(junit(report)).findall("testsuite/testcase")[1:]
     assert [[child.tag for child in case] for case in cases] == [
         ["system-out"],
         ["system-out"],
@@ -192,7 +192,7 @@ def test_a_summary_that_cannot_be_written_costs_a_sentence(
 @pytest.mark.parametrize(("fail_on", "failed"), [("info", 0), ("error", 0)])
 def test_a_verdict_that_nothing_is_wrong_with_is_no_failure(fail_on: Any, failed: int) -> None:
     report = replace(SCREENS["compiled_decoder"], findings=(), prescription=())
-    suites = ElementTree.fromstring(junit.render(report, fail_on=fail_on))
+    suites = ElementTree.fromstring(junit(report, fail_on=fail_on))
     assert suites.get("failures") == str(failed)
 
 

@@ -28,12 +28,10 @@ from fp8doctor.facts import (
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu_name
 from fp8doctor.render import html
-from fp8doctor.render.counts import counts
-from fp8doctor.render.header import fp8_share, machine, model, quantity, short_version
-from fp8doctor.render.made_up import made_up
+from fp8doctor.render.details import saving_in_words
+from fp8doctor.render.header import counts, fp8_share, machine, made_up, model, quantity, short_version
+from fp8doctor.render.machine import for_support
 from fp8doctor.render.outcomes import not_looked_at
-from fp8doctor.render.screen import saving_in_words
-from fp8doctor.render.support import for_support
 from fp8doctor.running.examination import COMPILED_FUNCTION, NO_CALL
 from fp8doctor.wording import percent
 
@@ -80,10 +78,10 @@ def test_every_kind_of_layer_is_named_and_counted() -> None:
     found = counts(Facts(network=Network(linears=(TE, TE, TE_NORM, STORED, WRAPPED, PLAIN))))
     assert found[:-3] == (
         "Float8Linear 0",
-        "te.LayerNormLinear 1 of 6 (20 % of GEMM FLOPs)",
-        "FP8Linear 1 of 6 (weights only, 1.5 % of GEMM FLOPs)",
+        "te.LayerNormLinear 1 of 6 (20% of matmul FLOPs)",
+        "FP8Linear 1 of 6 (weights only, 1.5% of matmul FLOPs)",
         "Linear of MXFP8TrainingWeight 1 of 6",
-        "te.Linear 2 of 6 (100 % of GEMM FLOPs)",
+        "te.Linear 2 of 6 (100% of matmul FLOPs)",
     )
 
 
@@ -185,7 +183,7 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
     adapter = replace(PLAIN, adapter="adapter", flops_share_pct=2.3)
     assert (
         counts(Facts(network=Network(linears=(PLAIN, adapter), parameters=1000, adapter_parameters=12)))[-1]
-        == "LoRA 1.2 % of parameters, 2.3 % of GEMM FLOPs"
+        == "LoRA 1.2% of parameters, 2.3% of matmul FLOPs"
     )
     assert (
         counts(Facts(network=Network(linears=(), parameters=1000, adapter_parameters=0)))[-1] == "LoRA none"
@@ -196,24 +194,24 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
 @pytest.mark.parametrize(
     ("gpus", "assumed", "words"),
     [
-        (NOT_RECORDED, None, "GPU unknown; costs modelled for H100 SXM"),
-        ((), None, "no GPU; costs modelled for H100 SXM"),
-        ((), "RTX5090", "no GPU; costs modelled for RTX5090"),
-        ((), "nonsense", "no GPU; costs modelled for nonsense"),
+        (NOT_RECORDED, None, "GPU unknown; estimates for H100 SXM"),
+        ((), None, "no GPU; estimates for H100 SXM"),
+        ((), "RTX5090", "no GPU; estimates for RTX5090"),
+        ((), "nonsense", "no GPU; estimates for nonsense"),
         (
             (Gpu(name="NVIDIA H200", compute_capability="9.0", visible=False),),
             None,
-            "1 GPU hidden from this process; costs modelled for H100 SXM",
+            "1 GPU hidden from this process; estimates for H100 SXM",
         ),
         (
             (Gpu(name="AMD MI300X", compute_capability=None, architecture="gfx942", visible=True),),
             None,
-            "AMD MI300X, gfx942; no datasheet, so no modelled costs",
+            "AMD MI300X, gfx942; no datasheet, so no estimates",
         ),
         (
             (Gpu(name="AMD Instinct MI300X", vendor="amd", architecture="gfx942", visible=True),),
             None,
-            "AMD Instinct MI300X, gfx942; no modelled costs for AMD",
+            "AMD Instinct MI300X, gfx942; no estimates for AMD",
         ),
         (
             (
@@ -222,9 +220,9 @@ def test_lora_is_a_share_of_parameters_and_of_flops() -> None:
                 Gpu(name="A", compute_capability="8.0"),
             ),
             None,
-            "2 x A, 8.0 + B, 9.0; no datasheet, so no modelled costs",
+            "2 x A, 8.0 + B, 9.0; no datasheet, so no estimates",
         ),
-        ((Gpu(name="A", compute_capability="8.0"),), "B200", "A, 8.0; costs modelled for B200"),
+        ((Gpu(name="A", compute_capability="8.0"),), "B200", "A, 8.0; estimates for B200"),
     ],
 )
 def test_the_gpu(gpus: tuple[Gpu, ...], assumed: str | None, words: str) -> None:
@@ -334,13 +332,13 @@ def test_numbers_as_one_says_them() -> None:
         "0.18.0.dev2026",
     ]
     assert [percent(share) for share in (100.0, 86.4, 9.96, 2.31, 0.038, 1e-6, 0.0)] == [
-        "100 %",
-        "86 %",
-        "10 %",
-        "2.3 %",
-        "0.038 %",
-        "< 0.01 %",
-        "0 %",
+        "100%",
+        "86%",
+        "10%",
+        "2.3%",
+        "0.038%",
+        "< 0.01%",
+        "0%",
     ]
 
 
@@ -351,20 +349,20 @@ def test_numbers_as_one_says_them() -> None:
         (Saving(low=float("nan"), high=1.0, basis="measured"), ""),
         (
             Saving(low=250.2, high=330.4, basis="modelled", gpu="H200"),
-            "−250 to −330 ms a step, modelled on H200 SXM",
+            "−250 to −330 ms/step, estimated for H200 SXM",
         ),
         (
             Saving(low=278.0, high=278.4, basis="measured", gpu="NVIDIA H200"),
-            "−278 ms a step, measured on NVIDIA H200",
+            "−278 ms/step, measured on NVIDIA H200",
         ),
         (
             Saving(low=-3.0, high=4.0, basis="measured", gpu="NVIDIA H200"),
-            "+3.0 to −4.0 ms a step, measured on NVIDIA H200",
+            "+3.0 to −4.0 ms/step, measured on NVIDIA H200",
         ),
-        (Saving(low=0.01, high=0.02, basis="rule"), "0.0 ms a step, by rule"),
+        (Saving(low=0.01, high=0.02, basis="rule"), "0.0 ms/step, by rule"),
         (
             Saving(low=1234.0, high=2000.0, basis="modelled", gpu="RTX4090"),
-            "−1,234 to −2,000 ms a step, modelled on RTX4090",
+            "−1,234 to −2,000 ms/step, estimated for RTX4090",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_the_list_names_what_is_there_and_what_lacks() -> None:
     lines = text.render(diagnose(facts(H200, H200))).splitlines()
     assert "✓ torch               2.11.0, CUDA 13.0" in lines
     assert "✓ driver              580.95" in lines
-    assert "✓ GPU                 2 × NVIDIA H200, 9.0, FP8" in lines
+    assert "✓ GPU                 2 x NVIDIA H200, 9.0, FP8" in lines
     assert "✓ torchao             0.18.0" in lines
     assert "– Transformer Engine  not installed" in lines
 

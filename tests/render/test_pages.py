@@ -14,8 +14,8 @@ from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.traces import Traces, told
 from fp8doctor.facts.traced import TracedKernel, TracedStep
-from fp8doctor.render import comparison, traces
-from fp8doctor.render.sheet import Sheet, Table, as_html, as_markdown, as_text
+from fp8doctor.render import compare_page, trace_page
+from fp8doctor.render.table_page import Sheet, Table, as_html, as_markdown, as_text
 from fp8doctor.render.terminal import columns
 from tests.render.sound_html import hold_sound, text
 from tests.render.test_screens import hold
@@ -92,13 +92,13 @@ HOST_BOUND = replace(
 
 def pages() -> dict[str, Callable[[], Sheet]]:
     def page(*steps: TracedStep, verbose: bool = False) -> Callable[[], Sheet]:
-        return lambda: traces.page(of(*steps), verbose=verbose)
+        return lambda: trace_page.page(of(*steps), verbose=verbose)
 
     def reports(first: str, second: str) -> Callable[[], Sheet]:
         def compare() -> Sheet:
             both = replay(RECORDED / f"h200-{first}.json.gz"), replay(RECORDED / f"h200-{second}.json.gz")
             found = compared(*both, (f"{first}.json", f"{second}.json"))
-            return comparison.page(replace(found, tool=Tool(version="0")), both)
+            return compare_page.page(replace(found, tool=Tool(version="0")), both)
 
         return compare
 
@@ -146,7 +146,7 @@ def test_a_narrow_page() -> None:
 
 def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
     bad = "a\x1b[31m|<script>`\n# b"
-    sheet = traces.page(of(replace(FP8, file=bad, gpu=bad, kernels=(kernel("unknown", bad, 1, 300.0),))))
+    sheet = trace_page.page(of(replace(FP8, file=bad, gpu=bad, kernels=(kernel("unknown", bad, 1, 300.0),))))
     assert "\x1b" not in as_text(sheet, width=100)
     assert "\n#" not in as_text(sheet, width=100)
     assert "<script>" not in as_markdown(sheet)

@@ -29,7 +29,8 @@ from fp8doctor.facts import (
 )
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
-from fp8doctor.render.screen import first_screen
+from fp8doctor.render.details import details, mark_of
+from fp8doctor.render.outcomes import calm_areas
 from fp8doctor.render.terminal import columns
 from tests.checks.arms import failed, ran, timed
 from tests.facts_of import DECODER_468M
@@ -109,16 +110,16 @@ def test_colour_changes_nothing_but_colour() -> None:
 
 def test_the_counts_are_always_there() -> None:
     assert (
-        "te.Linear 0 · Float8Linear 168 of 169 (92 % of GEMM FLOPs) · compiled 0 of 24 blocks"
+        "te.Linear 0 · Float8Linear 168 of 169 (92% of matmul FLOPs) · compiled 0 of 24 blocks"
         in text.render(EAGER_DECODER, verbose=True)
     )
-    assert "LoRA 1 % of parameters, 2.2 % of GEMM FLOPs" in text.render(LORA, width=200, verbose=True)
+    assert "LoRA 1% of parameters, 2.2% of matmul FLOPs" in text.render(LORA, width=200, verbose=True)
 
 
 def test_every_saving_names_its_basis_and_its_gpu() -> None:
-    assert "−250 to −330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER, verbose=True)
-    assert "−278 ms a step, measured on NVIDIA H200" in text.render(ON_A_GPU, verbose=True)
-    assert "saves 250 to 330 ms a step, modelled on H100 SXM" in text.render(EAGER_DECODER, width=120)
+    assert "−250 to −330 ms/step, estimated for H100 SXM" in text.render(EAGER_DECODER, verbose=True)
+    assert "−278 ms/step, measured on NVIDIA H200" in text.render(ON_A_GPU, verbose=True)
+    assert "saves 250 to 330 ms/step, estimated for H100 SXM" in text.render(EAGER_DECODER, width=120)
 
 
 def test_quiet_leaves_out_what_is_only_information() -> None:
@@ -138,10 +139,8 @@ def test_an_area_of_which_a_check_waits_for_a_trial_is_unknown() -> None:
         Outcome(code="GPU005", area="device", outcome="not_applicable", reason="a GPU"),
         Outcome(code="CKP002", area="checkpointing", **waits),
     )
-    screen = first_screen(
-        replace(EAGER_DECODER, findings=(), prescription=EAGER_DECODER.prescription[:0], outcomes=outcomes)
-    )
-    assert {line.area: line.mark for line in screen.areas} == {
+    waiting = replace(EAGER_DECODER, findings=(), prescription=(), outcomes=outcomes)
+    assert {line.area: line.mark for line in calm_areas(waiting, set())} == {
         "device": "unknown",
         "checkpointing": "unknown",
     }
@@ -160,7 +159,7 @@ def test_an_area_is_not_healthy_where_the_budget_left_no_time_for_a_step_that_te
     assert outcomes[0].reason == ("checkpointing-off: the budget of 60 s would not have been enough for it")
     healthy = Outcome(code="CKP002", area="checkpointing", outcome="healthy")
     shown = replace(EAGER_DECODER, findings=(), prescription=(), outcomes=(healthy, *outcomes))
-    assert [(line.area, line.mark) for line in first_screen(shown).areas] == [("checkpointing", "unknown")]
+    assert [(line.area, line.mark) for line in calm_areas(shown, set())] == [("checkpointing", "unknown")]
 
 
 def test_a_saving_is_told_once_where_its_step_is() -> None:
@@ -173,13 +172,13 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
         UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200")
     )
     made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
-    screen = first_screen(replace(made, prescription=prescribe(made.findings[:1])))
-    assert [entry.saving for entry in screen.prescription] == ["−250 to −330 ms a step, modelled on H100 SXM"]
-    assert {entry.code: entry.aside for entry in screen.others} == {
+    first, *others = details(replace(made, prescription=prescribe(made.findings[:1]))).entries
+    assert (first.number, first.saving) == (1, "−250 to −330 ms/step, estimated for H100 SXM")
+    assert {entry.code: entry.aside for entry in others} == {
         "MEM001": "see 1",
         "CMP007": "see 1",
         "GPU002": "",
-        "SHP001": "+2.0 to +1.0 ms a step, measured on NVIDIA H200",
+        "SHP001": "+2.0 to +1.0 ms/step, measured on NVIDIA H200",
     }
 
 
@@ -187,7 +186,7 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
 def test_what_may_save_nothing_is_no_more_than_a_warning(low: float, mark: str) -> None:
     finding = replace(UNALIGNED, saving_ms=Saving(low=low, high=2.2, basis="measured", gpu="NVIDIA H200"))
     made = report(DECODER_468M, "", (finding,))
-    assert [line.mark for line in first_screen(made).troubles] == [mark]
+    assert mark_of(finding, made) == mark
 
 
 def test_verbose_names_what_a_maintainer_asks_for_first() -> None:

@@ -63,7 +63,7 @@ def test_layers_whose_weights_are_read(found: Callable[..., dict[str, str]], hea
     titles = found(convert_to_float8_training(nn.Sequential(Fused(), Fused())))
     assert titles["MOD002"] == "No FP8 matmul ran in a training step with 2 FP8 layers"
     assert diagnose(heard.facts).verdict.summary.endswith(
-        "FP8 is set up and does not run: not one FP8 GEMM was seen in a step of the script."
+        "FP8 is set up and does not run: no FP8 matmul was seen in a step of the script."
     )
 
 
@@ -85,7 +85,7 @@ def test_layers_that_run(found: Callable[..., dict[str, str]], heard: Heard, com
     assert "MOD002" not in found(model)
     ran = 5 if compiled else 6  # the compiler leaves the gradient of the input out
     assert heard.facts.observed.fp8_gemms == ran
-    assert f"{ran} FP8 GEMMs ran in a step of the script" in diagnose(heard.facts).verdict.summary
+    assert f"{ran} FP8 matmuls ran in a step of the script" in diagnose(heard.facts).verdict.summary
 
 
 def test_emulated_layers_are_not_called_idle(found: Callable[..., dict[str, str]]) -> None:

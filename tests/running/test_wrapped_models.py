@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.render import text
-from fp8doctor.render.answer import answer
+from fp8doctor.render.box import answer
 from fp8doctor.running.observer import Observer
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slow, train

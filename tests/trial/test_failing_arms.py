@@ -66,8 +66,8 @@ def test_what_an_arm_raises_is_told_to_a_maintainer_only(
 def test_an_arm_without_its_proof_has_no_number() -> None:
     arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
     assert (arms["as_is"].why, arms["bf16"].why) == (Reason.NO_FP8_GEMM, Reason.FP8_IN_BF16)
-    assert arms["as_is"].reason == "no FP8 GEMM was seen in its step"
-    assert arms["bf16"].reason == "18 FP8 GEMMs were seen in a BF16 step"
+    assert arms["as_is"].reason == "no FP8 matmul was seen in its step"
+    assert arms["bf16"].reason == "18 FP8 matmuls were seen in a BF16 step"
     assert not arms["as_is"].tried
 
 

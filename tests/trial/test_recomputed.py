@@ -153,7 +153,9 @@ def test_a_bf16_model_is_looked_at_too() -> None:
 def test_what_is_drawn_at_random_is_not_modelled() -> None:
     facts = look(AtRandom())
     assert modelled_speedup(facts) is None
-    assert unknown_part(facts).startswith("It cannot be modelled: which layers the forward of the model")
+    assert unknown_part(facts).startswith(
+        "No estimate: fp8doctor cannot tell which layers the forward of the model"
+    )
     assert "two forwards" in facts.gaps["network.linears.checkpointed"]
 
 

@@ -18,7 +18,7 @@ from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
 BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
-REFUTED = NoNumber(Reason.FP8_IN_BF16, "3 FP8 GEMMs were seen in a BF16 step")
+REFUTED = NoNumber(Reason.FP8_IN_BF16, "3 FP8 matmuls were seen in a BF16 step")
 TIMES = {"as_is": 20.0, "bf16": 10.0}
 
 

@@ -312,7 +312,7 @@ def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
     found, gap = shapes.timed(examine(job(model)), CPU, until=5.0)
     assert len(found) == shapes.MOST_SHAPES
     assert {shape.n for shape in found} == {16 * each for each in range(4, 16)}
-    assert gap == "3 of 15 shapes, which have 5 % of the GEMM FLOPs, were not timed"
+    assert gap == "3 of 15 shapes, which have 5% of the matmul FLOPs, were not timed"
 
 
 def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,4 +172,4 @@ def test_what_the_budget_does_not_reach_is_said() -> None:
     arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
     assert arms["as_is"].tried
     assert arms["bf16"].why is Reason.NO_TIME_LEFT
-    assert arms["bf16"].reason == "the budget of 0 s was used up before it"
+    assert arms["bf16"].reason == "the budget of 0 s ran out"

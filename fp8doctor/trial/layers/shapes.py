@@ -175,8 +175,8 @@ def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:
         return []
     left = sum(share for _, share in wanted[MOST_SHAPES:])
     return [
-        f"{len(wanted) - MOST_SHAPES} of {len(wanted)} shapes, which have {percent(left)} of the GEMM FLOPs, "
-        "were not timed"
+        f"{len(wanted) - MOST_SHAPES} of {len(wanted)} shapes, which have {percent(left)} of the matmul "
+        "FLOPs, were not timed"
     ]
 
 

@@ -141,7 +141,7 @@ class Budget:
     @property
     def used_up(self) -> NoNumber:
         """Make the reason for what it leaves no time for."""
-        return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s was used up before it")
+        return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s ran out")
 
     def too_short(self, takes_s: float) -> NoNumber:
         """Make the reason for what is not expected to fit into its rest."""

@@ -163,12 +163,12 @@ def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
     if attempt.plan.fp8 is True and proof.fp8_gemms is None:
         return NoNumber(
             Reason.FP8_UNSEEN,
-            "the profiler cannot be used here, and without it no FP8 GEMM of its can be seen",
+            "the profiler cannot be used here, and only it shows whether FP8 matmuls ran",
         )
     if attempt.plan.fp8 is True and not proof.fp8_gemms:
-        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 GEMM was seen in its step")
+        return NoNumber(Reason.NO_FP8_GEMM, "no FP8 matmul was seen in its step")
     if attempt.plan.fp8 is False and proof.fp8_gemms:
-        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 GEMMs were seen in a BF16 step")
+        return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 matmuls were seen in a BF16 step")
     if attempt.plan.compiled and proof.graphs_run == 0:
         return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
     if (CUDA_GRAPHS in attempt.plan.treatments or attempt.plan.name == ArmName.BF16_CUDA_GRAPHS) and not all(

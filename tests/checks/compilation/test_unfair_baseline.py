@@ -114,7 +114,7 @@ def test_fp32_in_disguise(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert (
         finding.title
-        == "Without FP8 this job is not BF16: 100 % of the parameters are fp32, and no autocast is on"
+        == "Without FP8 this job is not BF16: 100% of the parameters are fp32, and no autocast is on"
     )
     assert finding.evidence["baseline_under_autocast"] is True
     older = against(facts, 88.0, 93.0, 92.0)

@@ -84,7 +84,7 @@ def test_slowed_while_it_was_timed(monkeypatch: pytest.MonkeyPatch, reason: str)
     )
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title == f"NVIDIA H200 runs with {reason} (35 % of the time)"
+    assert finding.title == f"NVIDIA H200 runs with {reason} (35% of the time)"
     assert "unreliable" in finding.explanation
     assert finding.evidence["sm_clock_median_mhz"] == 1605
     assert (
@@ -171,9 +171,9 @@ def test_limits_that_nvml_does_not_tell_are_unknown(monkeypatch: pytest.MonkeyPa
         (Health(throttled_pct={"hardware thermal slowdown": 9.0}, other_use_pct=2.0), None),
         (
             Health(throttled_pct={"hardware thermal slowdown": 40.0}, other_use_pct=None),
-            "hardware thermal slowdown in 40 % of the samples",
+            "hardware thermal slowdown in 40% of the samples",
         ),
-        (Health(throttled_pct={}, other_use_pct=30.0), "other processes used up to 30 % of the GPU"),
+        (Health(throttled_pct={}, other_use_pct=30.0), "other processes used up to 30% of the GPU"),
     ],
 )
 def test_a_disturbed_trial_is_unreliable(health: Health | None, words: str | None) -> None:

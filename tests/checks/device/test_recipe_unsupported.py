@@ -201,7 +201,7 @@ def test_a_try_that_is_refused_is_sick(monkeypatch: pytest.MonkeyPatch, machine:
     assert finding is not None
     assert (
         finding.title
-        == f"rowwise_with_gw_hp does not run here: a tiny GEMM raises RuntimeError: {words.splitlines()[0]}"
+        == f"rowwise_with_gw_hp does not run here: a tiny matmul raises RuntimeError: {words.splitlines()[0]}"
     )
 
 

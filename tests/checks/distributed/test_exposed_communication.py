@@ -30,7 +30,7 @@ def job(*communication_ms: float, wrapper: str | None = "DDP", world: int = 2, c
 def test_the_rank_that_waits_least_tells() -> None:
     finding = exposed_communication(job(40.0, 15.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "Exposed communication takes 15.0 of 100.0 ms/step (15 %)"
+    assert finding.title == "Exposed communication takes 15.0 of 100.0 ms/step (15%)"
     assert (finding.evidence["exposed_ms"], finding.evidence["longest_ms"]) == (15.0, 40.0)
     assert finding.saving_ms is not None
     assert (finding.saving_ms.low, finding.saving_ms.high) == (0.0, 15.0)

@@ -130,7 +130,7 @@ def test_where_little_is_left_beside_small_experts_fp8_is_to_be_left_off(vocabul
     finding = finding_of("MOD012", look(model, tokens=4096))
     assert finding is not None
     assert finding.severity == "warning"
-    assert finding.title.startswith("Experts hold 80 % of the matmul FLOPs that FP8 could take")
+    assert finding.title.startswith("Experts hold 80% of the matmul FLOPs that FP8 could take")
     assert "estimated for H100" in finding.explanation
     assert finding.treatment is not None
     assert finding.treatment.name == "stay-in-bf16"

@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.render.answer import answer as first_lines
+from fp8doctor.render.box import answer as first_lines
 from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
 
 Look = Callable[..., Facts]

@@ -72,7 +72,7 @@ def test_accelerate_stops_at_the_first_unaligned_sibling(
     model = Block()
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
     finding = fired(look(model), "sibling")
-    assert finding.title == "Only 50 % of the matmul FLOPs are in FP8; 50 % more could be"
+    assert finding.title == "Only 50% of the matmul FLOPs are in FP8; 50% more could be"
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("down", 1)
     assert (finding.evidence["ceiling_now"], finding.evidence["ceiling_with_all"]) == (1.31, 1.91)
 
@@ -199,7 +199,7 @@ def test_experts_are_not_seen(look: Look) -> None:
 def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_visits(look: Look) -> None:
     facts = look(torchtitan_3199.build_model())
     finding = fired(facts, "experts")
-    assert finding.title == "6 expert weights stayed in 16 bits next to FP8: 98 % of all Linears' weights"
+    assert finding.title == "6 expert weights stayed in 16 bits next to FP8: 98% of all Linears' weights"
     without = tuple(each for each in facts.network.linears if each.role != "experts")
     left_out = tuple(msgspec.structs.replace(each, use="none", stack="torch") for each in without[:1])
     network = msgspec.structs.replace(facts.network, linears=(*left_out, *without[1:]))

@@ -53,7 +53,7 @@ def test_time_counts_and_not_flops(lora: nn.Module, look: Look) -> None:
     assert finding.evidence["adapters_ms"] == pytest.approx(30.0)
     assert finding.evidence["fp8_ceiling"] == pytest.approx(150 / (30 + 120 / 2), rel=1e-3)
     assert finding.evidence["adapter_dtypes"] == ("float32",)
-    assert finding.title == "LoRA takes 30.0 of 120.0 ms/step, with 14 % of the matmul FLOPs"
+    assert finding.title == "LoRA takes 30.0 of 120.0 ms/step, with 14% of the matmul FLOPs"
     assert finding.treatment is not None
     assert finding.saving_ms is None
 
@@ -69,7 +69,7 @@ def test_the_base_of_the_arm_is_what_it_is_compared_with(lora: nn.Module, look: 
     assert isinstance(finding, Finding)
     assert (finding.evidence["of_arm"], finding.evidence["adapters_ms"]) == ("prescribed", pytest.approx(2.0))
     assert finding.evidence["fp8_ceiling"] is None
-    assert finding.treatment is None, "2 % are not worth a change"
+    assert finding.treatment is None, "2% are not worth a change"
 
 
 def test_no_time_is_claimed_within_the_spread(lora: nn.Module, look: Look) -> None:

@@ -30,7 +30,7 @@ def test_a_conversion_in_fp32(look: Look) -> None:
     assert finding is not None
     assert finding.severity == "warning"
     assert finding.title == "2 of 2 Linears are fp32, and no autocast is on"
-    assert finding.explanation.startswith("The model has 2 FP8 layers, but 100 % of the weights are fp32")
+    assert finding.explanation.startswith("The model has 2 FP8 layers, but 100% of the weights are fp32")
     assert finding.treatment is not None
     assert finding.treatment.name == "autocast-bf16"
 

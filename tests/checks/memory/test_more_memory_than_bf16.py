@@ -221,7 +221,7 @@ def test_jobs_that_are_faster_in_fp8_are_not_told_to_rebuild_their_weights(patie
 @pytest.mark.parametrize(
     ("as_is", "bf16"),
     [(14.6, 14.5), (12.3, 13.7), (0.12, 0.08), (20.9, 20.0)],
-    ids=["eager on an H200", "less", "workspaces of a small model", "4.5 %"],
+    ids=["eager on an H200", "less", "workspaces of a small model", "4.5%"],
 )
 def test_ordinary_differences(look: Look, as_is: float, bf16: float) -> None:
     assert more_memory_than_bf16(timed(look(in_fp8(), tokens=4096), *peaks(as_is, bf16, bf16))) is None

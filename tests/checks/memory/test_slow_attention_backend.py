@@ -208,7 +208,7 @@ def test_kernels_of_a_step_show_what_no_configuration_tells(
     look: Look, softmax: tuple[str, str | None, float]
 ) -> None:
     finding = found(timed(look(ByHand()), profiled(BMM, softmax, LOSS)))
-    assert finding.title == "Attention without a fused kernel takes 16 % of the GPU's time"
+    assert finding.title == "Attention without a fused kernel takes 16% of the GPU's time"
     assert (finding.evidence["softmax_ms"], finding.evidence["batched_gemm_ms"]) == (0.6, 1.0)
     assert finding.treatment is not None
     x = torch.ones(1, 8, 64)
@@ -252,7 +252,7 @@ def test_profiled_kernels_are_evidence_for_the_configuration_too(look: Look) -> 
     finding = found(timed(look(llama(attn_implementation="eager")), profiled(BMM, EAGER)))
     assert finding.explanation.endswith(
         "In the profiled step, its softmax, batched matmuls and the kernels between them take at least "
-        "1.6 ms, 16 % of the GPU's time."
+        "1.6 ms, 16% of the GPU's time."
     )
     assert finding.evidence["share_pct"] == pytest.approx(16.0)
     assert "must be eager" in reason(timed(look(gemma2()), profiled(BMM, EAGER)))
@@ -306,9 +306,9 @@ def test_torchs_attention_that_falls_back_beside_one_that_is_fused(
     look: Look, version: str, name: str
 ) -> None:
     finding = found(timed(t5(look, version), profiled(*MATH)))
-    assert finding.title == "Attention without a fused kernel takes 18 % of the GPU's time"
+    assert finding.title == "Attention without a fused kernel takes 18% of the GPU's time"
     assert (
-        "take at least 1.8 ms, 18 % of the GPU's time. Other calls use a fused kernel." in finding.explanation
+        "take at least 1.8 ms, 18% of the GPU's time. Other calls use a fused kernel." in finding.explanation
     )
     assert finding.evidence["between_ms"] == pytest.approx(0.3)
     assert finding.treatment is not None

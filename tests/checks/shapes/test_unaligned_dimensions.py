@@ -63,7 +63,7 @@ def test_a_few_outputs_in_the_middle_are_left_out_and_not_padded(outputs: int, l
 
 
 def test_actions_are_not_padded_to_twice_the_work(look: Look) -> None:
-    """17 joints of a robot are 3 % of its policy's work."""
+    """17 joints of a robot are 3% of its policy's work."""
     policy = nn.ModuleDict({"torso": nn.Linear(512, 512), "actions": nn.Linear(512, 17)}).bfloat16()
     finding = unaligned_dimensions(look(converted(policy), tokens=1024))
     assert isinstance(finding, Finding)

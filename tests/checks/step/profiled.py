@@ -86,4 +86,4 @@ FP8_COMPILED = profiled(
     norm=3.2,
     loss=3.0,
 )
-"""The 468 M decoder, 16,384 tokens. Uncompiled the GPU is 96 % busy, with casts."""
+"""The 468 M decoder, 16,384 tokens. Uncompiled the GPU is 96% busy, with casts."""

@@ -36,9 +36,9 @@ def in_te(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = host_bound(timed(look(in_te(monkeypatch), tokens=256), WAITING, SMALL_BF16))
     assert isinstance(finding, Finding)
-    assert finding.title == "The GPU is idle for 65 % of the step, waiting for the host"
+    assert finding.title == "The GPU is idle for 65% of the step, waiting for the host"
     assert finding.explanation == (
-        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92 % of its gaps end with a late launch. "
+        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92% of its gaps end with a late launch. "
         "A step launches 2,000 kernels of 7 µs on average. "
         "The best BF16 step launches 2,000 and is idle for 2.2 of 13.2 ms."
     )

@@ -33,10 +33,10 @@ def trial(*arms: Arm, **fields: Any) -> Trial:
     [
         ({}, None),
         ({"others_pct": 49.0, "steal_pct": 2.9, "waited_pct": 2.9, "throttled_pct": 2.9}, None),
-        ({"others_pct": 94.0}, "others used 94 % of the host's 16 cores"),
-        ({"steal_pct": 12.0}, "the hypervisor took 12 % of them"),
-        ({"throttled_pct": 30.0}, "the quota of the container was used up in 30 % of its periods"),
-        ({"waited_pct": 7.0}, "a thread of the step waited for a core 7 % of the time"),
+        ({"others_pct": 94.0}, "others used 94% of the host's 16 cores"),
+        ({"steal_pct": 12.0}, "the hypervisor took 12% of them"),
+        ({"throttled_pct": 30.0}, "the quota of the container was used up in 30% of its periods"),
+        ({"waited_pct": 7.0}, "a thread of the step waited for a core 7% of the time"),
         ({"waited_pct": None, "pace_median_ms": 0.6}, "Python ran 2.0 times as long as at its best"),
     ],
 )
@@ -46,7 +46,7 @@ def test_what_disturbs_a_host(fields: dict[str, Any], words: str | None) -> None
 
 def test_it_matters_where_a_step_waits_for_the_host() -> None:
     assert host_doubt(trial(WAITING, BF16)) == (
-        "the step waits for the host, and others used 94 % of the host's 16 cores"
+        "the step waits for the host, and others used 94% of the host's 16 cores"
     )
     assert host_doubt(trial(BUSY, BF16_WAITING)) is not None
     assert host_doubt(trial(BUSY, BF16)) is None
@@ -61,8 +61,8 @@ def test_the_finding_names_the_step_and_the_numbers() -> None:
     )
     assert isinstance(finding, Finding)
     assert finding.title == (
-        "Other load slowed the host while it limited the step: others used 94 % of the host's 16 cores, the "
-        "hypervisor took 5 % of them"
+        "Other load slowed the host while it limited the step: others used 94% of the host's 16 cores, the "
+        "hypervisor took 5% of them"
     )
     assert finding.explanation.startswith("The BF16 step waits for the host. The trial timed it for 12 s")
     assert (finding.evidence["steal_pct"], finding.evidence["cores"]) == (5.0, 16)
@@ -83,4 +83,4 @@ def test_a_real_trial_counts_its_host(sick: Facts) -> None:
     seen = msgspec.structs.replace(sick.trial, device="cuda", arms=(waiting,), host=host)
     finding = host_disturbed(msgspec.structs.replace(sick, trial=seen))
     assert isinstance(finding, Finding)
-    assert f"others used 80 % of the host's {host.cores} cores" in finding.title
+    assert f"others used 80% of the host's {host.cores} cores" in finding.title

@@ -74,15 +74,15 @@ def test_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Work(monkeypatch, loads_s=0.03, computes_s=0.05).facts()
     finding = input_bound(facts)
     assert isinstance(finding, Finding)
-    assert finding.title == "The step waits 30.0 of 80.0 ms for its data (38 %)"
+    assert finding.title == "The step waits 30.0 of 80.0 ms for its data (38%)"
     assert finding.saving_ms is not None
     assert finding.saving_ms.high == pytest.approx(30)
     report = diagnose(facts)
     assert report.verdict.summary.startswith(
-        "The step waits for its data 30.0 of 80.0 ms (38 %). FP8 does not shorten that; mend it first. "
+        "The step waits for its data 30.0 of 80.0 ms (38%). FP8 does not shorten that; mend it first. "
         "FP8 is set up in "
     )
-    assert "80.0 ms a step in 3 steps of the script" in heading(facts)
+    assert "80.0 ms/step in 3 steps of the script" in heading(facts)
 
 
 def test_a_quick_loader(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +102,6 @@ def test_a_loader_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Work(monkeypatch, loads_s=0.03, computes_s=0.05).facts(loader=False)
     assert isinstance(input_bound(facts), NotApplicable)
     assert diagnose(facts).verdict.summary.startswith(
-        "The step spends 30.0 ms (38 %) before the model is called on something else: copies of the batch, "
+        "The step spends 30.0 ms (38%) before the model is called on something else: copies of the batch, "
         "logging, checkpoints, a loader that is not torch's. FP8 does not shorten that; mend it first. "
     )

@@ -49,7 +49,7 @@ def test_a_real_step_whose_gemms_are_few(sick: Facts) -> None:
 def test_it_names_what_dominates() -> None:
     finding = little_to_gain(timed(DECODER_468M, FP8_EAGER, MOSTLY_ATTENTION, IN_FP8))
     assert isinstance(finding, Finding)
-    assert finding.title == "FP8 cannot give more than about 1.06x here: matmuls are only 13 % of the step"
+    assert finding.title == "FP8 cannot give more than about 1.06x here: matmuls are only 13% of the step"
     assert finding.explanation.endswith("The largest part that FP8 does not change: attention, 62.0 ms.")
 
 

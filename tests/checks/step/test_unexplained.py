@@ -35,7 +35,7 @@ def test_a_real_step_that_is_slower_everywhere_but_in_its_casts(sick: Facts) -> 
     parts = dict(zip(finding.evidence["parts"], finding.evidence["parts_ms"], strict=True))  # type: ignore[arg-type]
     assert sum(parts.values()) == pytest.approx(finding.evidence["difference_ms"])
     assert parts["optimizer"] == pytest.approx(families["optimizer"] / 2)
-    assert re.fullmatch(r"Known causes explain only 0 % of the [\d.]+ ms that FP8 is slower.*", finding.title)
+    assert re.fullmatch(r"Known causes explain only 0% of the [\d.]+ ms that FP8 is slower.*", finding.title)
 
 
 def test_a_real_step_that_is_slower_by_its_casts_is_explained(sick: Facts) -> None:
@@ -48,13 +48,12 @@ def test_the_waterfall_is_shown() -> None:
     finding = next(each for each in report.findings if each.code == "STP006")
     assert finding.severity == "warning"
     assert finding.title == (
-        "Known causes explain only 0 % of the 27.3 ms that FP8 is slower; the rest is mostly attention, "
+        "Known causes explain only 0% of the 27.3 ms that FP8 is slower; the rest is mostly attention, "
         "+29.9 ms"
     )
     assert finding.explanation == (
-        "Against the best BF16 (92.7 ms): attention +29.9, GEMMs −26.1, casts +20.0, idle "
-        "+3.9, norms "
-        "and pointwise −0.4 ms."
+        "Against the best BF16 (92.7 ms): attention +29.9, matmuls −26.1, casts +20.0, idle GPU +3.9, "
+        "norms and pointwise −0.4 ms."
     )
     assert finding.treatment is not None
     assert "--trace" in finding.treatment.code
@@ -97,7 +96,7 @@ def test_what_the_changes_gave_back_counts() -> None:
 
 NOT_SLOWER = {
     "faster": msgspec.structs.replace(FP8_COMPILED, name="as_is"),
-    "within 3 %": profiled("as_is", 95.0, gemm_fp8=36.3, attention=41.0),
+    "within 3%": profiled("as_is", 95.0, gemm_fp8=36.3, attention=41.0),
 }
 NO_ANSWER: dict[str, tuple[Arm, ...]] = {
     "not profiled": (unprofiled("as_is", 120.0), BF16),

@@ -37,7 +37,7 @@ def watched(host_wait_pct: float = 90.0, *, seen: dict[str, Any] | None = None, 
 def test_a_gpu_that_waits_for_its_host() -> None:
     finding = host_bound(watched(gemm_fp8=20.0, cast=10.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "The GPU is idle for 70 % of the step, waiting for the host"
+    assert finding.title == "The GPU is idle for 70% of the step, waiting for the host"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_casts_that_no_fp8_gemm_can_pay_for() -> None:
 def test_gemms_in_fp32() -> None:
     finding = fp32_matmul(watched(gemm_fp8=40.0, gemm_fp32=30.0, pointwise=28.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "Matmuls in fp32 take 30.0 ms, 30 % of the step"
+    assert finding.title == "Matmuls in fp32 take 30.0 ms, 30% of the step"
 
 
 def test_gemms_in_fp32_of_a_step_whose_autocast_nobody_saw() -> None:
@@ -87,11 +87,11 @@ def test_gemms_in_fp32_of_a_step_whose_autocast_nobody_saw() -> None:
 def test_copies_from_the_host_come_first() -> None:
     facts = watched(seen={"host_copies_ms": 25.0}, gemm_fp8=40.0, copy=25.0, pointwise=30.0)
     assert diagnose(facts).verdict.summary.startswith(
-        "The step waits for copies from the host to the GPU 25.0 ms (25 %). FP8 does not shorten that; "
+        "The step waits for copies from the host to the GPU 25.0 ms (25%). FP8 does not shorten that; "
     )
     finding = input_bound(facts)
     assert isinstance(finding, Finding)
-    assert finding.title == "The step waits 25.0 of 100.0 ms for copies from the host to the GPU (25 %)"
+    assert finding.title == "The step waits 25.0 of 100.0 ms for copies from the host to the GPU (25%)"
     behind = watched(seen={"host_copies_ms": 25.0, "data_ms": (30.0,) * 10}, gemm_fp8=40.0, copy=25.0)
     finding = input_bound(behind)
     assert isinstance(finding, Finding)

@@ -18,15 +18,14 @@ from fp8doctor.diagnosis.open_questions import may_raise, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
-from fp8doctor.render.certainty import certainty
-from fp8doctor.render.limit import limit
+from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.timing import as_is_difference, more_time_s
-from fp8doctor.render.words import plainly
+from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import in_times
 
 COSTS = {
-    "idle": "an idle GPU costs",
-    "unclassified": "what no rule knows costs",
+    "idle": "idle GPU time costs",
+    "unclassified": "unclassified kernels cost",
     "norms and pointwise": "norms and pointwise work cost",
     "copies": "copies cost",
 }
@@ -43,16 +42,19 @@ WHAT: dict[str, tuple[Tone, str]] = {
     "fp8_faster": ("good", "FP8 is faster than BF16"),
     "too_noisy": ("plain", "The timing is too noisy to tell"),
     "no_fp8": ("plain", "No FP8 training here"),
-    "not_measured": ("plain", "Whether FP8 is faster was not measured"),
+    "not_measured": ("plain", "Not timed: FP8 may be faster or slower than BF16"),
 }
 """Status of the verdict -> how it looks, and what it says."""
 
 MENDED = {
-    "step_raises": "The step then runs. ",
-    "layers_do_not_learn": "The layers then learn. ",
-    "fp8_not_engaged": "FP8 then runs. ",
+    "step_raises": "With this fix the step runs. ",
+    "layers_do_not_learn": "With this fix the layers train. ",
+    "fp8_not_engaged": "With this fix FP8 runs. ",
 }
 """Grave status -> what is so once its cause is mended, before anything about speed."""
+
+LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
+"""The questions that an answer answers, in this order."""
 
 ON_CPU = " on the CPU"
 """Stands behind a time that no GPU took."""
@@ -67,7 +69,7 @@ COMPILES_LONG = "CMP006"
 """The check whose finding is of seconds before the step, which are no cause of its time."""
 
 CASTS_COST = "STP002"
-"""The check whose finding says what the line of conversions and matmuls says."""
+"""The check whose finding says what the line of casts and matmuls says."""
 
 
 class Answer(Struct, frozen=True):
@@ -100,9 +102,9 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         tone=tone,
         what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
         numbers=if_recorded(_numbers, report) or _no_model(report),
-        why=tuple(plainly(each.sentence) for each in why),
+        why=tuple(each.sentence for each in why),
         causes=frozenset(each.code for each in why if each.code),
-        fix=tuple(map(plainly, _fix(report, steps))),
+        fix=tuple(_fix(report, steps)),
         then=_then(report, steps),
         limit=if_recorded(limit, report.facts, steps) or "",
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
@@ -110,19 +112,19 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
 
 
 def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
-    """Say why a trial timed no copy at all, unless the cause says it."""
+    """Say why a trial timed no copy at all, unless the verdict's summary, as the cause, says it."""
     if not recorded(facts, "trial.arms") or facts.trial.arms or not recorded(facts, "trial.reason"):
         return ""
     reason = facts.trial.reason
-    if reason is None or any(reason in each.sentence for each in why):
+    if reason is None or any(each.is_summary for each in why):
         return ""
-    return f"Copies of it could not be timed: {plainly(reason.rstrip('.'))}."
+    return f"The trial could not time copies of it: {reason.rstrip('.')}."
 
 
 def _how_much(verdict: Verdict, what: str) -> str:
     """Say how many times slower or faster FP8 is, by the verdict's speedup."""
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
-        return f"{what}, by the cost model"
+        return f"{what} (estimated)"
     if verdict.status == "fp8_slower" and verdict.speedup and verdict.speedup < 1:
         return f"FP8 is {in_times(1 / verdict.speedup)} slower than BF16"
     if verdict.status == "fp8_faster" and verdict.speedup and verdict.speedup > 1:
@@ -148,25 +150,27 @@ def _numbers(report: Document) -> str:
         return ""
     where = ON_CPU if timed_on_cpu(report.facts) else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        return f"{verdict.step_ms:,.1f} ms a step, {verdict.basis or 'as it ran'}{where}"
+        return f"{verdict.step_ms:,.1f} ms/step, {verdict.basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
         best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
-        return f"{verdict.step_ms:,.1f} ms a step as you run it, {best}, measured{where}"
+        return f"{verdict.step_ms:,.1f} ms/step as you run it, {best}, measured{where}"
     if verdict.basis == "modelled":
-        best = f"{verdict.bf16_step_ms:,.1f}, modelled"
-        return f"{verdict.step_ms:,.1f} ms a step, measured{where}, against {best}"
-    return f"{verdict.step_ms:,.1f} against {verdict.bf16_step_ms:,.1f} ms a step, {verdict.basis}{where}"
+        best = f"{verdict.bf16_step_ms:,.1f}, estimated"
+        return f"{verdict.step_ms:,.1f} ms/step, measured{where}, vs {best}"
+    return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
 
 
 def _expected(as_is: float, compiled: float, gpu: str) -> str:
-    later = f", {compiled:.2f}× compiled" if compiled - as_is >= 0.01 else ""
-    return f"the cost model expects {as_is:.2f}× the speed of BF16{later} ({gpu})"
+    later = f", {compiled:.2f}x compiled" if compiled - as_is >= 0.01 else ""
+    return f"estimated {as_is:.2f}x the speed of BF16{later} ({gpu})"
 
 
 class _Cause(Struct, frozen=True):
     sentence: str
     code: str = ""
     """Of the finding that it is the title of."""
+    is_summary: bool = False
+    """Whether it is the verdict's summary."""
 
 
 def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
@@ -180,7 +184,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
         yield _told(grave)
         return
     if verdict.status == "step_raises":
-        yield _Cause(verdict.summary)
+        yield _Cause(verdict.summary, is_summary=True)
         return
     difference = if_recorded(as_is_difference, report.facts)
     costs = (
@@ -193,9 +197,9 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
     if slower or verdict.basis != "measured":
         yield from causes
     if costs:
-        yield _Cause(costs)
+        yield _Cause(costs, CASTS_COST)
     elif not causes or (not slower and verdict.basis == "measured"):
-        yield _Cause(_without_a_cause(report))
+        yield _without_a_cause(report)
     if not slower and verdict.basis == "measured":
         yield from causes
 
@@ -231,9 +235,9 @@ def _cost(found: Waterfall) -> str:
     """Tell what converting costs and what the matmuls save; where something else weighs more, that too."""
     casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
     told = (
-        f"Converting to FP8 costs {casts:,.1f} ms a step; the FP8 matmuls save {saved:,.1f}"
+        f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
         if saved >= 0
-        else f"Converting to FP8 costs {casts:,.1f} ms a step, and the matmuls take {-saved:,.1f} ms longer"
+        else f"FP8 casts cost {casts:,.1f} ms/step, and the matmuls take {-saved:,.1f} ms longer"
     )
     others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
     name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
@@ -242,23 +246,30 @@ def _cost(found: Waterfall) -> str:
     return f"{told}."
 
 
-def _without_a_cause(report: Document) -> str:
+def _without_a_cause(report: Document) -> _Cause:
+    verdict = report.verdict
+    not_timed = verdict.status == "not_measured" and not verdict.basis
+    if not_timed or verdict.status in ("no_fp8", "too_noisy"):
+        return _Cause(verdict.summary, is_summary=True)
+    return _Cause(_no_cause_known(report))
+
+
+def _no_cause_known(report: Document) -> str:
     verdict = report.verdict
     if verdict.status == "fp8_slower":
-        return "No check of this version explains it."
-    if verdict.status == "not_measured" and not verdict.basis:
-        return verdict.summary
-    if verdict.status in ("no_fp8", "too_noisy"):
-        return verdict.summary
+        return "No check explains it."
     if _modelled_loss(report):
-        return "No check found a mistake; FP8 costs these layers more than its matmuls save, as modelled."
+        return (
+            "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
+            "(estimated)."
+        )
     if verdict.basis == "modelled":
-        return "No check found what would slow FP8 down."
+        return "No check found anything that slows FP8 down."
     if verdict.status == "not_measured":
-        return "No BF16 was timed beside it."
+        return "BF16 was not timed, so there is nothing to compare with."
     if timed_on_cpu(report.facts):
-        return "A CPU tells nothing of what a GPU spends the step on."
-    return "What the step is made of was not profiled."
+        return "Timed on a CPU, which says nothing about a GPU."
+    return "The step was not profiled."
 
 
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
@@ -271,7 +282,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         for number in filter(None, (mends, too)):
             yield _numbered(number, steps[number - 1], len(steps))
         quiet = next((n for n, step in enumerate(steps, 1) if step.treatment.name == QUIET_HOST), None)
-        again = f", and time again when the host is quiet (fix {quiet})" if quiet else ""
+        again = f", and time again on an idle host (fix {quiet})" if quiet else ""
         off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}{again}."
         yield f"Or l{off}" if mends else f"And l{off}" if too else f"L{off}"
         return
@@ -286,13 +297,13 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
     elif grave:
-        yield f"No change is known that mends it; fp8doctor explain {grave.code} tells more."
+        yield f"No fix is known. See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises":
-        yield "Mend what it raises, then run fp8doctor again."
+        yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
-        yield "Leave FP8 off until it is known why."
+        yield "Leave FP8 off until the cause is known."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
-        yield "Nothing can be advised before a model was examined."
+        yield "Run fp8doctor on a model."
     elif _modelled_loss(report):
         timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
         yield f"Leave FP8 off{timed or '.'}"
@@ -315,8 +326,8 @@ def _nothing_found(report: Document) -> str:
     open."""
     questions = open_questions(report.outcomes, report.verdict, report.facts)
     if not questions:
-        return "Nothing has to be changed."
-    told = f"Nothing was found to change; open: {'; '.join(questions)}."
+        return "Nothing to change."
+    told = f"No check found anything to change. Open: {'; '.join(questions)}."
     if not report.next or report.verdict.basis == "measured":
         return told
     return f"{told} Time it {where_to_time(report.facts)}: {report.next.command}"
@@ -376,19 +387,19 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended = MENDED[verdict.status] if any(_mends_it(report, step) for step in steps) else ""
     end = outlook(report, steps)
     if end.sentence:
-        return End(plainly(mended + end.sentence), end.basis)
+        return End(mended + end.sentence, end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
-        speed = f"{verdict.achievable_speedup:.2f}×"
+        speed = f"{verdict.achievable_speedup:.2f}x"
         here = how == "measured" and timed_on_cpu(report.facts)
         where = f"{ON_CPU}, which says nothing about a GPU" if here else ""
-        return End(f"FP8 would run at {speed} of the best BF16, {how}{where}.", how)
+        return End(f"FP8 would run at {speed} the speed of the best BF16, {HOW_KNOWN[how]}{where}.", how)
     if verdict.status == "no_fp8":
-        what = "no FP8" if verdict.basis == "measured" else "nothing"
-        return End(f"What FP8 would give is not known: {what} was timed.")
+        what = "FP8" if verdict.basis == "measured" else "the step"
+        return End(f"The gain from FP8 is unknown: {what} was not timed.")
     if not recorded(report.facts, "network"):
-        return End("Not known: no model was examined.")
-    return End("How fast it is was not measured.")
+        return End("Unknown: no model was examined.")
+    return End("Its speed was not measured.")
 
 
 def _sentence(title: str) -> str:

@@ -74,7 +74,7 @@ def _line(rank: Rank) -> Iterator[str]:
             yield "no window of steps was seen"
         return
     if (step := told(step_ms, rank.observed)) is not None:
-        yield f"{step:,.1f} ms a step"
+        yield f"{step:,.1f} ms/step"
     for what, read in PARTS.items():
         if (ms := told(read, rank.observed)) is not None:
             yield f"{ms:,.1f} ms {what}"

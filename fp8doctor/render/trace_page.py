@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.analysis.traced import digits
 from fp8doctor.diagnosis.traces import Hint, Traces
 from fp8doctor.facts.traced import TracedKernel, TracedStep
-from fp8doctor.render.sheet import Sheet, Table
+from fp8doctor.render.table_page import Sheet, Table
 from fp8doctor.wording import labels, percent, plural
 
 FAMILIES = {
-    "gemm_fp8": "FP8 GEMMs",
-    "gemm_16bit": "16-bit GEMMs",
-    "gemm_fp32": "fp32 GEMMs",
+    "gemm_fp8": "FP8 matmuls",
+    "gemm_16bit": "16-bit matmuls",
+    "gemm_fp32": "fp32 matmuls",
     "cast": "casts to and from FP8",
     "attention": "attention",
     "norm": "norms",
@@ -96,7 +96,7 @@ def _times(step: TracedStep) -> Table:
     places = digits(step.step_ms)
     rows = {name: ms for name, ms in _rows(step).items() if ms >= 0.5 * 10**-places} | {ALL: step.step_ms}
     return Table(
-        ("ms a step" if step.steps else "ms in all", "", "share"),
+        ("ms/step" if step.steps else "ms in all", "", "share"),
         tuple((name, f"{ms:,.{places}f}", percent(100 * ms / step.step_ms)) for name, ms in rows.items()),
     )
 
@@ -118,7 +118,7 @@ def _side_by_side(steps: Sequence[TracedStep], *, difference: bool) -> Table:
         for name in names
         if max(one.get(name, 0.0), other.get(name, 0.0)) >= 0.5 * 10**-places
     ]
-    unit = "ms a step" if first.steps and second.steps else "ms"
+    unit = "ms/step" if first.steps and second.steps else "ms"
     return Table(
         (unit, *labels(first.file, second.file), *(("difference",) if difference else ())), tuple(rows)
     )
@@ -135,7 +135,7 @@ def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
     if verbose:
         yield _listed("all work", step.kernels, step, more=None)
         return
-    for title, family in (("FP8 GEMMs", "gemm_fp8"), ("unknown kernels", "unknown")):
+    for title, family in (("FP8 matmuls", "gemm_fp8"), ("unknown kernels", "unknown")):
         found = [kernel for kernel in step.kernels if kernel.family == family]
         if found:
             share = percent(100 * step.families_ms[family] / step.step_ms)

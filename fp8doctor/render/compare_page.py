@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from fp8doctor.analysis.timed_step import TimedStep
 from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.counts import counts
-from fp8doctor.render.header import model
-from fp8doctor.render.sheet import Sheet, Table
-from fp8doctor.render.traces import FAMILIES, change
+from fp8doctor.render.header import counts, model
+from fp8doctor.render.table_page import Sheet, Table
+from fp8doctor.render.trace_page import FAMILIES, change
 from fp8doctor.wording import plural
 
 NONE_MS = 0.05
@@ -53,7 +52,7 @@ def _table(found: Comparison) -> Table:
     means = found.losses.means if found.losses else (None, None)
     rows = (
         (
-            f"ms a step{' (CPU)' if one.on_cpu and other.on_cpu else ''}",
+            f"ms/step{' (CPU)' if one.on_cpu and other.on_cpu else ''}",
             _spread(one),
             _spread(other),
             _ratio(one.step_ms, other.step_ms, 1),
@@ -121,7 +120,7 @@ def _families(found: Comparison) -> Table:
     ]
     one, other = found.steps
     total = ("all", f"{one.step_ms:,.1f}", f"{other.step_ms:,.1f}", change(found.difference.difference_ms, 1))
-    return Table(("ms a step", one.name, other.name, "difference"), (*rows, total))
+    return Table(("ms/step", one.name, other.name, "difference"), (*rows, total))
 
 
 def _findings(found: Comparison) -> Iterator[str]:
@@ -143,6 +142,6 @@ def _basis(one: TimedStep, other: TimedStep) -> str:
     if not told:
         return ""
     return (
-        f"Times: {'; '.join(told)}; ± is half of the interval that holds the median with 90 % confidence. "
+        f"Times: {'; '.join(told)}; ± is half of the interval that holds the median with 90% confidence. "
         "The two were timed apart, so that clocks and heat may differ too."
     )

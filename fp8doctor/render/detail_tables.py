@@ -1,15 +1,146 @@
-"""The Linears of a model by kind: those that differ only in the number of their block stand in one row."""
+"""Tables of details: matmuls one by one, tokens per second, and layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 
 from msgspec import Struct
 
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
+from fp8doctor.analysis.ledger import Ledger, LedgerLine
+from fp8doctor.analysis.rates import Rates
+from fp8doctor.analysis.step_difference import signed
+from fp8doctor.analysis.variant_words import variant
 from fp8doctor.facts import Blocks, Facts, LayerNumerics, LayerShape, Linear, recorded
 from fp8doctor.wording import percent, plural
+
+HEADS = ("ms of one matmul, alone", "calls", "BF16", "FP8", "casts", "saved", "saved, ms/step")
+
+
+class LedgerTable(Struct, frozen=True):
+    """The table, as it is shown: a row with one cell names the shape of those below it."""
+
+    rows: tuple[tuple[str, ...], ...]
+    sentences: tuple[str, ...]
+
+    @property
+    def shapes(self) -> list[tuple[str, list[tuple[str, ...]]]]:
+        """Each shape with the rows of its GEMMs."""
+        grouped: list[tuple[str, list[tuple[str, ...]]]] = []
+        for row in self.rows[1:]:
+            if len(row) == 1:
+                grouped.append((row[0], []))
+            else:
+                grouped[-1][1].append(row)
+        return grouped
+
+
+def ledger_table(ledger: Ledger, labels: Mapping[str, str]) -> LedgerTable:
+    """Write the ledger; ``labels`` are names of variants as the table of times has them."""
+    rows: list[tuple[str, ...]] = []
+    for shape, lines in groupby(ledger.lines, _shape):
+        rows += [(shape,), *map(_cells, lines)]
+    return LedgerTable((HEADS, *rows), tuple(_sentences(ledger, labels)))
+
+
+def _shape(line: LedgerLine) -> str:
+    return f"{line.m} x {line.k} x {line.n} {line.recipe}, {plural(line.layers, 'layer')}"
+
+
+def _cells(line: LedgerLine) -> tuple[str, ...]:
+    in_fp8 = line.fp8_ms is not None
+    return (
+        f"  {line.layout.replace('_', ' ')}",
+        f"{line.calls:,}",
+        f"{line.bf16_ms:.3f}",
+        f"{line.fp8_ms:.3f}" if in_fp8 else "in BF16",
+        f"{line.casts_ms:.3f}" if in_fp8 else "-",
+        signed_finely(line.net_ms) if in_fp8 else "-",
+        signed(line.step_ms) if in_fp8 else "-",
+    )
+
+
+def signed_finely(ms: float) -> str:
+    """Write what one GEMM saves, in thousandths of a millisecond."""
+    return f"{'−' if ms < 0 else '+'}{abs(ms):.3f}"
+
+
+def _sentences(ledger: Ledger, labels: Mapping[str, str]) -> Iterator[str]:
+    yield (
+        f"Timed alone, the matmuls of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a "
+        f"step in BF16, in FP8 {ledger.fp8_ms:,.1f} and their casts {ledger.casts_ms:,.1f}: "
+        f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
+    )
+    fp8, bf16 = ledger.fp8_arm, ledger.bf16_arm
+    if fp8 and bf16 and None not in (ledger.step_gemms_saved_ms, ledger.step_casts_ms):
+        yield (
+            f"In the step matmuls save {signed(ledger.step_gemms_saved_ms or 0.0)} ms "
+            f"(alone {signed(ledger.bf16_ms - ledger.fp8_ms)}), and casts cost "
+            f"{ledger.step_casts_ms or 0.0:,.1f} ms (alone {ledger.casts_ms:,.1f}): "
+            f"{labels.get(fp8, fp8)}, against {labels.get(bf16, bf16)}. "
+            f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
+        )
+
+
+class RateTable(Struct, frozen=True):
+    """The same as a table."""
+
+    how: str
+    """How the rates are known: measured, or modelled on which GPU."""
+    rows: tuple[tuple[str, str, str], ...]
+    """Variant, tokens a second, milliseconds of a step."""
+    peak: str
+    """The most that the GPU's peak allows; empty where that is not known."""
+
+
+def rate_table(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> RateTable:
+    """Write the rates; ``fp8`` says whether the model as it is has FP8 layers, ``labels`` are names of
+    variants as the table of times has them."""
+    modelled = rates.variants and rates.variants[0].basis == "modelled"
+    return RateTable(
+        f"estimated for {rates.gpu}" if modelled else "measured",
+        tuple(
+            dict.fromkeys(
+                (
+                    labels.get(each.name) or variant(each.name, fp8),
+                    _round(each.tokens_per_s),
+                    f"{each.step_ms:,.1f}",
+                )
+                for each in rates.variants
+            )
+        ),
+        _peak(rates),
+    )
+
+
+def rates_in_words(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> Iterator[str]:
+    """Write the sentences, as `rate_table` does the rows."""
+    table = rate_table(rates, fp8, labels)
+    if table.rows:
+        told = "; ".join(f"{name} {rate} ({ms} ms)" for name, rate, ms in table.rows)
+        yield f"Tokens a second, {table.how}: {told}."
+    if table.peak:
+        yield table.peak
+
+
+def _peak(rates: Rates) -> str:
+    if rates.bf16_peak_tokens_per_s:
+        at_fp8 = rates.fp8_peak_tokens_per_s
+        more = f", {_round(at_fp8)} at the FP8 peak" if at_fp8 else ""
+        return (
+            f"No step of this model exceeds {_round(rates.bf16_peak_tokens_per_s)} tokens/s at the dense "
+            f"BF16 peak of {rates.gpu}{more}: its matmuls alone, all else for nothing."
+        )
+    return ""
+
+
+def _round(value: float) -> str:
+    """Write four digits: no more is known."""
+    whole = f"{float(f'{value:.4g}'):,.0f}"
+    return whole if value >= 1 else f"{value:.2g}"
+
 
 MOST_ROWS = 200
 """Rows of the table; a model whose layers all differ has more, and they are counted."""
@@ -88,7 +219,7 @@ def _kind(linear: Linear, blocks: Sequence[Blocks]) -> tuple[str, ...]:
     return (
         block if block is not None else "\0",
         re.sub(r"(?<![^.])\d+(?![^.])", "*", within or name),
-        _shape(linear),
+        _layer_shape(linear),
         _runs_in(linear),
         _compiled(linear),
     )
@@ -96,7 +227,7 @@ def _kind(linear: Linear, blocks: Sequence[Blocks]) -> tuple[str, ...]:
 
 def _title(blocks: Blocks) -> str:
     kind = blocks.kind.rpartition(".")[2] if recorded(blocks, "kind") else "block"
-    count = f"{blocks.count} × " if recorded(blocks, "count") else ""
+    count = f"{blocks.count} x " if recorded(blocks, "count") else ""
     return f"{blocks.name}: {count}{kind}"
 
 
@@ -112,7 +243,7 @@ def _row(
     return LayerRow(
         name=name,
         count=len(members),
-        shape=_shape(first),
+        shape=_layer_shape(first),
         runs_in=_runs_in(first),
         compiled=_compiled(first),
         flops=percent(share) if (share := flops_share_pct(members, facts)) else "",
@@ -121,10 +252,10 @@ def _row(
     )
 
 
-def _shape(linear: Linear) -> str:
+def _layer_shape(linear: Linear) -> str:
     if not recorded(linear, "in_features") or not recorded(linear, "out_features"):
         return "unknown"
-    times = f"{linear.gemms} × " if recorded(linear, "gemms") and linear.gemms > 1 else ""
+    times = f"{linear.gemms} x " if recorded(linear, "gemms") and linear.gemms > 1 else ""
     return f"{times}{linear.in_features} → {linear.out_features}"
 
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from fp8doctor.render.answer import Answer, Tone
-from fp8doctor.render.front import Difference, Fix, Front, Variant
-from fp8doctor.render.marks import MARKS, Mark
-from fp8doctor.render.ranks import Ranks
+from fp8doctor.render.box import LABELS, Answer, Tone
+from fp8doctor.render.rank_lines import Ranks
+from fp8doctor.render.screen import Difference, Fix, Screen, Variant
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
-from fp8doctor.render.words import FAMILIES, NOT_PROFILED
+from fp8doctor.render.words import FAMILIES, MARKS, NOT_PROFILED, Mark
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +30,7 @@ TONES: dict[Tone, tuple[Mark, str]] = {
 
 FILLS = {
     "matmul": ("█", "M", "cyan"),
-    "FP8 conversion": ("▓", "C", "red"),
+    "casts": ("▓", "C", "red"),
     "attention": ("▒", "A", "blue"),
     "other": ("░", "o", ""),
     "idle": ("·", ".", "dim"),
@@ -59,8 +58,6 @@ TIED = "\ue000"
 
 UNITS = re.compile(r"(?<=±) (?=\d)|(?<=\d) (?=(?:%|ms|GiB)(?!\w))")
 """Blanks between a number and its sign or unit."""
-
-LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
 
 
 class Canvas(Struct, frozen=True):
@@ -106,10 +103,10 @@ class Canvas(Struct, frozen=True):
             yield line
 
 
-def draw(front: Front, *, width: int, colour: bool, ascii: bool, whole: bool = True) -> str:
-    """Draw the first screen; without ``whole`` only as far as what was measured, for what tells the rest."""
+def draw(screen: Screen, *, width: int, colour: bool, ascii: bool) -> str:
+    """Draw the first screen."""
     with _random_state_kept():
-        return _drawn(front, Canvas(width, ascii), colour=colour, whole=whole)
+        return _drawn(screen, Canvas(width, ascii), colour=colour)
 
 
 @contextmanager
@@ -123,17 +120,16 @@ def _random_state_kept() -> Iterator[None]:
         random.setstate(before)
 
 
-def _drawn(front: Front, canvas: Canvas, *, colour: bool, whole: bool) -> str:
+def _drawn(screen: Screen, canvas: Canvas, *, colour: bool) -> str:
     sections: list[Sequence[RenderableType]] = [
-        tuple(_heading(front, canvas)),
-        (_panel(front.answer, canvas),),
-        tuple(_steps(front, canvas)),
-        tuple(_difference(front.difference, canvas)) if front.difference else (),
-        tuple(_ranks(front.ranks, canvas)) if front.ranks else (),
+        tuple(_heading(screen, canvas)),
+        (_panel(screen.answer, canvas),),
+        tuple(_steps(screen, canvas)),
+        tuple(_difference(screen.difference, canvas)) if screen.difference else (),
+        tuple(_ranks(screen.ranks, canvas)) if screen.ranks else (),
+        *(tuple(_fix(each, canvas)) for each in screen.fixes),
+        tuple(_rest(screen, canvas)),
     ]
-    if whole:
-        sections += [tuple(_fix(each, canvas)) for each in front.fixes]
-        sections.append(tuple(_rest(front, canvas)))
     return "\n".join(_shown([*section], canvas.width, colour) for section in sections if section)
 
 
@@ -172,10 +168,10 @@ class CodeLine(Struct, frozen=True):
         return Text(self.text, no_wrap=True, overflow="ignore")
 
 
-def _heading(front: Front, canvas: Canvas) -> Iterator[Text]:
-    name, *job = front.job
+def _heading(screen: Screen, canvas: Canvas) -> Iterator[Text]:
+    name, *job = screen.job
     yield from canvas.packed([canvas.text(name, "bold"), *map(canvas.text, job)])
-    yield from canvas.packed([canvas.text(each, "dim") for each in front.machine])
+    yield from canvas.packed([canvas.text(each, "dim") for each in screen.machine])
 
 
 def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
@@ -212,12 +208,12 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
     )
 
 
-def _steps(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
     """Draw the variants with a bar each, and what the bars are made of."""
     from rich.table import Table
 
-    if front.variants:
-        wide = _Widths.of(front.variants, canvas)
+    if screen.variants:
+        wide = _Widths.of(screen.variants, canvas)
         table = Table.grid(padding=(0, GAP, 0, 0))
         table.add_column(width=wide.label, overflow="fold")
         table.add_column(width=wide.step, no_wrap=True)
@@ -227,14 +223,14 @@ def _steps(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
             table.add_column(width=wide.speed, no_wrap=True, justify="right")
         if wide.memory:
             table.add_column(width=wide.memory, no_wrap=True, justify="right")
-        shown = ((True, "ms a step"), (True, ""), (wide.bar, ""), (wide.speed, "speed"), (wide.memory, "GiB"))
+        shown = ((True, "ms/step"), (True, ""), (wide.bar, ""), (wide.speed, "speed"), (wide.memory, "GiB"))
         table.add_row(*(head for is_shown, head in shown if is_shown), style="dim")
-        for each in front.variants:
-            table.add_row(*_row(each, wide, canvas, max(one.ms for one in front.variants)))
+        for each in screen.variants:
+            table.add_row(*_row(each, wide, canvas, max(one.ms for one in screen.variants)))
         yield table
         if wide.bar:
-            yield from canvas.packed(_legend(front.variants, canvas), "  ")
-    for told, style in ((front.held_to, "dim"), (front.untimed, "dim"), (front.losses, "")):
+            yield from canvas.packed(_legend(screen.variants, canvas), "  ")
+    for told, style in ((screen.held_to, "dim"), (screen.untimed, "dim"), (screen.losses, "")):
         if told:
             yield canvas.text(told, style)
 
@@ -323,7 +319,7 @@ def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _ranks(ranks: Ranks, canvas: Canvas) -> Iterator[RenderableType]:
-    """Write a line for the job, and its ranks with their numbers in front."""
+    """Write a line for the job, and its ranks with their numbers in screen."""
     from rich.table import Table
 
     rows = Table.grid(padding=(0, GAP, 0, 0))
@@ -354,39 +350,39 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
         yield CodeLine(f"       {to_ascii(line) if canvas.ascii else line}")
 
 
-def _rest(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
     """Write what is beside the plan, what is fine and what is not known, and what to do next."""
     from rich.table import Table
 
     lines = Table.grid(padding=(0, 1, 0, 0))
     lines.add_column(no_wrap=True)
     lines.add_column(overflow="fold")
-    for each in front.notices:
+    for each in screen.notices:
         code = "" if each.code in each.text else f"  {each.code}"
         lines.add_row(canvas.mark(each.mark), canvas.text(each.text) + canvas.own(code, "dim"))
-    if front.notes:
-        lines.add_row(canvas.mark("info"), canvas.text(front.notes))
-    if front.folded:
-        lines.add_row(canvas.mark("not_applicable"), canvas.text(front.folded))
+    if screen.notes:
+        lines.add_row(canvas.mark("info"), canvas.text(screen.notes))
+    if screen.folded:
+        lines.add_row(canvas.mark("not_applicable"), canvas.text(screen.folded))
     if lines.row_count:
         yield lines
-    areas = (canvas.mark(mark) + canvas.own(" ") + canvas.text(text) for mark, text in front.areas)
+    areas = (canvas.mark(mark) + canvas.own(" ") + canvas.text(text) for mark, text in screen.areas)
     yield from canvas.packed(areas, "  ")
-    for text in (front.made_up, f"Ignored: {front.ignored}" if front.ignored else ""):
+    for text in (screen.made_up, f"Ignored: {screen.ignored}" if screen.ignored else ""):
         if text:
             yield canvas.text(text, "dim")
-    if front.next:
-        yield from _next(front, canvas)
+    if screen.next:
+        yield from _next(screen, canvas)
 
 
-def _next(front: Front, canvas: Canvas) -> Iterator[RenderableType]:
+def _next(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
     """Write what leads on side by side; a command too long for a line stands alone and whole, so that it can
     be copied."""
     start, pieces = canvas.own("Next  ", "bold"), []
-    for piece in front.next:
-        if front.command and piece.startswith(front.command) and len(piece) > canvas.width - len(start):
-            yield start + canvas.text(f"This {piece.removeprefix(front.command).strip() or 'leads on'}:")
-            yield CodeLine(f"{'':{len(start)}}{printable_line(front.command)}")
+    for piece in screen.next:
+        if screen.command and piece.startswith(screen.command) and len(piece) > canvas.width - len(start):
+            yield start + canvas.text(f"This {piece.removeprefix(screen.command).strip() or 'leads on'}:")
+            yield CodeLine(f"{'':{len(start)}}{printable_line(screen.command)}")
             start = canvas.own(" " * len(start))
         else:
             pieces.append(canvas.text(piece))

@@ -8,9 +8,9 @@ from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.diagnosis.layer import Advice, LayerReport
 from fp8doctor.facts import LayerShape, Linear, ModuleTime, recorded
 from fp8doctor.render.header import quantity
-from fp8doctor.render.sheet import Sheet, Table
-from fp8doctor.render.traces import FAMILIES, change
-from fp8doctor.render.words import plainly
+from fp8doctor.render.table_page import Sheet, Table
+from fp8doctor.render.trace_page import FAMILIES, change
+from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import percent, plural
 
 LAYOUTS = {"output": "output", "input_gradient": "input gradient", "weight_gradient": "weight gradient"}
@@ -25,11 +25,10 @@ def page(layer: LayerReport) -> Sheet:
     parts += _timed(layer.shape) if layer.shape else ["Timed alone: not in this report."]
     if layer.ledger:
         parts.append(_ledger(layer))
-    if layer.gain_ms is not None:
+    if layer.gain_ms is not None and layer.gain_basis is not None:
         saves = "saves" if layer.gain_ms > 0 else "costs"
-        parts.append(
-            f"FP8 {saves} {abs(layer.gain_ms):.3f} ms of a step in this layer, {layer.gain_basis}, compiled."
-        )
+        how = HOW_KNOWN[layer.gain_basis]
+        parts.append(f"FP8 {saves} {abs(layer.gain_ms):.3f} ms/step in this layer, {how}, compiled.")
     if layer.modules:
         parts.append(_modules(layer.modules))
     parts += [*_numerics(layer), *_advised(layer)]
@@ -126,9 +125,7 @@ def _timed(shape: LayerShape) -> list[Table | str]:
     of = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
     alone = f"Timed alone: {of}: BF16 {shape.bf16_ms:.3f} ms"
     if shape.fp8_ms is not None:
-        casts = (
-            f" and {shape.casts_ms:.3f} ms to convert to FP8, compiled" if shape.casts_ms is not None else ""
-        )
+        casts = f" and {shape.casts_ms:.3f} ms of casts, compiled" if shape.casts_ms is not None else ""
         alone += f", FP8 {shape.fp8_ms:.3f} ms{casts}"
     why = f" ({shape.reason})" if shape.reason else ""
     others = plural(len(shape.layers), "layer")
@@ -148,7 +145,7 @@ def _ledger(layer: LayerReport) -> Table:
         )
         for line in layer.ledger
     )
-    heads = ("ms of one matmul", "BF16", "FP8", "to FP8", "FP8 changes", "calls", "in all layers")
+    heads = ("ms of one matmul", "BF16", "FP8", "casts", "FP8 changes", "calls", "in all layers")
     return Table(heads, rows)
 
 
@@ -157,7 +154,7 @@ def _modules(modules: dict[str, ModuleTime]) -> Table:
         (variant_in_a_sentence(arm), f"{sum(module.families_ms.values()):.3f}", _families(module))
         for arm, module in modules.items()
     )
-    return Table(("profiled eagerly, in", "ms a step"), rows, "of which")
+    return Table(("profiled uncompiled, in", "ms/step"), rows, "of which")
 
 
 def _families(module: ModuleTime) -> str:
@@ -202,5 +199,5 @@ def _advised(layer: LayerReport) -> Iterator[str]:
 
 def _in_words(advice: Advice) -> str:
     code = f"{advice.code}: " if advice.code else ""
-    fix = f" Fix: {plainly(advice.summary)}." if advice.summary else ""
-    return f"{code}{plainly(advice.title)}.{fix}"
+    fix = f" Fix: {advice.summary}." if advice.summary else ""
+    return f"{code}{advice.title}.{fix}"

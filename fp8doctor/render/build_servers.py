@@ -1,0 +1,251 @@
+"""The report for build servers: annotations of GitHub Actions, JUnit's XML and SARIF 2.1.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from fp8doctor import registry
+from fp8doctor.areas import SEVERITIES, Severity
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import recorded
+from fp8doctor.facts.record import encode
+from fp8doctor.finding import Outcome
+from fp8doctor.render.details import Entry, entries
+from fp8doctor.render.terminal import printable_line, printable_lines
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+VERDICT = "VERDICT"
+"""Stands where a finding has its code."""
+
+
+class Notice(Struct, frozen=True):
+    """The verdict or one finding, harmless to print."""
+
+    code: str
+    name: str
+    severity: Severity
+    title: str
+    """One line."""
+    text: str
+    """Lines: what was seen, and what to do about it. Empty where the title says it all."""
+
+
+def notices(report: Document) -> tuple[Notice, ...]:
+    """Put a report into notices, the verdict first."""
+    explained = {entry.code: entry for entry in entries(report)}
+    told = report.verdict
+    verdict = Notice(
+        VERDICT,
+        told.status,
+        report.verdict_severity() or "info",
+        printable_line(told.summary) or "No verdict.",
+        "",
+    )
+    return (
+        verdict,
+        *(
+            Notice(
+                finding.code,
+                printable_line(finding.name),
+                finding.severity or "info",
+                printable_line(finding.title),
+                _text(explained.get(finding.code), finding.explanation),
+            )
+            for finding in report.findings
+        ),
+    )
+
+
+def _text(entry: Entry | None, explanation: str) -> str:
+    lines = [printable_line(explanation)]
+    if entry is not None and entry.aside:
+        lines.append(printable_line(entry.aside))
+    if entry is not None and entry.treatment:
+        lines += [f"{entry.label}: {printable_line(entry.treatment)}", *printable_lines(entry.lines)]
+    return "\n".join(line for line in lines if line)
+
+
+def file_of(report: Document) -> str:
+    """Name the file that was looked at; empty where it was none."""
+    facts = report.facts
+    if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
+        return ""
+    return printable_line(facts.target.name) if facts.target.kind in ("file", "script") else ""
+
+
+COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}
+
+DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+"""What ends a command, as its message carries it. Source: actions/toolkit, core/src/command.ts."""
+
+PROPERTY = {**DATA, ":": "%3A", ",": "%2C"}
+"""What ends the value of a property too."""
+
+
+def github(report: Document, *, file: str = "") -> str:
+    """Write the annotations, a line each; they stand at the top of ``file``, else of the one that the report
+    names."""
+    place = file or file_of(report)
+    return "".join(f"{_annotation(notice, place)}\n" for notice in notices(report))
+
+
+def _annotation(notice: Notice, file: str) -> str:
+    properties = {"file": file, "line": "1"} if file else {}
+    properties["title"] = f"{notice.code} {notice.name}"
+    named = ",".join(f"{name}={_escaped(value, PROPERTY)}" for name, value in properties.items())
+    message = "\n".join(filter(None, (notice.title, notice.text)))
+    return f"::{COMMANDS[notice.severity]} {named}::{_escaped(message, DATA)}"
+
+
+def _escaped(text: str, marks: dict[str, str]) -> str:
+    return "".join(marks.get(each, each) for each in text)
+
+
+NOT_TIMED = ("not_measured", "too_noisy")
+"""Verdicts that are no answer."""
+
+COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
+"""Attribute of a suite -> the elements that it counts."""
+
+
+def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "") -> str:
+    """Write the test cases.
+
+    A finding at or above ``fail_on`` is a failure, any other is told in the output of its case; a check that
+    could not answer, or whose question does not arise, is skipped with the reason.
+    """
+    from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+    verdict, *found = notices(report)
+    by_code = {notice.code: notice for notice in found}
+    names = {check.code: check.name for check in registry.discover()}
+    suite = Element("testsuite", name=f"fp8doctor {file or file_of(report)}".rstrip())
+    if report.created_at:
+        suite.set("timestamp", printable_line(report.created_at))
+    case = SubElement(suite, "testcase", classname="fp8doctor", name="verdict")
+    if not _fails(case, verdict, fail_on if report.verdict_severity() else None):
+        if verdict.name in NOT_TIMED:
+            SubElement(case, "skipped", message=verdict.title)
+        else:
+            SubElement(case, "system-out").text = verdict.title
+    for outcome in report.outcomes:
+        notice = by_code.get(outcome.code)
+        name = f"{outcome.code} {notice.name if notice else names.get(outcome.code, '')}".rstrip()
+        case = SubElement(suite, "testcase", classname=f"fp8doctor.{outcome.area}", name=name)
+        if notice is None:
+            _without_finding(case, outcome)
+        elif not _fails(case, notice, fail_on):
+            SubElement(case, "system-out").text = f"{notice.severity}: {notice.title}\n{notice.text}"
+    suites = Element("testsuites", name="fp8doctor")
+    suites.append(suite)
+    for element in (suites, suite):
+        for count, tag in COUNTS.items():
+            element.set(count, str(len(list(suite.iter(tag)))))
+    indent(suites)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{tostring(suites, encoding="unicode")}\n'
+
+
+def _fails(case: Element, notice: Notice, fail_on: Severity | None) -> bool:
+    """Add the failure, where it is one."""
+    from xml.etree.ElementTree import SubElement
+
+    if fail_on is None or SEVERITIES.index(notice.severity) < SEVERITIES.index(fail_on):
+        return False
+    SubElement(case, "failure", message=notice.title, type=notice.severity).text = notice.text or notice.title
+    return True
+
+
+def _without_finding(case: Element, outcome: Outcome) -> None:
+    from xml.etree.ElementTree import SubElement
+
+    reason = printable_line(outcome.reason or "no reason given")
+    if outcome.outcome == "unknown":
+        SubElement(case, "skipped", message=f"unknown: {reason}")
+    elif outcome.outcome == "not_applicable":
+        SubElement(case, "skipped", message=f"does not apply: {reason}")
+    elif outcome.outcome == "crashed":
+        SubElement(case, "error", message=reason, type="crashed")
+    elif outcome.reason:
+        SubElement(case, "system-out").text = f"{outcome.outcome}: {reason}"
+
+
+LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+ABOUT_THE_VERDICT = "Whether FP8 runs, and whether it is faster than the best BF16 of the same model."
+
+
+def sarif(report: Document, *, file: str = "") -> str:
+    """Write the document. Results are located in ``file``, else in the one that the report names."""
+    place = file or file_of(report)
+    rules = list(_rules(report))
+    at = {rule["id"]: index for index, rule in enumerate(rules)}
+    results = [_result(notice, at[notice.code], place) for notice in notices(report) if _counts(notice)]
+    run = {
+        "tool": {
+            "driver": {
+                "name": report.tool.name,
+                "version": printable_line(report.tool.version),
+                "rules": rules,
+            }
+        },
+        "columnKind": "unicodeCodePoints",
+        "results": results,
+    }
+    return encode({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}).decode()
+
+
+def _counts(notice: Notice) -> bool:
+    """Whether it is a result; a verdict that nothing is wrong with is none."""
+    return notice.code != VERDICT or notice.severity != "info"
+
+
+def _rules(report: Document) -> Iterator[dict[str, Any]]:
+    """The rules: the verdict, and every check that was selected or found something."""
+    yield {
+        "id": VERDICT,
+        "name": "verdict",
+        "shortDescription": {"text": ABOUT_THE_VERDICT},
+        "help": {"text": ABOUT_THE_VERDICT},
+        "defaultConfiguration": {"level": "error"},
+    }
+    known = {check.code: check for check in registry.discover()}
+    found = {finding.code: finding for finding in report.findings}
+    for code in dict.fromkeys((*(outcome.code for outcome in report.outcomes), *found)):
+        if code in known:
+            check = known[code]
+            name, title, page, severity = check.name, check.title, check.page, check.severity
+        else:
+            finding = found.get(code)
+            name = printable_line(finding.name) if finding else code
+            title = page = printable_line(finding.title) if finding else code
+            severity = (finding.severity if finding else None) or "info"
+        yield {
+            "id": code,
+            "name": name,
+            "shortDescription": {"text": title or code},
+            "help": {"text": page or title or code},
+            "defaultConfiguration": {"level": LEVELS[severity]},
+        }
+
+
+def _result(notice: Notice, rule: int, file: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    result: dict[str, Any] = {
+        "ruleId": notice.code,
+        "ruleIndex": rule,
+        "level": LEVELS[notice.severity],
+        "message": {"text": "\n".join(filter(None, (notice.title, notice.text)))},
+        "partialFingerprints": {"fp8doctor/v1": notice.code},
+    }
+    if file:
+        place = {"artifactLocation": {"uri": quote(file)}, "region": {"startLine": 1}}
+        result["locations"] = [{"physicalLocation": place}]
+    return result

@@ -1,0 +1,203 @@
+"""What `-v`, Markdown, HTML and build servers add to the first screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.render.header import counts, product
+from fp8doctor.render.machine import not_timed
+from fp8doctor.render.outcomes import not_looked_at, unanswered, without_findings
+from fp8doctor.render.timing import Timing, labels, timing
+from fp8doctor.render.words import HOW_KNOWN, Line, Mark
+
+MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
+
+
+class Entry(Struct, frozen=True):
+    """A finding or a step of the plan, explained."""
+
+    number: int | None
+    """Of the step; None for a finding beside the plan."""
+    mark: Mark
+    code: str
+    """Empty for a step that the trial found and no check names."""
+    name: str
+    """Of the check, else of the treatment."""
+    title: str
+    saving: str
+    """With its basis; empty if unknown, or if the step ``see`` gives it."""
+    explanation: str
+    treatment: str
+    lines: str
+    kind: str = "python"
+    """Of the lines."""
+    see: int | None = None
+    """The step that fixes the finding or its cause."""
+
+    @property
+    def aside(self) -> str:
+        """What it saves, or where that is said."""
+        return self.saving if self.see is None else f"see {self.see}"
+
+    @property
+    def label(self) -> str:
+        """How the treatment is introduced, and what kind of lines it has."""
+        what = "Fix" if self.number else "Would change it"
+        return f"{what} ({self.kind})" if self.kind != "python" else what
+
+
+class Details(Struct, frozen=True):
+    """All that is known beside the first screen."""
+
+    counts: tuple[str, ...]
+    timing: Timing | None
+    labels: dict[str, str]
+    """Arm -> its label in the table of times."""
+    entries: tuple[Entry, ...]
+    """The steps of the plan, then the other findings."""
+    outcomes: tuple[Line, ...]
+    """What became of the checks that found nothing, those with the same answer together."""
+    not_looked_at: str
+    unanswered: frozenset[str]
+    """Codes of the checks that ``not_looked_at`` names."""
+    gaps: tuple[str, ...]
+    """What could not be read or timed, with the reason."""
+    recorded: str
+    """When and by which version; empty if the time is unknown."""
+
+
+def details(report: Document) -> Details:
+    """Collect the details of a report."""
+    facts, steps = report.facts, report.prescription
+    numbers = {step.treatment.name: number for number, step in enumerate(steps, 1)}
+    made = f"Recorded {report.created_at} by fp8doctor {report.tool.version}."
+    return Details(
+        counts=counts(facts),
+        timing=if_recorded(timing, facts, numbers),
+        labels=if_recorded(labels, facts, numbers) or {},
+        entries=tuple(entries(report)),
+        outcomes=without_findings(report.outcomes),
+        not_looked_at=not_looked_at(report),
+        unanswered=frozenset(each.code for each in unanswered(report)),
+        gaps=(*_gaps(facts), *not_timed(facts)),
+        recorded=made if report.created_at else "",
+    )
+
+
+def _gaps(facts: Facts) -> Iterator[str]:
+    gaps = facts.gaps if recorded(facts, "gaps") else {}
+    yield from (f"Not read: {name}: {reason}" for name, reason in gaps.items())
+
+
+def entries(report: Document) -> Iterator[Entry]:
+    """Explain the steps of the plan in their order, then the findings that head none."""
+    by_code = {finding.code: finding for finding in report.findings}
+    for number, step in enumerate(report.prescription, 1):
+        finding = by_code.get(step.code)
+        yield _of_step(number, step) if finding is None else _of_plan(finding, report, number, step)
+    heads = {step.code for step in report.prescription}
+    for finding in report.findings:
+        if finding.code not in heads:
+            yield _beside_the_plan(finding, report, report.prescription)
+
+
+def _of_step(number: int, step: Step) -> Entry:
+    return Entry(
+        number=number,
+        mark="info",
+        code="",
+        name=step.treatment.name,
+        title=step.title,
+        saving=saving_in_words(step.saving_ms),
+        explanation=f"{step.title}.",
+        treatment=step.treatment.summary,
+        lines=step.treatment.code,
+        kind=step.treatment.kind,
+    )
+
+
+def _of_plan(finding: Finding, report: Document, number: int, step: Step) -> Entry:
+    also = f" (also fixes {', '.join(step.mends[1:])})" if step.mends[1:] else ""
+    return Entry(
+        number=number,
+        mark=mark_of(finding, report),
+        code=finding.code,
+        name=finding.name,
+        title=finding.title,
+        saving=saving_in_words(finding.saving_ms),
+        explanation=finding.explanation,
+        treatment=f"{step.treatment.summary}{also}",
+        lines=step.treatment.code,
+        kind=step.treatment.kind,
+    )
+
+
+def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
+    """Explain a finding that heads no step: with the step that fixes it, else with its own saving and, unless
+    the trial refuted it, with what would change it."""
+    see = fixed_by(finding, steps)
+    told = see is not None or (finding.treatment is not None and finding.treatment.name == STAY_IN_BF16)
+    says_all = finding.saving_ms is not None and not gained_alone(finding)
+    change: Treatment | None = None if told or says_all else finding.treatment
+    return Entry(
+        number=None,
+        mark=mark_of(finding, report),
+        code=finding.code,
+        name=finding.name,
+        title=finding.title,
+        saving="" if told else saving_in_words(finding.saving_ms),
+        explanation=finding.explanation,
+        treatment=change.summary if change else "",
+        lines=change.code if change else "",
+        kind=change.kind if change else "python",
+        see=see,
+    )
+
+
+def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
+    """Find the step that carries out its treatment, else one that fixes it, else one that fixes its cause."""
+    name = finding.treatment.name if finding.treatment else None
+    causes = set() if finding.severity == "info" else set(finding.caused_by)
+    numbered = list(enumerate(steps, 1))
+    itself = (number for number, step in numbered if step.treatment.name == name)
+    also = (number for number, step in numbered if finding.code in step.mends)
+    cause = (number for number, step in numbered if causes.intersection(step.mends))
+    return next(itself, None) or next(also, None) or next(cause, None)
+
+
+def mark_of(finding: Finding, report: Document) -> Mark:
+    """Mark a finding by its severity; the first of the plan is bad, unless it is information or may save
+    nothing."""
+    severity = finding.severity or "info"
+    saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
+    heads = bool(report.prescription) and report.prescription[0].code == finding.code
+    return "bad" if severity == "warning" and saves and heads else MARK_OF_SEVERITY[severity]
+
+
+def gained_alone(finding: Finding) -> bool:
+    """Whether what would change it was timed by itself, and saved time for sure."""
+    saving = finding.saving_ms
+    return saving is not None and saving.basis == "measured" and saving.low > 0
+
+
+def saving_in_words(saving: Saving | None) -> str:
+    """Write a saving as the change of the step, with its basis: −208 to −347 ms/step, estimated for H100
+    SXM."""
+    if saving is None or saving.low is None or saving.high is None:
+        return ""
+    small, large = _change(-saving.low), _change(-saving.high)
+    gpu = f"for {product(saving.gpu or '')}" if saving.basis == "modelled" else f"on {saving.gpu}"
+    where = f" {gpu}" if saving.gpu else ""
+    return f"{small if small == large else f'{small} to {large}'} ms/step, {HOW_KNOWN[saving.basis]}{where}"
+
+
+def _change(ms: float) -> str:
+    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
+    sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
+    return sign + text
