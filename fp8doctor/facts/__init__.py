@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.incomplete import without_incomplete_lists
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
@@ -60,6 +61,7 @@ __all__ = [
     "Accelerate",
     "Arm",
     "ArmCut",
+    "ArmName",
     "Attention",
     "Blocks",
     "Breakdown",

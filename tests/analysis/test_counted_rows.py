@@ -65,7 +65,7 @@ def counted(facts: Facts, fact: str = "trial") -> Facts:
 def test_without_counted_rows_a_third_seems_to_be_missing() -> None:
     finding = partial_conversion(dit())
     assert isinstance(finding, Finding)
-    assert finding.title == "67 % of the GEMM FLOPs are in FP8; 33 % more could be"
+    assert finding.title == "Only 67 % of the matmul FLOPs are in FP8; 33 % more could be"
 
 
 @pytest.mark.parametrize("fact", ["trial", "workload"])

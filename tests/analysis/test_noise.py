@@ -65,11 +65,11 @@ def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
     assert certainty(report).endswith(" The host was disturbed: Python ran 1.8 times as long as at its best.")
     (finding,) = (each for each in report.findings if each.code == "STP009")
     assert finding.title == (
-        "The host was disturbed while steps were timed: Python ran 1.8 times as long as at its best"
+        "Other load slowed the host while steps were timed: Python ran 1.8 times as long as at its best"
     )
     assert finding.explanation.startswith(
-        "What is faster hangs on how long the GPU waits in the step as you run it: it is idle for 7.7 of "
-        "67.4 ms, and 96 % of its gaps end with a kernel that was launched too late"
+        "Which one is faster depends on how long the GPU waits in the step as you run it: it is idle for 7.7 of "
+        "67.4 ms, and 96 % of its gaps end with a late launch"
     )
     assert "Time again when the host is quiet" in " ".join(answer(report).fix)
 
@@ -210,7 +210,7 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     assert "how long the GPU waits in FP8 with all fixes: it is idle for 19.0 of 79.0 ms" in (
         finding.explanation
     )
-    assert finding.explanation.endswith("lose the most: this advice may be another on a quiet host.")
+    assert finding.explanation.endswith("lose the most: this advice may change on a quiet host.")
     assert certainty(report).startswith("Not quite: ")
     wavering = rounds(LATE, 79.0, 80.0, 60.0, 79.0, 59.0)
     told = msgspec.structs.replace(trial, arms=(*facts.trial.arms, wavering))
@@ -262,8 +262,10 @@ def test_where_bf16_waits_it_is_not_said_that_fp8_loses_the_most() -> None:
     report = diagnose(beside_it(rounds(NEVER_WAITS, *STEADY.rounds_ms), LATE_BF16))
     assert report.verdict.status == "fp8_faster"
     (finding,) = (each for each in report.findings if each.code == "STP009")
-    assert finding.explanation.startswith("What is faster hangs on how long the GPU waits in BF16 compiled")
-    assert finding.explanation.endswith("not its own. This verdict may be another on a quiet host.")
+    assert finding.explanation.startswith(
+        "Which one is faster depends on how long the GPU waits in BF16 compiled"
+    )
+    assert finding.explanation.endswith("with other load. This verdict may change on a quiet host.")
 
 
 BUSY_GPU = rounds(
@@ -324,6 +326,6 @@ def test_a_host_that_sets_the_pace_is_named_once() -> None:
     facts = beside_it(noisy, rounds(ITS_BF16, 40.0, 41.0, 42.0, 43.0, 41.5))
     assert host_doubt(facts.trial)
     assert trial_view(facts).host_contention is None
-    assert "while it set the pace" in next(
+    assert "while it limited the step" in next(
         each.title for each in diagnose(facts).findings if each.code == "STP009"
     )

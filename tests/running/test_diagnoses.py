@@ -148,7 +148,7 @@ def test_a_recompute_outside_the_autocast(
         loss: torch.Tensor = output.sum()
         return loss
 
-    assert found(Net(), step)["CKP002"] == "2 Transformer Engine layers not recomputed in FP8"
+    assert found(Net(), step)["CKP002"] == "2 Transformer Engine layers are not recomputed in FP8"
 
 
 def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
