@@ -59,8 +59,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 WORTH_MENTIONING_PCT = 5.0
-"""Percent of the matmul FLOPs. Converting less shortens the matmuls by under 2.4% (FP8 at 1.89x), hardly more
-than the 2% within which a step measured twice repeats."""
+"""Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
 
 ERROR = 0.09
 """Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""

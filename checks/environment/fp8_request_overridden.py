@@ -30,9 +30,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, precision_of
 from fp8doctor.analysis.recipe_support import capability
-from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, recorded
+from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value, recorded
 from fp8doctor.facts.examples import example
-from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import FIRST_WITH_FP8
 from fp8doctor.registry import check

@@ -36,10 +36,9 @@ from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio, timed_on
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import amdahl, modelled_gpu
-from fp8doctor.facts import Arm, ArmName, Facts, Linear, Trial
+from fp8doctor.facts import Arm, ArmName, Facts, Linear, Trial, Value
 from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
-from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent

@@ -39,8 +39,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose. fp32 matmuls
-run at a fifteenth of BF16's rate (67 of 989 TFLOP/s, H100 SXM datasheet)."""
+"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose."""
 
 
 @check("MEM003", "fp32-parameters", area="memory", severity="warning")

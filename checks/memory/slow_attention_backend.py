@@ -40,9 +40,8 @@ from packaging.version import Version
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.step_difference import PlainAttention, plain_attention, watched_on_gpu
-from fp8doctor.facts import Arm, ArmName, Attention, Facts, Network, recorded
+from fp8doctor.facts import Arm, ArmName, Attention, Facts, Network, Value, recorded
 from fp8doctor.facts.examples import example
-from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent

@@ -44,8 +44,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 LEAST_DB = {"output": 18.0, "input gradient": 17.0, "weight gradient": 17.0}
-"""Ratio that torchao's tests require for an output and a weight gradient (``test_base.py``, see above). An
-input gradient uses the same cast."""
+"""Ratios that torchao's tests require (``test_base.py``, see above); an input gradient uses the same cast."""
 
 FAR_BELOW_DB = 6.0
 """Distance from the median of all layers: twice the error. A coarse recipe is not one layer's problem."""

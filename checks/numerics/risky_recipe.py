@@ -48,15 +48,13 @@ HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
 
 SHORTEST_HISTORY = 1
-"""Steps: a history of the last step only. Source: ``DelayedScaling``, the default in Transformer Engine 0.x;
-1.3 to 2.20 use 1024."""
+"""Steps: a history of the last step only, the default in Transformer Engine 0.x; 1.3 to 2.20 use 1024."""
 
 TORCHAO_WORKS_AROUND = Version("0.18")
 """torchao that patches inductor at conversion. Source: ``torchao/float8/_inductor_patch.py``, 0.18.0."""
 
 TORCH_MISCOMPILES = Version("2.14.0.dev0")
-"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933). Source: as above, with 2.14.0.dev and
-triton 3.8.0."""
+"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933, with triton 3.8.0). Source: as above."""
 
 
 class Risk(NamedTuple):

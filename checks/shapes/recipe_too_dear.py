@@ -40,10 +40,9 @@ from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, rec
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step_cost import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, ArmName, Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, ArmName, Facts, Value, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
-from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.recipes import BY_TREATMENT, named
 from fp8doctor.registry import check

@@ -50,8 +50,7 @@ WORTH_MENTIONING_PCT = 1.0
 """Percent of the matmul FLOPs below which skipped layers do not matter: half the noise of a step (2%)."""
 
 LEAST_WIDTH = 2 * FP8_MULTIPLE
-"""Features from which on a side may be padded. Below it padding makes up to 1.9 times the work (17 to 32),
-and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
+"""Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
 
 
 @check(

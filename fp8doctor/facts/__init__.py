@@ -20,6 +20,7 @@ from fp8doctor.facts.ranks import Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
+    Value,
     from_builtins,
     restore_unknown_keys,
     to_builtins,
@@ -100,6 +101,7 @@ __all__ = [
     "Trial",
     "Unrecorded",
     "Use",
+    "Value",
     "Workload",
     "if_recorded",
     "recorded",

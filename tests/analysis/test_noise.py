@@ -68,8 +68,8 @@ def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
         "Other load slowed the host while steps were timed: Python ran 1.8 times as long as at its best"
     )
     assert finding.explanation.startswith(
-        "Which one is faster depends on how long the GPU waits in the step as you run it: it is idle for 7.7 of "
-        "67.4 ms, and 96 % of its gaps end with a late launch"
+        "Which one is faster depends on how long the GPU waits in the step as you run it: it is idle for "
+        "7.7 of 67.4 ms, and 96 % of its gaps end with a late launch"
     )
     assert "Time again when the host is quiet" in " ".join(answer(report).fix)
 
