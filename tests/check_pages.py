@@ -62,7 +62,9 @@ def page(check: Check, codes: Iterable[str]) -> str:
     """Write the manual page of one check."""
     title, _, text = check.page.partition("\n\n")
     facts = f"`{check.name}` · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
-    first = f"If a report also shows {' or '.join(check.explained_by)}, fix that first."
+    *others, last = check.explained_by or ("",)
+    either = f"{', '.join(others)} or {last}" if others else last
+    first = f"If a report also shows {either}, fix that first."
     causes = (linked(first, codes, check.code),) if check.explained_by else ()
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
     return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes)) + "\n"

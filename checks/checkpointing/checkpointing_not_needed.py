@@ -1,12 +1,11 @@
 """Checkpointing that the GPU's memory does not need
 
-What it finds. Activation checkpointing is on, costs time, and the step would fit into memory
-without it.
+What it finds. Activation checkpointing is on, costs time, and the step would fit into memory without it.
 
-Why it matters. Checkpointing keeps only a region's inputs and runs its forward again in the
-backward: a third more matmuls, and every FP8 cast of the forward once more. It saves memory; if the
-step fits without it, you gain nothing. FP8 makes this more likely: compiled, its peak is below
-BF16's. One job took 109.4 ms/step with checkpointing and 93.9 ms without.
+Why it matters. Checkpointing keeps only a region's inputs and runs its forward again in the backward: a third
+more matmuls, and every FP8 cast of the forward once more. It saves memory; if the step fits without it, you
+gain nothing. FP8 makes this more likely: compiled, its peak is below BF16's. One job took 109.4 ms/step with
+checkpointing and 93.9 ms without.
 
 Fix. Switch it off, or keep it for some of the blocks if not all fit. timm and open_clip have
 `model.set_grad_checkpointing(False)`, a Trainer `gradient_checkpointing=False`.
@@ -18,9 +17,8 @@ Fix. Switch it off, or keep it for some of the blocks if not all fit. timm and o
 
 When to ignore it. If your longest batches need more memory than the one that was timed.
 
-How it is detected, and limits. The trial times the step with and without checkpointing, and
-predicts the peak without it at full depth, for the timed batch only. fp8doctor compares this with
-the GPU memory that other processes leave.
+How it is detected, and limits. The trial times the step with and without checkpointing, and predicts the peak
+without it at full depth, for the timed batch only. fp8doctor compares this with the GPU's free memory.
 
 References. `h200-checkpointed_needlessly`. https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
@@ -33,8 +31,8 @@ from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.diagnosis.treatments import checkpointing_off
-from fp8doctor.facts import Arm, Blocks, Checkpointing, Facts, Gpu, Network, Training, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Blocks, Checkpointing, Facts, Gpu, recorded
+from fp8doctor.facts.examples import example, variant
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import times
@@ -56,9 +54,7 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
         or with_it.peak_gib is None
         or free is None
     ):
-        return NotApplicable(
-            reason="the trial did not measure the step without checkpointing, or its memory, on a GPU"
-        )
+        return NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
     cost = ratio(with_it, without)
     if cost.low <= 1 or cost.median - 1 < EVEN or without.peak_gib > USABLE * free:
         return None
@@ -95,32 +91,13 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
 
 def _timed(peak_without_gib: float) -> Facts:
     arms = (
-        Arm(
-            name=ArmName.AS_IS,
-            tried=True,
-            step_ms=105.4,
-            rounds_ms=(105.3, 105.4, 105.4, 105.5),
-            peak_gib=7.4,
-        ),
-        Arm(
-            name=CHECKPOINTING_OFF,
-            base=ArmName.AS_IS,
-            tried=True,
-            step_ms=88.3,
-            rounds_ms=(88.2, 88.3, 88.3, 88.4),
-            peak_gib=peak_without_gib,
-        ),
+        variant(ArmName.AS_IS, 105.4, peak_gib=7.4),
+        variant(CHECKPOINTING_OFF, 88.3, base=ArmName.AS_IS, peak_gib=peak_without_gib),
     )
-    return Facts(
-        gpus=(
-            Gpu(name="NVIDIA H100", memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0),
-        ),
-        network=Network(blocks=(Blocks(name="model.layers", count=24),), wrappers=()),
-        training=Training(
-            checkpointing=(Checkpointing(name="model.layers.0", form="huggingface", active=True),)
-        ),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    regions = (Checkpointing(name="model.layers.0", form="huggingface", active=True),)
+    blocks = (Blocks(name="model.layers", count=24),)
+    gpu = Gpu(memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0)
+    return example(gpus=(gpu,), blocks=blocks, wrappers=(), checkpointing=regions, device="cuda", arms=arms)
 
 
 SICK = _timed(peak_without_gib=17.2)

@@ -1,16 +1,14 @@
 """Checkpointing recomputes TE layers in BF16
 
-What it finds. Transformer Engine layers are under torch's checkpoint, which recomputes them outside
-the FP8 autocast.
+What it finds. Transformer Engine layers are under torch's checkpoint, which recomputes them without FP8.
 
-Why it matters. The recompute runs inside the backward, after the autocast around the forward has
-closed, and torch's checkpoint does not know about it. With reentrant checkpointing, the recompute
-and both gradients silently run in BF16. Without it, the step raises "A different number of tensors
-was saved during the original forward and recomputation". An autocast that the model's own forward
-opens around checkpoint has closed by then too.
+Why it matters. The recompute runs inside the backward, after the autocast around the forward has closed, and
+torch's checkpoint does not know about it. With reentrant checkpointing, the recompute and both gradients
+silently run in BF16. Without it, the step raises "A different number of tensors was saved during the original
+forward and recomputation". An autocast in the model's own forward has closed by then too.
 
-Fix. Use Transformer Engine's checkpoint, which opens FP8 again, or open the autocast inside the
-checkpointed function. For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)`.
+Fix. Use Transformer Engine's checkpoint, which opens FP8 again, or open the autocast inside the checkpointed
+function. For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)`.
 
     from torch.utils.checkpoint import checkpoint
     x = checkpoint(block, x, use_reentrant=True)  # before
@@ -18,17 +16,15 @@ checkpointed function. For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te
     import transformer_engine.pytorch as te
     x = te.checkpoint(block, x)                   # after
 
-When to ignore it. If you open the autocast yourself inside the checkpointed function in a way that
-fp8doctor does not see.
+When to ignore it. If your checkpointed function opens the autocast in a way that fp8doctor does not see.
 
-How it is detected, and limits. fp8doctor finds the layers under torch's checkpoint, and where the
-autocast opens. It counts the FP8 matmuls in one step: each layer should run one in the forward, one
-in the recompute and one per gradient. If it cannot tell where the autocast opens, the finding is
-information.
+How it is detected, and limits. fp8doctor finds the layers under torch's checkpoint, and where the autocast
+opens. It counts the FP8 matmuls in one step: each layer should run one in the forward, one in the recompute
+and one per gradient. If it cannot tell where the autocast opens, the finding is information.
 
-References. One H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8
-flag is True after the forward and False after the backward; not reentrant, CheckpointError;
-te.checkpoint, True after both. https://github.com/NVIDIA/TransformerEngine/issues/776
+References. One H200 (torch 2.11, TE 2.20.2), autocast around the forward: reentrant, a layer's fp8 flag is
+True after the forward and False after the backward; not reentrant, CheckpointError; te.checkpoint, True after
+both. https://github.com/NVIDIA/TransformerEngine/issues/776
 https://github.com/NVIDIA/TransformerEngine/issues/415
 """
 
@@ -36,18 +32,17 @@ from __future__ import annotations
 
 from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.facts import Checkpointing, Facts, Linear, Network, Training, recorded
+from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.facts.record import Value
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"
-"""Accelerate's wrapper, which opens the autocast around the model's forward and closes it there. Source:
-``accelerate/utils/transformer_engine.py``, 1.4 to 1.15."""
+"""Accelerate's wrapper around the model's forward (1.4 to 1.15, ``utils/transformer_engine.py``)."""
 
 
 RAN_BEFORE = "They ran in FP8 before, but not in their last forward, the backward's recompute."
@@ -65,11 +60,7 @@ NOT_KNOWN_WHERE = (
 
 @check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error", invalidates_model=True)
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
-    te = [
-        linear
-        for linear in facts.network.linears
-        if stack_of(linear).under_autocast and linear.use == "training"
-    ]
+    te = [each for each in facts.network.fp8 if stack_of(each).under_autocast]
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
@@ -92,16 +83,11 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         own or any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
     )
     known = raised or missing or in_bf16 or closed
-    verb = "is" if len(affected) == 1 else "are"
+    state = "not recomputed in FP8" if known else "under a checkpoint that opens no FP8 autocast"
     layers = plural(len(affected), "Transformer Engine layer")
     return Finding(
         severity="error" if known else "info",
-        title=f"{layers} "
-        + (
-            f"{verb} not recomputed in FP8"
-            if known
-            else f"{verb} under a checkpoint that opens no FP8 autocast"
-        ),
+        title=f"{layers} {'is' if len(affected) == 1 else 'are'} {state}",
         explanation="The step raised CheckpointError: the recompute saved other tensors than the forward."
         if raised
         else by_the_count(facts)
@@ -117,7 +103,11 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "region": region.name,
             "form": region.form,
             "reentrant": region.reentrant,
-            **(gemms_of(facts) if missing else {}),
+            **(
+                {"fp8_gemms": counted_gemms(facts), "fp8_gemms_due": sum(due_gemms(facts, all_fp8(facts)))}
+                if missing
+                else {}
+            ),
         },
         treatment=Treatment(
             name="te-checkpoint",
@@ -135,14 +125,6 @@ def by_the_count(facts: Facts) -> str:
         f"{due.forward} in the forward, {due.recomputed} recomputed, {due.gradients} for gradients. "
         "Everything after the forward ran in BF16."
     )
-
-
-def gemms_of(facts: Facts) -> dict[str, Value | tuple[Value, ...]]:
-    """Return the evidence of the count."""
-    return {
-        "fp8_gemms": counted_gemms(facts),
-        "fp8_gemms_due": sum(due_gemms(facts, all_fp8(facts))),
-    }
 
 
 def ran_before(linear: Linear) -> bool:
@@ -186,9 +168,7 @@ def code(facts: Facts, region: Checkpointing) -> str:
 
 
 def _checkpointed(library: str) -> Facts:
-    layer = Linear(
-        name="layers.0.up", stack="transformer_engine", use="training", checkpointed="layers.0", engaged=None
-    )
+    layer = float8("layers.0.up", stack="transformer_engine", checkpointed="layers.0", engaged=None)
     region = Checkpointing(
         name="layers.0",
         form="wrapper",
@@ -198,10 +178,8 @@ def _checkpointed(library: str) -> Facts:
         opens_fp8_autocast=False,
     )
     chain = ("accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",)
-    return Facts(
-        network=Network(linears=(layer,), wrappers=()),
-        training=Training(checkpointing=(region,), forward_chain=chain, gradients_seen=False),
-    )
+    of_model = {"linears": (layer,), "wrappers": (), "gradients_seen": False}
+    return example(**of_model, checkpointing=(region,), forward_chain=chain)
 
 
 SICK = _checkpointed(library="torch")

@@ -2,14 +2,14 @@
 
 What it finds. Activation checkpointing slows FP8 down by a larger factor than BF16.
 
-Why it matters. The recompute runs every FP8 cast of the forward again: amax, scale, convert. A
-torchao layer saves its inputs only in 16 bits, so checkpointing saves none of that work, and a step
-that was fast because of fused casts pays for them twice. With FSDP2, a user reports 3.4x. If the
-two factors are alike, checkpointing costs what it costs everywhere.
+Why it matters. The recompute runs every FP8 cast of the forward again: amax, scale, convert. A torchao layer
+saves its inputs only in 16 bits, so checkpointing saves none of that work, and a step that was fast because
+of fused casts pays for them twice. With FSDP2, a user reports 3.4x. If the two factors are alike,
+checkpointing costs what it costs everywhere.
 
-Fix. Keep what is small and slow to compute, the matmul results and the amax, with a selective
-policy. A policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Tensorwise scaling
-uses aten.max, rowwise aten.amax. Measure it: kept tensors take memory.
+Fix. Keep what is small and slow to compute, the matmul results and the amax, with a selective policy. A
+policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Tensorwise scaling uses aten.max,
+rowwise aten.amax. Measure it: kept tensors take memory.
 
     from torch.utils.checkpoint import checkpoint
     x = checkpoint(block, x, use_reentrant=False)  # before
@@ -23,14 +23,13 @@ uses aten.max, rowwise aten.amax. Measure it: kept tensors take memory.
 
 When to ignore it. If you have no memory left for the kept tensors.
 
-How it is detected, and limits. The trial times the step with and without checkpointing, in FP8 and
-in BF16 with the same compilation, and compares the two factors. It needs a GPU and all four times.
-For Transformer Engine it proposes no policy: its matmuls are not torch operators.
+How it is detected, and limits. The trial times the step with and without checkpointing, in FP8 and in BF16
+with the same compilation, and compares the two factors. It needs a GPU and all four times. For Transformer
+Engine it proposes no policy: its matmuls are not torch operators.
 
-References. `h200-checkpointed_needlessly` takes 109.4 ms/step in FP8 with checkpointing and 93.9 ms
-without, in BF16 121.4 ms and 99.8 ms, so FP8 pays no more there. 3.4x with FSDP2:
-https://github.com/pytorch/ao/issues/2445
-https://docs.pytorch.org/docs/stable/checkpoint.html
+References. `h200-checkpointed_needlessly` takes 109.4 ms/step in FP8 with checkpointing and 93.9 ms without,
+in BF16 121.4 ms and 99.8 ms, so FP8 pays no more there. 3.4x with FSDP2:
+https://github.com/pytorch/ao/issues/2445 https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm_in_time, base_of, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
-from fp8doctor.facts import Arm, Checkpointing, Facts, Linear, Network, Training, Trial
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Checkpointing, Facts, Trial
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import recipe_of, stack_of
 from fp8doctor.registry import check
@@ -76,7 +75,7 @@ def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
 
 def selective(facts: Facts) -> Treatment | None:
     """Keep what a policy sees of the FP8 layers; None for Transformer Engine: no torch operators."""
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     gemms = sorted({stack_of(linear).gemm for linear in fp8} - {""})
     if not gemms:
         return None
@@ -106,21 +105,14 @@ def policy(operators: list[str]) -> str:
 
 
 def _timed(fp8_ms: float) -> Facts:
-    steps = (
-        (ArmName.AS_IS, None, fp8_ms),
-        (CHECKPOINTING_OFF, ArmName.AS_IS, 88.3),
-        (ArmName.BF16_COMPILED, None, 117.5),
-        (ArmName.BF16_WITHOUT_CHECKPOINTING, ArmName.BF16_COMPILED, 92.7),
+    arms = (
+        variant(ArmName.AS_IS, fp8_ms),
+        variant(CHECKPOINTING_OFF, 88.3, base=ArmName.AS_IS),
+        variant(ArmName.BF16_COMPILED, 117.5),
+        variant(ArmName.BF16_WITHOUT_CHECKPOINTING, 92.7, base=ArmName.BF16_COMPILED),
     )
-    arms = tuple(
-        Arm(name=name, base=base, tried=True, step_ms=ms, rounds_ms=(ms - 0.1, ms, ms, ms + 0.1))
-        for name, base, ms in steps
-    )
-    return Facts(
-        network=Network(linears=(Linear(use="training", stack="torchao", recipe="tensorwise"),)),
-        training=Training(checkpointing=(Checkpointing(name="blocks.0", form="wrapper", active=True),)),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    regions = (Checkpointing(name="blocks.0", form="wrapper", active=True),)
+    return example(linears=(float8(),), checkpointing=regions, device="cuda", arms=arms)
 
 
 SICK = _timed(fp8_ms=300.0)

@@ -1,1 +1,1 @@
-"""Diseases of torch.compile."""
+"""torch.compile: does it cover the casts, and does it compile what it covers."""

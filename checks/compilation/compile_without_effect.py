@@ -1,18 +1,17 @@
 """A torch.compile that compiles nothing
 
-What it finds. The job asks for torch.compile, but a switch, a backend or the way it is called keeps
-the layers from being compiled.
+What it finds. The job asks for torch.compile, but a switch, a backend or the way it is called keeps the
+layers from being compiled.
 
-Why it matters. torchao's FP8 casts are fast only if the compiler fuses them. If nothing is
-compiled, each layer launches about 83 more kernels per step, and the script looks as if it were
-compiled. Nothing warns you: a disabled Dynamo is silent, backend="eager" and "aot_eager" generate
-no kernel, and a suppressed failure falls back silently. Before torch 2.14, model.compile() skips
-code in torch.nn: it compiles nothing in an nn.Sequential or nn.TransformerEncoderLayer, except each
-Float8Linear alone.
+Why it matters. torchao's FP8 casts are fast only if the compiler fuses them. If nothing is compiled, each
+layer launches about 83 more kernels per step, and the script looks as if it were compiled. Nothing warns you:
+a disabled Dynamo is silent, backend="eager" and "aot_eager" generate no kernel, and a suppressed failure
+falls back silently. Before torch 2.14, model.compile() skips code in torch.nn: it compiles nothing in an
+nn.Sequential or nn.TransformerEncoderLayer, except each Float8Linear alone.
 
-Fix. The finding prints the line for each cause, such as a debug backend or an nn.Sequential (then:
-`model = torch.compile(model)`). TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to
-2.15), and TORCH_COMPILE_DISABLE=0 disables in 2.6 and 2.7.
+Fix. The finding prints the line for each cause, such as a debug backend or an nn.Sequential (then: `model =
+torch.compile(model)`). TORCHDYNAMO_SUPPRESS_ERRORS=0 turns suppression on (torch 2.6 to 2.15), and
+TORCH_COMPILE_DISABLE=0 disables in 2.6 and 2.7.
 
     block.compile(backend="aot_eager")  # before: left over from debugging
 
@@ -20,14 +19,12 @@ Fix. The finding prints the line for each cause, such as a debug backend or an n
 
 When to ignore it. While you debug without compilation on purpose.
 
-How it is detected, and limits. fp8doctor reads the compile marks, their backends, Dynamo's
-switches, stance and suppressed errors. Under `fp8doctor run` it also sees whether the steps
-compiled anything, for example because they call model.forward() or the unwrapped model. Under
-TORCHDYNAMO_DISABLE=1, torch.compile leaves no mark.
+How it is detected, and limits. fp8doctor reads the compile marks, their backends, Dynamo's switches, stance
+and suppressed errors. Under `fp8doctor run` it also sees whether the steps compiled anything, for example
+because they call model.forward() or the unwrapped model. TORCHDYNAMO_DISABLE=1 leaves no mark.
 
-References. Each switch was set and the compiled frames were counted on torch 2.13; those of torch.nn
-on 2.6, 2.9, 2.13 and 2.15.
-https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
+References. Each switch was set and the compiled frames were counted on torch 2.13; those of torch.nn on 2.6,
+2.9, 2.13 and 2.15. https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/config.py
 https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
 """
 
@@ -51,25 +48,15 @@ from fp8doctor.analysis.compile_coverage import (
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.module_names import unwrapped, without_backend
 from fp8doctor.cost import eager_cast_saving
-from fp8doctor.facts import (
-    CompileMark,
-    Dynamo,
-    Environment,
-    Facts,
-    Linear,
-    Network,
-    Training,
-    Workload,
-    recorded,
-)
+from fp8doctor.facts import CompileMark, Dynamo, Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 NOT_FAILURES = ("Unsupported", "SkipFrame")
-"""Dynamo's exceptions at a graph break and for a skipped frame; the rest is compiled. Source:
-``torch/_dynamo/exc.py``."""
+"""Dynamo's exceptions at a graph break and for a skipped frame (``torch/_dynamo/exc.py``)."""
 
 UNSEEN_CALL = ", and call torch.compile unless your code does"
 """Under the variable, this cannot be seen."""
@@ -122,9 +109,7 @@ def compile_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     first = causes[0]
     idle_names = {mark.name for cause in causes for mark in cause.marks}
     eager = {linear.name for cause in causes for linear in cause.layers}
-    idle = [
-        linear for linear in torchao_linears(facts) if linear.compiled in idle_names or linear.name in eager
-    ]
+    idle = [each for each in torchao_linears(facts) if each.compiled in idle_names or each.name in eager]
     return Finding(
         severity=first.severity,
         title=(
@@ -335,32 +320,14 @@ def in_torch_nn(facts: Facts, lost: list[Linear]) -> Cause:
 
 def torchao_linears(facts: Facts) -> list[Linear]:
     """List the FP8 layers whose speed depends on the compiler."""
-    return [
-        linear for linear in facts.network.linears if linear.stack == "torchao" and linear.use == "training"
-    ]
+    return [each for each in facts.network.fp8 if each.stack == "torchao"]
 
 
 def _compiled(backend: str) -> Facts:
-    layer = Linear(
-        name="blocks.0.up",
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        in_features=1024,
-        out_features=4096,
-        dtype="bfloat16",
-        role="body",
-        requires_grad=True,
-        compiled="blocks.0",
-    )
-    mark = CompileMark(name="blocks.0", form="in_place", backend=backend)
+    marks = (CompileMark(name="blocks.0", form="in_place", backend=backend),)
     dynamo = Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
-    return Facts(
-        environment=Environment(variables={}),
-        network=Network(linears=(layer,), blocks=()),
-        training=Training(compile_marks=(mark,), compiled_elsewhere=(), dynamo=dynamo),
-        workload=Workload(tokens=16384),
-    )
+    of_model = {"linears": (float8(compiled="blocks.0"),), "blocks": (), "tokens": 16384, "variables": {}}
+    return example(**of_model, compile_marks=marks, compiled_elsewhere=(), dynamo=dynamo)
 
 
 SICK = _compiled(backend="aot_eager")

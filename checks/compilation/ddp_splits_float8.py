@@ -1,17 +1,16 @@
 """DDP splits the graph of an older torchao
 
-What it finds. torchao 0.12 or older is compiled under DistributedDataParallel, and its FP8 layers
-raise there.
+What it finds. torchao 0.12 or older is compiled under DistributedDataParallel, and raises there.
 
-Why it matters. To send gradients while the backward still runs, Dynamo splits a graph under DDP at
-the ends of DDP's buckets (`torch._dynamo.config.optimize_ddp`, on by default). A Float8Linear of
-torchao up to 0.12 does not survive the split. The first step raises "BackendCompilerFailed:
-backend='compile_fn' raised: RuntimeError: val", or "AttributeError: 'bool' object has no attribute
-'op'". Neither names FP8 or DDP. Without compilation, FP8 is slower than BF16. Blocks compiled one
-by one are split too, if they hold more than the first bucket (1 MiB).
+Why it matters. To send gradients while the backward still runs, Dynamo splits a graph under DDP at the ends
+of DDP's buckets (`torch._dynamo.config.optimize_ddp`, on by default). A Float8Linear of torchao up to 0.12
+does not survive the split. The first step raises "BackendCompilerFailed: backend='compile_fn' raised:
+RuntimeError: val", or "AttributeError: 'bool' object has no attribute 'op'". Neither names FP8 or DDP.
+Without compilation, FP8 is slower than BF16. Blocks compiled one by one are split too, if they hold more than
+the first bucket (1 MiB).
 
-Fix. Install torchao 0.13 or newer. If you cannot, set `torch._dynamo.config.optimize_ddp = False`
-before the first step: gradients are then sent after each graph's backward, with less overlap.
+Fix. Install torchao 0.13 or newer. If you cannot, set `torch._dynamo.config.optimize_ddp = False` before the
+first step: gradients are then sent after each graph's backward, with less overlap.
 
     pip install "torchao==0.12.0"  # before
 
@@ -19,21 +18,21 @@ before the first step: gradients are then sent after each graph's backward, with
 
 When to ignore it. If your step runs: then this job is not affected.
 
-How it is detected, and limits. fp8doctor reads torchao's version, DDP, the setting, and the trained
-FP8 layers in each compiled graph. The backend "eager", frozen FP8 layers with adapters, and MX
-layers do not raise. A pre-release of 0.13 is unknown.
+How it is detected, and limits. fp8doctor reads torchao's version, DDP, the setting, and the trained FP8
+layers in each compiled graph. The backend "eager", frozen FP8 layers with adapters, and MX layers do not
+raise. A pre-release of 0.13 is unknown.
 
 References. On a CPU with torch 2.8, torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
-(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job on two H200s ran all its
-FP8 matmuls. https://github.com/pytorch/ao/issues/2586
-https://github.com/pytorch/pytorch/issues/158936
+(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job on two H200s ran all its FP8
+matmuls. https://github.com/pytorch/ao/issues/2586 https://github.com/pytorch/pytorch/issues/158936
 """
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from fp8doctor.analysis.compile_coverage import is_below
+from fp8doctor.analysis.versions import installed
 from fp8doctor.facts import (
     CompileMark,
     Distributed,
@@ -42,11 +41,10 @@ from fp8doctor.facts import (
     Linear,
     Network,
     Package,
-    Software,
-    Training,
     Unrecorded,
     recorded,
 )
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -75,14 +73,15 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="Dynamo is switched off (CMP002)")
     if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
         return None  # it ran
+    around = distributed.wrapper_at or "" if recorded(distributed, "wrapper_at") else ""
     split = {
         linear.name: linear
         for graph in graphs
         if mib(graph) > FIRST_BUCKET_MIB
         for linear in graph
-        if linear.requires_grad and is_below_ddp(linear, distributed)
+        if linear.requires_grad and is_below(linear, around)
     }
-    if not distributed.optimize_ddp or not split or (version := installed(facts)) >= FIXED:
+    if not distributed.optimize_ddp or not split or (version := torchao_version(facts)) >= FIXED:
         return None
     return Finding(
         title=f"DDP splits the graphs of {plural(len(split), 'FP8 Linear')}, so torchao {version} raises",
@@ -102,16 +101,11 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
 def in_graph(mark: CompileMark, network: Network) -> list[Linear]:
     """List the FP8 layers that a mark really compiles."""
     return [
-        linear
-        for linear in network.linears
-        if mark.backend != EAGER and is_below(linear, mark.name) and linear.compiled is not None
-        if linear.stack == "torchao" and linear.kind.endswith(".Float8Linear")
+        each
+        for each in network.linears
+        if mark.backend != EAGER and is_below(each, mark.name) and each.compiled is not None
+        if each.stack == "torchao" and each.kind.endswith(".Float8Linear")
     ]
-
-
-def is_below_ddp(linear: Linear, distributed: Distributed) -> bool:
-    """Whether DDP is around this layer too."""
-    return is_below(linear, distributed.wrapper_at or "" if recorded(distributed, "wrapper_at") else "")
 
 
 def mib(linears: list[Linear]) -> float:
@@ -120,14 +114,11 @@ def mib(linears: list[Linear]) -> float:
     return sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in trained) / 2**20
 
 
-def installed(facts: Facts) -> Version:
+def torchao_version(facts: Facts) -> Version:
     """Read torchao's version. Raises `Unrecorded` if it cannot be parsed, or may or may not hold the fix."""
-    package = facts.software.packages.get("torchao")
-    named = (package and package.version) or ""
-    try:
-        version = Version(named)
-    except InvalidVersion:
-        raise Unrecorded(Package, "version", "torchao's version cannot be parsed") from None
+    version = installed(facts, "torchao")
+    if version is None:
+        raise Unrecorded(Package, "version", "torchao's version cannot be parsed")
     on_the_way = version.is_prerelease or "git" in (version.local or "")
     if on_the_way and version.release == FIXED.release:
         raise Unrecorded(Package, "version", f"whether torchao {version} has the fix of 0.13 is unknown")
@@ -135,25 +126,12 @@ def installed(facts: Facts) -> Version:
 
 
 def _below_ddp(torchao: str) -> Facts:
-    layer = Linear(
-        name="up",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        weight_class=None,
-        dtype="bfloat16",
-        parameters=4096 * 4096,
-        requires_grad=True,
-        compiled="",
-    )
-    return Facts(
-        software=Software(packages={"torchao": Package(version=torchao)}),
-        network=Network(linears=(layer,)),
-        training=Training(
-            compile_marks=(CompileMark(name="", form="wrapped", backend="inductor"),),
-            dynamo=Dynamo(disabled=False, suppress_errors=False, stance="default"),
-            distributed=Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
-        ),
+    return example(
+        packages={"torchao": torchao},
+        linears=(float8(compiled=""),),
+        compile_marks=(CompileMark(name="", form="wrapped", backend="inductor"),),
+        dynamo=Dynamo(disabled=False, suppress_errors=False, stance="default"),
+        distributed=Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
     )
 
 

@@ -2,17 +2,16 @@
 
 What it finds. torchao's Float8Linear or MX layers run without torch.compile.
 
-Why it matters. An FP8 matmul needs its operands cast first: find the largest magnitude (amax),
-scale, clamp and convert, for input, weight and output gradient, each in two layouts. torch.compile
-fuses that into the kernels around it. Without it, each small operation is a kernel that reads and
-writes the whole tensor in BF16 or FP32: about 83 more kernels per layer and step, instead of 9. On
-a 468M decoder, the casts then cost 282.7 ms of a 371.8 ms step, and the FP8 matmuls save 24.3 ms.
+Why it matters. An FP8 matmul needs its operands cast first: find the largest magnitude (amax), scale, clamp
+and convert, for input, weight and output gradient, each in two layouts. torch.compile fuses that into the
+kernels around it. Without it, each small operation is a kernel that reads and writes the whole tensor in BF16
+or FP32: about 83 more kernels per layer and step, instead of 9. On a 468M decoder, the casts then cost 282.7
+ms of a 371.8 ms step, and the FP8 matmuls save 24.3 ms.
 
-Fix. Compile block by block: as fast as compiling the whole model, and many times quicker to
-compile. If one layer outside the blocks is left, compile it alone (`model.head.compile()`), or
-leave a vocabulary's head out of the conversion (SHP004).
+Fix. Compile block by block: as fast as compiling the whole model, and many times quicker to compile. If one
+layer outside the blocks is left, compile it alone (`model.head.compile()`), or leave a vocabulary's head out
+of the conversion (SHP004).
 
-    from torchao.float8 import convert_to_float8_training
     convert_to_float8_training(model)  # before: not compiled
 
     from torchao.float8 import convert_to_float8_training
@@ -20,12 +19,11 @@ leave a vocabulary's head out of the conversion (SHP004).
     for block in model.layers:         # after
         block.compile()
 
-When to ignore it. While you debug without compilation. Transformer Engine and Float8LinearNoCompile
-have hand-written casts and are not reported.
+When to ignore it. While you debug without compilation. Transformer Engine and Float8LinearNoCompile have
+hand-written casts and are not reported.
 
-How it is detected, and limits. fp8doctor checks which layers a compile mark covers, and estimates
-the casts. Under Unsloth the answer is unknown: it compiles blocks itself unless a KV cache is
-passed.
+How it is detected, and limits. fp8doctor checks which layers a compile mark covers, and estimates the casts.
+Under Unsloth the answer is unknown: it compiles blocks itself unless a KV cache is passed.
 
 References. `h200-decoder_468m` runs at 0.26x of compiled BF16, and at 1.06x with compiled blocks;
 `h200-llama_8b_float8`, a wider model, at 0.40x and 1.19x. https://github.com/pytorch/ao/issues/685
@@ -46,13 +44,13 @@ from fp8doctor.analysis.layers import in_words, makes_logits
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training, Unrecorded, Workload
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Unrecorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 EAGER_KERNELS = 83
-"""Extra kernels per uncompiled Float8Linear and step, counted on one H200 (82.4 and 83.0; torch 2.11, torchao
-0.18)."""
+"""Extra kernels per uncompiled Float8Linear and step on one H200 (82.4, 83.0; torch 2.11, torchao 0.18)."""
 
 NAMED = 3
 """Layers to name if only some are not compiled. A choice of length."""
@@ -123,25 +121,8 @@ def _treatment(facts: Facts, fp8: list[Linear], eager: list[Linear], idle: list[
 
 
 def _decoder(compiled: str | None) -> Facts:
-    layer = Linear(
-        name="blocks.0.up",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        weight_class=None,
-        recipe="tensorwise",
-        in_features=1024,
-        out_features=4096,
-        dtype="bfloat16",
-        role="body",
-        requires_grad=True,
-        compiled=compiled,
-    )
-    return Facts(
-        network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=1),)),
-        training=Training(compile_marks=()),
-        workload=Workload(tokens=16384),
-    )
+    blocks = (Blocks(name="blocks", count=1),)
+    return example(linears=(float8(compiled=compiled),), blocks=blocks, compile_marks=(), tokens=16384)
 
 
 SICK = _decoder(compiled=None)

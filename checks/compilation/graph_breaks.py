@@ -1,13 +1,12 @@
 """Graph breaks inside the compiled layers
 
-What it finds. Dynamo broke the graph inside compiled FP8 blocks, so one step runs many more
-compiled regions than there are blocks.
+What it finds. Dynamo broke the graph inside compiled FP8 blocks, so one step runs many more regions than
+blocks.
 
-Why it matters. At a break the graph ends. The casts of an FP8 Linear can no longer be fused with
-the norm or activation next to it, and the code between two graphs is not compiled. A break in a
-loop or a try block is worse: the whole frame is not compiled, and each function that it calls is
-compiled by itself. A break outside the layers costs next to nothing. Calling compiled blocks in an
-uncompiled loop is not a break.
+Why it matters. At a break the graph ends. The casts of an FP8 Linear can no longer be fused with the norm or
+activation next to it, and the code between two graphs is not compiled. A break in a loop or a try block is
+worse: the whole frame is not compiled, and each function that it calls is compiled by itself. A break outside
+the layers costs next to nothing. Calling compiled blocks in an uncompiled loop is not a break.
 
 Fix. Remove the call that breaks; the finding names its kind. To find the line, compile with
 `block.compile(fullgraph=True)`, which raises there.
@@ -19,19 +18,17 @@ Fix. Remove the call that breaks; the finding names its kind. To find the line, 
         if not torch.compiler.is_compiling():  # after: left out of the graph
             print("mean", x.mean())
 
-When to ignore it. If the breaks are outside the layers, or the layers are Transformer Engine's: its
-casts are separate kernels. Both are only information. Compiled around the breaks, Transformer
-Engine gains with many tokens and loses with few.
+When to ignore it. If the breaks are outside the layers, or the layers are Transformer Engine's: its casts are
+separate kernels. Both are only information. Compiled around the breaks, Transformer Engine gains with many
+tokens and loses with few.
 
-How it is detected, and limits. The trial counts graph breaks, their reasons, and the compiled
-regions per step. It compares these with blocks, micro-batches and recomputed forwards. Dynamo
-counts no break at a branch that depends on data. Transformer Engine's modules break up to 2.19; in
-2.20 te.Linear no longer does, the fused ones do.
+How it is detected, and limits. The trial counts graph breaks, their reasons, and the compiled regions per
+step. It compares these with blocks, micro-batches and recomputed forwards. Dynamo counts no break at a branch
+that depends on data. Transformer Engine's modules break up to 2.19, in 2.20 only the fused ones.
 
 References. One H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons from torch 2.13.
 https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
-https://meta-pytorch.org/compile-graph-break-site/
-https://github.com/NVIDIA/TransformerEngine/pull/3053
+https://meta-pytorch.org/compile-graph-break-site/ https://github.com/NVIDIA/TransformerEngine/pull/3053
 """
 
 from __future__ import annotations
@@ -43,19 +40,8 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.analysis.versions import CUDNN_FLOOR
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import (
-    Arm,
-    ArmCut,
-    Blocks,
-    CompileMark,
-    Facts,
-    Linear,
-    Network,
-    Training,
-    Trial,
-    recorded,
-)
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts, recorded
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -66,8 +52,7 @@ SPLIT, OTHERS = 1.5, 4
 compiled loss or optimizer has a few of its own. A choice: every second block in two pieces."""
 
 AROUND_THE_CALL = ("huggingface", "unsloth")
-"""Forms that recompute a layer from around its call, outside what ``layer.compile()`` compiles.
-transformers does it inside from 5.23 on."""
+"""Forms that recompute outside what ``layer.compile()`` compiles; transformers does so before 5.23."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
@@ -153,9 +138,7 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     split = (as_is.graphs_run or 0) >= max(SPLIT * whole, whole + OTHERS)
     if not cut.graph_breaks and not split:
         return None
-    fp8 = [
-        linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None
-    ]
+    fp8 = [each for each in facts.network.linears if needs_compile(each) and each.compiled is not None]
     harmful = bool(fp8) and split
     reasons = cut.break_reasons if recorded(cut, "break_reasons") else ()
     kind = kind_of(reasons[0] if reasons else "", facts)
@@ -223,35 +206,19 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
 
 
 def kind_of(reason: str, facts: Facts) -> Kind:
-    """Find the kind that a reason names.
-
-    A disabled function is Transformer Engine's if its layers are compiled.
-    """
+    """Find the kind that a reason names; a disabled function is Transformer Engine's if it is compiled."""
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
-    te = any(
-        stack_of(linear).under_autocast and linear.compiled is not None for linear in facts.network.linears
-    )
+    te = any(stack_of(each).under_autocast and each.compiled is not None for each in facts.network.linears)
     return TE if te and kind is KINDS[-1] else kind
 
 
 def _compiled_blocks(regions: int, breaks: int) -> Facts:
-    layer = Linear(
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        weight_class=None,
-        compiled="blocks.0",
-    )
     reason = "Failed to trace builtin operator: Dynamo does not know how to trace builtin operator `print`"
     cut = ArmCut(blocks={}, graph_breaks=breaks, break_reasons=(reason,) * (breaks > 0))
-    as_is = Arm(
-        name=ArmName.AS_IS, tried=True, step_ms=10.0, rounds_ms=(10.0,) * 6, graphs_run=regions, cuts=(cut,)
-    )
-    return Facts(
-        network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=4),)),
-        training=Training(compile_marks=tuple(CompileMark(name=f"blocks.{number}") for number in range(4))),
-        trial=Trial(device="cuda", arms=(as_is,)),
-    )
+    marks = tuple(CompileMark(name=f"blocks.{number}") for number in range(4))
+    model = {"linears": (float8(compiled="blocks.0"),), "blocks": (Blocks(name="blocks", count=4),)}
+    arms = (variant(ArmName.AS_IS, 10.0, graphs_run=regions, cuts=(cut,)),)
+    return example(**model, compile_marks=marks, device="cuda", arms=arms)
 
 
 SICK = _compiled_blocks(regions=8, breaks=2)

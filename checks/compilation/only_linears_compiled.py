@@ -1,14 +1,12 @@
 """Every FP8 Linear is compiled by itself
 
-What it finds. Compiled FP8 Linears are regions of their own, instead of parts of a compiled block
-or model.
+What it finds. Compiled FP8 Linears are regions of their own, instead of parts of a compiled block or model.
 
-Why it matters. The compiler fuses only what it sees in one region. If a Float8Linear is compiled
-alone, its own casts are fused, but the region begins and ends with a tensor in memory. The amax and
-cast of its input cannot join the norm or activation before it, nor the cast of its gradient the
-operation before that. Everything between the Linears is not compiled. On Llama 3 8B, torchtitan
-measured 243 TFLOP/s with only the Linears compiled, 297 with whole blocks, and 259 for compiled
-BF16. Many small regions also cost the host more guards and launches.
+Why it matters. The compiler fuses only what it sees in one region. If a Float8Linear is compiled alone, its
+own casts are fused, but the region begins and ends with a tensor in memory. The amax and cast of its input
+cannot join the norm or activation before it, nor the cast of its gradient the operation before that.
+Everything between the Linears is not compiled. On Llama 3 8B, torchtitan measured 243 TFLOP/s with only the
+Linears compiled, 297 with whole blocks, and 259 for compiled BF16. Many small regions also cost host time.
 
 Fix. Compile the block. Marks inside it do no harm: the compiler traces through them.
 
@@ -19,17 +17,14 @@ Fix. Compile the block. Marks inside it do no harm: the compiler traces through 
     for block in model.layers:      # after: one region per block
         block.compile()
 
-When to ignore it. For a head or a few other layers outside the blocks: you can compile those alone,
-and they are not reported.
+When to ignore it. For a head or a few layers outside the blocks: they are fine, and not reported.
 
-How it is detected, and limits. fp8doctor finds the compile mark that covers each torchao FP8
-Linear, and checks whether a module around it is compiled. It does not time the difference by
-itself; the trial does.
+How it is detected, and limits. fp8doctor finds the compile mark that covers each torchao FP8 Linear, and
+checks whether a module around it is compiled. It does not time the difference by itself; the trial does.
 
-References. https://github.com/pytorch/torchtitan/issues/778
-https://github.com/pytorch/torchtitan/issues/786 (387 to 126 TFLOP/s, with checkpointing). On a CPU
-(torch 2.13, torchao 0.18), a block of two Linears is two graphs if they are compiled alone, and one
-if the block is.
+References. https://github.com/pytorch/torchtitan/issues/778 https://github.com/pytorch/torchtitan/issues/786
+(387 to 126 TFLOP/s, with checkpointing). On a CPU (torch 2.13, torchao 0.18), a block of two Linears is two
+graphs if they are compiled alone, and one if the block is.
 """
 
 from __future__ import annotations
@@ -43,7 +38,8 @@ from fp8doctor.analysis.compile_coverage import (
     needs_compile,
 )
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, Training
+from fp8doctor.facts import Blocks, CompileMark, Facts, Linear
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -58,9 +54,7 @@ from fp8doctor.wording import percent
     invalidates_model=True,
 )
 def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
-    compiled = [
-        linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is not None
-    ]
+    compiled = [each for each in facts.network.linears if needs_compile(each) and each.compiled is not None]
     if not compiled:
         return NotApplicable(reason="no torchao FP8 Linear is compiled")
     idle = idle_marks(facts)  # CMP002 covers their layers
@@ -97,20 +91,10 @@ def is_alone(linear: Linear, regions: set[str]) -> bool:
     return not any(".".join(parts[:i]) in regions for i in range(len(parts)))
 
 
-def _decoder(*marks: str) -> Facts:
-    layer = Linear(
-        name="blocks.0.up",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        weight_class=None,
-        flops_share_pct=100.0,
-        compiled=marks[-1],
-    )
-    return Facts(
-        network=Network(linears=(layer,), blocks=(Blocks(name="blocks", count=1),)),
-        training=Training(compile_marks=tuple(CompileMark(name=name) for name in marks)),
-    )
+def _decoder(*names: str) -> Facts:
+    linears, blocks = (float8(compiled=names[-1]),), (Blocks(name="blocks", count=1),)
+    marks = tuple(CompileMark(name=name) for name in names)
+    return example(linears=linears, blocks=blocks, compile_marks=marks)
 
 
 SICK = _decoder("blocks.0.up")

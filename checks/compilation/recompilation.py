@@ -1,17 +1,16 @@
 """Code is compiled again and again
 
-What it finds. Dynamo compiled frames again during the trial, reached its limit, was still compiling
-while timing, or a KV cache will make it do so.
+What it finds. Dynamo compiled frames again during the trial, reached its limit, was still compiling while
+timing, or a KV cache will make it do so.
 
-Why it matters. Dynamo keeps at most 8 versions of a function, and each costs seconds to compile.
-The ninth is not compiled: the function runs without compilation from then on, with one warning in
-the log, and such an FP8 block is several times slower. A KV cache makes every block a version of
-its own, because the code checks which layer of the cache it writes. Of 12 Llama blocks, 8 were
-compiled and 4 were not; without the cache one version serves all 12. Nobody reads that cache in
-training.
+Why it matters. Dynamo keeps at most 8 versions of a function, and each costs seconds to compile. The ninth is
+not compiled: the function runs without compilation from then on, with one warning in the log, and such an FP8
+block is several times slower. A KV cache makes every block a version of its own, because the code checks
+which layer of the cache it writes. Of 12 Llama blocks, 8 were compiled and 4 were not; without the cache one
+version serves all 12. Nobody reads that cache in training.
 
-Fix. Switch the cache off; checkpointing does so too. Pad batches to a few lengths. If you need many
-versions, raise the limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.7 or newer).
+Fix. Switch the cache off; checkpointing does so too. Pad batches to a few lengths. If you need many versions,
+raise the limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.7 or newer).
 
     for block in model.model.layers:      # before: one version per block
         block.compile()
@@ -20,16 +19,14 @@ versions, raise the limit: `torch._dynamo.config.recompile_limit = 64` (torch 2.
     for block in model.model.layers:
         block.compile()
 
-When to ignore it. If the versions stay below the limit and you accept the compile time: it is then
-information.
+When to ignore it. If the versions stay below the limit: this is only information.
 
-How it is detected, and limits. fp8doctor reads Dynamo's counters and reasons in the trial. For
-transformers models it also checks whether `use_cache` meets blocks compiled one by one. A model
-compiled as a whole has one version either way. Without a trial, other recompilations are unknown.
+How it is detected, and limits. fp8doctor reads Dynamo's counters and reasons in the trial. For transformers
+models it also checks whether `use_cache` meets blocks compiled one by one. A model compiled as a whole has
+one version either way. Without a trial, other recompilations are unknown.
 
-References. On a CPU with transformers 5.23 and torch 2.13; on an H200 (torch 2.11), four GPT-2 blocks
-with their cache were compiled four times.
-https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html
+References. On a CPU with transformers 5.23 and torch 2.13; on an H200 (torch 2.11), four GPT-2 blocks with
+their cache were compiled four times. https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html
 https://github.com/huggingface/transformers/blob/main/src/transformers/cache_utils.py
 """
 
@@ -38,8 +35,9 @@ from __future__ import annotations
 import re
 
 from fp8doctor.analysis.compile_coverage import cache_off
-from fp8doctor.facts import Blocks, CompileMark, Facts, Network, Training, recorded
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts import ArmName, Blocks, CompileMark, Facts, recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.examples import example
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -49,8 +47,7 @@ RECOMPILE_LIMIT = 8
 ``torch/_dynamo/config.py``, torch 2.7 to 2.13; ``cache_size_limit``, equally 8, in 2.6."""
 
 SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
-"""Guards on the shape of a tensor: ``tensor 'x' size mismatch at index 0. expected 4, actual 5``. Source:
-torch/csrc/dynamo/guards.cpp."""
+"""Guards on a shape: ``tensor 'x' size mismatch at index 0. ...`` Source: torch/csrc/dynamo/guards.cpp."""
 
 CACHE = "past_key_values"
 """The argument of transformers' blocks that carries the KV cache."""
@@ -124,10 +121,7 @@ def recompile_limit(facts: Facts) -> int:
 
 
 def cached_blocks(facts: Facts) -> int:
-    """Count the blocks compiled one by one below the module with the cache, in the largest list.
-
-    Each is a version of one function.
-    """
+    """Count the blocks compiled one by one below the cache's module; each is a version of one function."""
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
     holder = facts.training.cache_holder if recorded(facts, "training.cache_holder") else None
     within = f"{holder}." if holder else ""
@@ -160,10 +154,8 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
 
 def _blocks(use_cache: bool) -> Facts:
     marks = tuple(CompileMark(name=f"model.layers.{number}") for number in range(32))
-    return Facts(
-        network=Network(blocks=(Blocks(name="model.layers", count=32),), wrappers=()),
-        training=Training(compile_marks=marks, use_cache=use_cache),
-    )
+    blocks = (Blocks(name="model.layers", count=32),)
+    return example(blocks=blocks, wrappers=(), compile_marks=marks, use_cache=use_cache)
 
 
 SICK = _blocks(use_cache=True)

@@ -1,12 +1,12 @@
 """The BF16 baseline is not the best BF16
 
-What it finds. FP8 looks faster (or slower) than it is, because the usual BF16 baseline is not
-compiled or does not compute in BF16.
+What it finds. FP8 looks faster (or slower) than it is, because the usual BF16 baseline is not compiled or
+does not compute in BF16.
 
-Why it matters. torch.compile makes BF16 faster too, and FP8 that is not compiled is slow by itself.
-In one job, compiled FP8 reached 1.14x of BF16 without compilation, but only 1.06x of compiled BF16.
-FP8 without compilation against compiled BF16 says nothing about FP8. A model with fp32 parameters
-and no autocast computes in fp32 or TF32, at half of BF16's matmul rate or less.
+Why it matters. torch.compile makes BF16 faster too, and FP8 that is not compiled is slow by itself. In one
+job, compiled FP8 reached 1.14x of BF16 without compilation, but only 1.06x of compiled BF16. FP8 without
+compilation against compiled BF16 says nothing about FP8. A model with fp32 parameters and no autocast
+computes in fp32 or TF32, at half of BF16's matmul rate or less.
 
 Fix. Compare like with like: compile both, and run both in BF16 except for the FP8 layers.
 
@@ -16,15 +16,14 @@ Fix. Compare like with like: compile both, and run both in BF16 except for the F
         block.compile()
     loss = model_bf16(**batch).loss
 
-When to ignore it. If you cannot compile BF16 in production: then BF16 without compilation is your
-real alternative.
+When to ignore it. If you cannot compile BF16 in production.
 
-How it is detected, and limits. The trial times BF16 both ways, and fp8doctor checks whether the two
-baselines lead to different answers. If most parameters are fp32 and no autocast is on, it reports
-that instead. It does not see a baseline that you measured yourself.
+How it is detected, and limits. The trial times BF16 both ways, and fp8doctor checks whether the two baselines
+lead to different answers. If most parameters are fp32 and no autocast is on, it reports that instead. It does
+not see a baseline that you measured yourself.
 
-References. `h200-decoder_468m_compiled`. In `h200-few_tokens`, compilation alone takes BF16 from
-668.2 ms/step to 369.0 ms. https://docs.pytorch.org/ao/main/workflows/training.html
+References. `h200-decoder_468m_compiled`. In `h200-few_tokens`, compilation alone takes BF16 from 668.2
+ms/step to 369.0 ms. https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from fp8doctor.analysis.compile_coverage import compile_all_without_cache
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import Arm, Facts, Linear, Network, Training, Trial
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Facts
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, times
@@ -76,7 +75,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the trial did not time BF16 both ways on a GPU")
     if eager is None or eager.name == best.name or is_noise(best, as_is, facts.trial):
         return None
-    eager_fp8 = all(linear.compiled is None for linear in facts.network.linears if linear.use == "training")
+    eager_fp8 = all(linear.compiled is None for linear in facts.network.fp8)
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
     if speedup_in_words(eager, as_is) == speedup_in_words(best, as_is) and naive - fair <= EVEN:
         return None
@@ -115,16 +114,10 @@ def baseline(best: Arm, facts: Facts) -> str:
 
 
 def _timed(bf16: float) -> Facts:
-    arms = tuple(
-        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6, treatments=())
-        for name, ms in ((ArmName.AS_IS, 88.3), (ArmName.BF16, bf16), (ArmName.BF16_COMPILED, 92.7))
-    )
-    layer = Linear(use="training", dtype="bfloat16", compiled=None)
-    return Facts(
-        network=Network(linears=(layer,), blocks=(), dtypes={"bfloat16": 1}),
-        training=Training(autocast=None),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    times = {ArmName.AS_IS: 88.3, ArmName.BF16: bf16, ArmName.BF16_COMPILED: 92.7}
+    arms = tuple(variant(name, ms, treatments=()) for name, ms in times.items())
+    model = {"linears": (float8(),), "blocks": (), "dtypes": {"bfloat16": 1}, "autocast": None}
+    return example(**model, device="cuda", arms=arms)
 
 
 SICK = _timed(bf16=103.6)

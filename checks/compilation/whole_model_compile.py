@@ -1,13 +1,12 @@
 """The whole model is compiled as one
 
-What it finds. One compile mark covers the whole model, and compiling block by block would save 10 s
-or more per start.
+What it finds. One compile mark covers the whole model, and compiling by block would save 10 s or more per
+start.
 
-Why it matters. Compiled as one, a model with N equal blocks is compiled N times over; block by
-block, the first one serves all. The step is equally fast, because little can be fused across
-blocks. Only a head with its loss inside the forward gains from one graph. You pay the seconds at
-every start, on every rank, and after every change of shape: for 24 FP8 layers 72 to 93 s on one
-H200, instead of 8 s block by block.
+Why it matters. Compiled as one, a model with N equal blocks is compiled N times over; block by block, the
+first one serves all. The step is equally fast, because little can be fused across blocks. Only a head with
+its loss inside the forward gains from one graph. You pay the seconds at every start, on every rank, and after
+every change of shape: for 24 FP8 layers 72 to 93 s on one H200, instead of 8 s block by block.
 
 Fix. Compile the blocks.
 
@@ -18,9 +17,9 @@ Fix. Compile the blocks.
 
 When to ignore it. If start-up time does not matter, or one graph makes your step faster.
 
-How it is detected, and limits. The trial times how long each way takes until nothing is compiled
-any more, and both steps. If it had no time for the blocks, the line through two shortened models
-estimates the seconds for one block. If the step is slower block by block, nothing is reported.
+How it is detected, and limits. The trial times how long each way takes until nothing is compiled any more,
+and both steps. If it had no time for the blocks, the line through two shortened models estimates the seconds
+for one block. If the step is slower block by block, nothing is reported.
 
 References. Measured on one H200 (torch 2.11, torchao 0.18); BF16 as one took 19 s.
 https://docs.pytorch.org/tutorials/recipes/regional_compilation.html
@@ -32,19 +31,8 @@ from fp8doctor.analysis.arms import arm, base_of, ratio
 from fp8doctor.analysis.compile_coverage import compile_treatment, is_inside
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
-from fp8doctor.facts import (
-    Arm,
-    ArmCut,
-    Blocks,
-    CompileMark,
-    Facts,
-    Linear,
-    Network,
-    Training,
-    Trial,
-    recorded,
-)
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmCut, ArmName, Blocks, CompileMark, Facts, Trial, recorded
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -135,8 +123,7 @@ def of_blocks(blocks: Arm) -> float | None:
 
 
 def full_warm_up(facts: Facts, timed: Arm) -> float | None:
-    """Extrapolate the seconds for the full model: one graph of all blocks follows the line through the "
-    "cuts."""
+    """Extrapolate the seconds for the full model along the line through the cuts."""
     seconds = [cut.warm_up_s for cut in timed.cuts]
     kept = [sum(cut.blocks.values()) for cut in timed.cuts]
     last = seconds[-1]
@@ -146,34 +133,21 @@ def full_warm_up(facts: Facts, timed: Arm) -> float | None:
     return last + slope * (sum(facts.trial.blocks.values()) - kept[-1])
 
 
-def _compiled(whole_s: tuple[float, float]) -> Facts:
-    def timed(name: str, seconds: tuple[float, float]) -> Arm:
-        cuts = tuple(
-            ArmCut(blocks={"blocks": kept}, warm_up_s=each)
-            for kept, each in zip((4, 12), seconds, strict=True)
-        )
-        return Arm(
-            name=name,
-            tried=True,
-            base=ArmName.AS_IS,
-            step_ms=88.3,
-            rounds_ms=(88.2, 88.3, 88.3, 88.4),
-            cuts=cuts,
-        )
+def _compiled(*whole_s: float) -> Facts:
+    def timed(name: str, *seconds: float) -> Arm:
+        both = zip((4, 12), seconds, strict=True)
+        cuts = tuple(ArmCut(blocks={"blocks": kept}, warm_up_s=each) for kept, each in both)
+        return variant(name, 88.3, base=ArmName.AS_IS, cuts=cuts)
 
-    layer = Linear(name="blocks.0.up", compiled="")
-    return Facts(
-        network=Network(
-            linears=(layer,), blocks=(Blocks(name="blocks", container="list", count=24),), wrappers=()
-        ),
-        training=Training(compile_marks=(CompileMark(name="", form="in_place"),)),
-        trial=Trial(
-            device="cuda",
-            blocks={"blocks": 24},
-            arms=(timed(ArmName.AS_IS, whole_s), timed(COMPILE_BLOCKS, (8.0, 3.0))),
-        ),
+    arms = (timed(ArmName.AS_IS, *whole_s), timed(COMPILE_BLOCKS, 8.0, 3.0))
+    return example(
+        linears=(float8(compiled=""),),
+        blocks=(Blocks(name="blocks", container="list", count=24),),
+        wrappers=(),
+        compile_marks=(CompileMark(name="", form="in_place"),),
+        trial=Trial(device="cuda", blocks={"blocks": 24}, arms=arms),
     )
 
 
-SICK = _compiled(whole_s=(15.0, 38.0))
-HEALTHY = _compiled(whole_s=(8.0, 4.0))
+SICK = _compiled(15.0, 38.0)
+HEALTHY = _compiled(8.0, 4.0)

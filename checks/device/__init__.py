@@ -1,1 +1,1 @@
-"""Diseases of the GPU."""
+"""The GPU: does it support FP8, and does anything slow it down."""

@@ -2,10 +2,9 @@
 
 What it finds. The GPU ran with lower clocks, a lower power limit, other processes or a MIG slice.
 
-Why it matters. A GPU that is too hot, or whose power supply asks it to slow down, halves its
-clocks. Other processes on it leave less for your step. Both hit some rounds more than others, so
-the trial can no longer compare FP8 with BF16. A power limit below the default is steady: it slows
-FP8 and BF16 matmuls alike, and the comparison holds.
+Why it matters. A GPU that is too hot, or whose power supply asks it to slow down, halves its clocks. Other
+processes on it leave less for your step. Both hit some rounds more than others, so the trial can no longer
+compare FP8 with BF16. A power limit below the default is steady: it slows FP8 and BF16 alike.
 
 Fix. Find the active reason and the temperature, end the other jobs, and reset the power limit.
 
@@ -15,13 +14,13 @@ Fix. Find the active reason and the temperature, end the other jobs, and reset t
     # after: reset the default limit of this GPU, in W
     sudo nvidia-smi -i 0 -pl 700
 
-When to ignore it. "software power cap" at the default limit is normal and not reported: heavy
-matmuls run any large GPU at its limit. Clocks of 1455 to 1845 MHz are usual on an H200 with 1980.
+When to ignore it. "software power cap" at the default limit is normal and not reported: heavy matmuls run any
+large GPU at its limit. Clocks of 1455 to 1845 MHz are usual on an H200 with 1980.
 
-How it is detected, and limits. fp8doctor reads NVML during the trial: reasons for lower clocks,
-power limit, other processes and their use. Without a trial it looks once, and then reports only
-thermal slowdowns and power brakes, because NVML also reports "hardware slowdown" while clocks
-change. If NVML does not say how much others used, the finding is information.
+How it is detected, and limits. fp8doctor reads NVML during the trial: reasons for lower clocks, power limit,
+other processes and their use. Without a trial it looks once, and then reports only thermal slowdowns and
+power brakes, because NVML also reports "hardware slowdown" while clocks change. If NVML does not say how much
+others used, the finding is information.
 
 References. https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
 """
@@ -33,7 +32,8 @@ from typing import Any
 
 from fp8doctor.analysis.noise import TAKEN_PCT, gpu_contention
 from fp8doctor.analysis.noise import slowdowns as slowed_while_timed
-from fp8doctor.facts import Facts, Gpu, Health, Trial, recorded
+from fp8doctor.facts import Facts, Gpu, Health, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -161,9 +161,7 @@ def treatment(slowed: Mapping[str, float | None], default_w: float | None, share
     )
     return (
         Treatment(
-            name="free-the-gpu",
-            summary="restore the GPU's clocks, then time again",
-            code="\n".join(lines),
+            name="free-the-gpu", summary="restore the GPU's clocks, then time again", code="\n".join(lines)
         )
         if lines
         else None
@@ -178,17 +176,10 @@ def _h200(**throttled_pct: float) -> Facts:
         power_limit_w=700.0,
         power_limit_default_w=700.0,
         throttle_reasons=(),
-        sm_clock_max_mhz=1980,
     )
     reasons = {reason.replace("_", " "): share for reason, share in throttled_pct.items()}
-    health = Health(
-        sm_clock_median_mhz=1605,
-        power_limit_w=700.0,
-        throttled_pct=reasons,
-        other_processes=0,
-        other_use_pct=None,
-    )
-    return Facts(gpus=(gpu,), trial=Trial(device="cuda", gpu="NVIDIA H200", health=health))
+    health = Health(throttled_pct=reasons, power_limit_w=700.0, other_processes=0, other_use_pct=None)
+    return example(gpus=(gpu,), device="cuda", gpu="NVIDIA H200", health=health)
 
 
 SICK = _h200(software_power_cap=40.0, hardware_thermal_slowdown=35.0)

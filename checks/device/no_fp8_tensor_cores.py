@@ -2,14 +2,13 @@
 
 What it finds. A visible GPU has no FP8 tensor cores.
 
-Why it matters. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0
-(Hopper). Ampere has none: an A100 (8.0), an A10 or an RTX 3090 (8.6) multiply TF32, BF16, FP16 and
-INT8. FP8 cannot be faster than BF16 there. `torch._scaled_mm` and Transformer Engine refuse to run.
-Accelerate falls back to fp16, which needs loss scaling that BF16 does not.
+Why it matters. FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper).
+Ampere has none: an A100 (8.0), an A10 or an RTX 3090 (8.6) multiply TF32, BF16, FP16 and INT8. FP8 cannot be
+faster than BF16 there. `torch._scaled_mm` and Transformer Engine refuse to run. Accelerate falls back to
+fp16, which needs loss scaling that BF16 does not.
 
 Fix. Use BF16 on this GPU, and FP8 on Ada, Hopper, Blackwell, or AMD's MI300, MI350 and RX 9000.
 
-    from accelerate import Accelerator
     accelerator = Accelerator(mixed_precision="fp8")   # before: fp16 on an A100, with a warning
 
     from accelerate import Accelerator
@@ -17,14 +16,14 @@ Fix. Use BF16 on this GPU, and FP8 on Ada, Hopper, Blackwell, or AMD's MI300, MI
 
 When to ignore it. If nothing asks for FP8 on this GPU; it is only information then.
 
-How it is detected, and limits. fp8doctor reads the compute capability (NVIDIA) or architecture
-(AMD) of the GPUs that CUDA_VISIBLE_DEVICES leaves to this job, or of the GPU in --assume-gpu. AMD
-with FP8: gfx942 (MI300X, MI325X; float8_e4m3fnuz), gfx950 (MI350) and gfx1200, gfx1201 (RX 9000;
-both float8_e4m3fn), gfx1250 from ROCm 7.14 on. gfx90a (MI250) and gfx11 (RX 7000) have none.
+How it is detected, and limits. fp8doctor reads the compute capability (NVIDIA) or architecture (AMD) of the
+GPUs that CUDA_VISIBLE_DEVICES leaves to this job, or of the GPU in --assume-gpu. AMD with FP8: gfx942
+(MI300X, MI325X; float8_e4m3fnuz), gfx950 (MI350) and gfx1200, gfx1201 (RX 9000; both float8_e4m3fn), gfx1250
+from ROCm 7.14 on. gfx90a (MI250) and gfx11 (RX 7000) have none.
 
-References. `_scaled_mm_allowed_device` in torch, `state.py` in accelerate 1.15.0; Transformer Engine:
-"Device compute capability 8.9 or higher required for FP8 execution."
-https://docs.nvidia.com/cuda/ada-tuning-guide/ https://docs.nvidia.com/cuda/ampere-tuning-guide/
+References. `_scaled_mm_allowed_device` in torch, `state.py` in accelerate 1.15.0; Transformer Engine: "Device
+compute capability 8.9 or higher required for FP8 execution." https://docs.nvidia.com/cuda/ada-tuning-guide/
+https://docs.nvidia.com/cuda/ampere-tuning-guide/
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp
 """
 
@@ -33,7 +32,8 @@ from __future__ import annotations
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.recipe_support import AMD_WITH_FP8, FIRST_WITH_BF16, assumed_gpus, capability, has_fp8
 from fp8doctor.analysis.treatment_table import ON_THIS_GPU
-from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -51,7 +51,11 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     named = ", ".join(dict.fromkeys(f"{gpu.name} ({version_of(gpu)})" for gpu in without))
     asked = fp8_was_asked_for(facts)
     wanted = asked or present(facts)
-    precision = "bf16" if all(has_bf16(gpu) for gpu in without) else "fp16"
+    precision = (
+        "bf16"
+        if all(gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16 for gpu in without)
+        else "fp16"
+    )
     return Finding(
         severity=None if wanted else "info",
         breaks="step_raises" if needs_fp8(facts) and len(without) == len(visible) else NOT_RECORDED,
@@ -87,10 +91,6 @@ def no_fp8_tensor_cores(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def has_bf16(gpu: Gpu) -> bool:
-    return gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16
-
-
 def version_of(gpu: Gpu) -> str:
     """Return what decides: compute capability or architecture."""
     return (gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability) or "unknown"
@@ -112,19 +112,9 @@ def present(facts: Facts) -> str | None:
     return plural(count, "FP8 layer") if count else None
 
 
-def _machine(name: str, compute_capability: str) -> Facts:
-    return Facts(
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
-        gpus=(
-            Gpu(
-                name=name,
-                vendor="nvidia",
-                compute_capability=compute_capability,
-                architecture=None,
-                visible=True,
-            ),
-        ),
-    )
+def _machine(name: str, capability: str) -> Facts:
+    gpu = Gpu(name=name, vendor="nvidia", compute_capability=capability, architecture=None, visible=True)
+    return example(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, gpus=(gpu,))
 
 
 SICK = _machine("NVIDIA A100-SXM4-80GB", "8.0")

@@ -2,10 +2,9 @@
 
 What it finds. This process sees no GPU, or torch cannot use it.
 
-Why it matters. fp8doctor can still read the model: which layers are FP8, what is compiled, shapes
-and shares of FLOPs. Without the GPU it cannot know whether a recipe runs there, its clocks and
-memory, or any time. It then estimates times in ms from a GPU's datasheet, and says so in each line
-that depends on them.
+Why it matters. fp8doctor can still read the model: which layers are FP8, what is compiled, shapes and shares
+of FLOPs. Without the GPU it cannot know whether a recipe runs there, its clocks and memory, or any time. It
+then estimates times in ms from a GPU's datasheet, and says so in each line that depends on them.
 
 Fix. Name the GPU that the job will run on, or run fp8doctor on that machine.
 
@@ -15,9 +14,9 @@ Fix. Name the GPU that the job will run on, or run fp8doctor on that machine.
 
 When to ignore it. If you only want to know which layers are FP8 and how the model is set up.
 
-How it is detected, and limits. fp8doctor reads NVML's list of GPUs (`nvidia-smi -L` shows the
-same), the variables that hide GPUs, such as CUDA_VISIBLE_DEVICES, and whether torch was built with
-CUDA or ROCm. `docs/trial.md` says how far the estimates were off ("How far off it was").
+How it is detected, and limits. fp8doctor reads NVML's list of GPUs (`nvidia-smi -L` shows the same), the
+variables that hide GPUs, such as CUDA_VISIBLE_DEVICES, and whether torch was built with CUDA or ROCm.
+`docs/trial.md` says how far the estimates were off ("How far off it was").
 
 References. torchao's roofline, and matmuls timed on one H200:
 https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py
@@ -26,7 +25,8 @@ https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.
 from __future__ import annotations
 
 from fp8doctor.cost import modelled_gpu
-from fp8doctor.facts import Environment, Facts, Gpu, recorded
+from fp8doctor.facts import Facts, Gpu, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -98,5 +98,5 @@ def missing(facts: Facts, hidden: list[Gpu]) -> str:
     return f"{count} hidden by {by}" if by else f"{count} hidden from this process"
 
 
-SICK = Facts(environment=Environment(variables={}), gpus=())
-HEALTHY = Facts(environment=Environment(variables={}), gpus=(Gpu(name="NVIDIA H200", visible=True),))
+SICK = example(variables={}, gpus=())
+HEALTHY = example(variables={}, gpus=(Gpu(name="NVIDIA H200", visible=True),))

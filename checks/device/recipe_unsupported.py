@@ -1,16 +1,16 @@
 """A recipe that this GPU or CUDA cannot run
 
-What it finds. The FP8 recipe of your layers, or the one that Accelerate's variables ask for, does
-not run on this GPU or with this CUDA.
+What it finds. The FP8 recipe of your layers, or the one that Accelerate's variables ask for, does not run on
+this GPU or with this CUDA.
 
-Why it matters. The first step raises, or its gradients are zero. MXFP8 and NVFP4 need Blackwell
-(compute capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9.
-Transformer Engine's NVFP4 also runs on 12.x (RTX 50), but its random Hadamard transform and
-stochastic rounding, on by default, need 10.0 or 10.3: before 2.16 the step raises, before 2.19 the
-gradients are zero. One scale per row has failed on 8.9, B200 and 12.0 in some versions.
+Why it matters. The first step raises, or its gradients are zero. MXFP8 and NVFP4 need Blackwell (compute
+capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9. Transformer Engine's
+NVFP4 also runs on 12.x (RTX 50), but its random Hadamard transform and stochastic rounding, on by default,
+need 10.0 or 10.3: before 2.16 the step raises, before 2.19 the gradients are zero. One scale per row has
+failed on 8.9, B200 and 12.0 in some versions.
 
-Fix. Use a recipe that fits: tensorwise (torchao) and current scaling (Transformer Engine) run on
-every GPU with FP8 tensor cores.
+Fix. Use a recipe that fits: tensorwise (torchao) and current scaling (Transformer Engine) run wherever FP8
+does.
 
     from torchao.quantization import quantize_
     quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
@@ -19,13 +19,13 @@ every GPU with FP8 tensor cores.
     config = Float8LinearConfig.from_recipe_name("tensorwise")  # after
     convert_to_float8_training(model, config=config)
 
-When to ignore it. If the job will run on another GPU; name it with `--assume-gpu`. MOD005 covers
-recipes that are emulated on purpose.
+When to ignore it. If the job will run on another GPU; name it with `--assume-gpu`. MOD005 covers recipes that
+are emulated on purpose.
 
-How it is detected, and limits. fp8doctor compares the recipe with the first visible GPU and torch's
-CUDA. If CUDA is in use already, it also runs a tiny `torch._scaled_mm`. AMD: one scale per tensor
-runs on gfx94x, gfx95x and gfx120x, MXFP8 only on gfx950, 128x128 blocks nowhere; AMD's Transformer
-Engine needs gfx94x or gfx95x.
+How it is detected, and limits. fp8doctor compares the recipe with the first visible GPU and torch's CUDA. If
+CUDA is in use already, it also runs a tiny `torch._scaled_mm`. AMD: one scale per tensor runs on gfx94x,
+gfx95x and gfx120x, MXFP8 only on gfx950, 128x128 blocks nowhere; AMD's Transformer Engine needs gfx94x or
+gfx95x.
 
 References. Transformer Engine 2.20 `pytorch/quantization.py`, `nvfp4.rst`; torchao 0.18.
 https://github.com/pytorch/pytorch/issues/130359 https://github.com/pytorch/pytorch/issues/192707
@@ -36,16 +36,10 @@ https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required
 
 from __future__ import annotations
 
-from fp8doctor.analysis.recipe_support import (
-    assumed_gpus,
-    capability,
-    has_fp8,
-    needs,
-    unmet,
-    unmet_on_amd,
-)
+from fp8doctor.analysis.recipe_support import assumed_gpus, capability, has_fp8, needs, unmet, unmet_on_amd
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Gpu, Linear, Network, Software
+from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Linear
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.registry import check
@@ -100,11 +94,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no GPU is visible")
     if not has_fp8(gpu):
         return NotApplicable(reason="the first visible GPU has no FP8 tensor cores")
-    layers = [
-        linear
-        for linear in facts.network.linears
-        if linear.use == "training" and linear.recipe and not linear.features.get("emulate")
-    ]
+    layers = [each for each in facts.network.fp8 if each.recipe and not each.features.get("emulate")]
     wanted = {(linear.stack, linear.recipe or ""): needs_of(linear) for linear in layers}
     by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
     if by_variable:
@@ -160,21 +150,10 @@ def needs_of(linear: Linear) -> Recipe:
     return needs(linear.stack, linear.recipe or "")
 
 
-def _machine(compute_capability: str) -> Facts:
-    layer = Linear(name="up", stack="torchao", use="training", recipe="mxfp8", features={"emulate": False})
-    return Facts(
-        software=Software(cuda="13.0"),
-        environment=Environment(variables={}),
-        gpus=(
-            Gpu(
-                name="NVIDIA H100 80GB HBM3",
-                vendor="nvidia",
-                compute_capability=compute_capability,
-                visible=True,
-            ),
-        ),
-        network=Network(linears=(layer,)),
-    )
+def _machine(capability: str) -> Facts:
+    gpu = Gpu(name="NVIDIA H100 80GB HBM3", vendor="nvidia", compute_capability=capability, visible=True)
+    layer = float8(recipe="mxfp8", features={"emulate": False})
+    return example(cuda="13.0", variables={}, gpus=(gpu,), linears=(layer,))
 
 
 SICK = _machine("9.0")

@@ -2,13 +2,12 @@
 
 What it finds. You asked for FP8, and Accelerate trains in FP16 because a GPU has no FP8.
 
-Why it matters. Below compute capability 8.9, Accelerate turns fp8 into fp16, not into bf16, and
-only logs a line. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over all
-gradients, a synchronization and skipped steps. Its range overflows where BF16's does not.
+Why it matters. Below compute capability 8.9, Accelerate turns fp8 into fp16, not into bf16, and only logs a
+line. FP16 is no faster than BF16 there and needs a loss scaler: one more pass over all gradients, a
+synchronization and skipped steps. Its range overflows where BF16's does not.
 
 Fix. Ask for bf16 on a GPU without FP8.
 
-    from accelerate import Accelerator
     accelerator = Accelerator(mixed_precision="fp8")   # before, on an A100: fp16
 
     from accelerate import Accelerator
@@ -16,14 +15,14 @@ Fix. Ask for bf16 on a GPU without FP8.
 
 When to ignore it. If you want FP16 here; then ask for fp16 explicitly.
 
-How it is detected, and limits. fp8doctor compares who asked for FP8 with Accelerate's precision and
-the GPUs' compute capability (8.0 to below 8.9). Accelerate decides by torch's current device: the
-first visible GPU, unless the script chose another.
+How it is detected, and limits. fp8doctor compares who asked for FP8 with Accelerate's precision and the GPUs'
+compute capability (8.0 to below 8.9). Accelerate decides by torch's current device: the first visible GPU,
+unless the script chose another.
 
-References. `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run
-with a stand-in for an A100. From 1.6 on the function first runs `nvidia-smi
---query-gpu=compute_capability`, a field that the driver does not have (it is `compute_cap`), so
-torch's answer counts. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
+References. `AcceleratorState.__init__` and `check_cuda_fp8_capability` of accelerate 1.15.0, run with a
+stand-in for an A100. From 1.6 on the function first runs `nvidia-smi --query-gpu=compute_capability`, a field
+that the driver does not have (it is `compute_cap`), so torch's answer counts.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/state.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/environment.py
 """
 
@@ -31,7 +30,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for, was_prepared
 from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, capability
-from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Training
+from fp8doctor.facts import Accelerate, Facts, Gpu
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import FIRST_WITH_FP8
 from fp8doctor.registry import check
@@ -50,9 +50,7 @@ def silent_fp16_fallback(facts: Facts) -> Finding | NotApplicable | None:
         and FIRST_WITH_BF16 <= capability(gpu) < FIRST_WITH_FP8
     ]
     if not old:
-        return NotApplicable(
-            reason="no GPU has a compute capability from 8.0 to below 8.9: below, fp16 is right; above, fp8"
-        )
+        return NotApplicable(reason="no GPU has a compute capability from 8.0 to below 8.9")
     asked = fp8_was_asked_for(facts) or converted(facts)
     if asked is None:
         return NotApplicable(reason="nothing asks for FP8")
@@ -90,13 +88,10 @@ def converted(facts: Facts) -> str | None:
 
 
 def _fallen(precision: str) -> Facts:
-    return Facts(
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
-        gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", vendor="nvidia", compute_capability="8.0", visible=True),),
-        training=Training(
-            accelerate=Accelerate(mixed_precision=precision, distributed="NO", prepared=True), trainer=None
-        ),
-    )
+    gpu = Gpu(name="NVIDIA A100-SXM4-80GB", vendor="nvidia", compute_capability="8.0", visible=True)
+    accelerate = Accelerate(mixed_precision=precision, distributed="NO", prepared=True)
+    asked = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+    return example(variables=asked, gpus=(gpu,), accelerate=accelerate, trainer=None)
 
 
 SICK = _fallen("fp16")

@@ -1,19 +1,16 @@
 """Delayed scaling sends its amax to all ranks
 
-What it finds. Transformer Engine's delayed scaling all-reduces its largest magnitudes (amax) over
-several ranks in every forward and backward.
+What it finds. Transformer Engine's delayed scaling all-reduces its largest magnitudes (amax) over several
+ranks in every forward and backward.
 
-Why it matters. `DelayedScaling` has `reduce_amax=True` by default. At the end of every forward
-under the autocast, and of every backward, all ranks of the amax group all-reduce the maxima of all
-layers. It is a few kB, but every rank waits for the last one in the middle of the step. An autocast
-around each layer does it per layer. Without a named group it covers all ranks of the job.
+Why it matters. `DelayedScaling` has `reduce_amax=True` by default. At the end of every forward under the
+autocast, and of every backward, all ranks of the amax group all-reduce the maxima of all layers. It is a few
+kB, but every rank waits for the last one in the middle of the step. An autocast around each layer does it per
+layer. Without a named group it covers all ranks of the job.
 
-Fix. On Hopper or newer, scale by the current tensor (`Float8CurrentScaling()`): nothing is reduced.
-Or let data-parallel ranks, which have the same weights, use their own amax (Transformer Engine
-2.9).
+Fix. On Hopper or newer, scale by the current tensor (`Float8CurrentScaling()`): nothing is reduced. Or let
+data-parallel ranks, which have the same weights, use their own amax (Transformer Engine 2.9).
 
-    import transformer_engine.pytorch as te
-    from transformer_engine.common.recipe import DelayedScaling
     with te.autocast(recipe=DelayedScaling()):                   # before
         output = model(**batch)
 
@@ -23,11 +20,11 @@ Or let data-parallel ranks, which have the same weights, use their own amax (Tra
         output = model(**batch)
 
 When to ignore it. If ranks hold parts of one tensor (tensor or sequence parallelism): they need the
-reduction, over their own `amax_reduction_group`. Up to 8 ranks, as on one host, it takes tens of
-microseconds and is only information.
+reduction, over their own `amax_reduction_group`. Up to 8 ranks, as on one host, it takes tens of microseconds
+and is only information.
 
-How it is detected, and limits. fp8doctor reads the recipe and the number of ranks in the amax
-group. It does not time the reduction.
+How it is detected, and limits. fp8doctor reads the recipe and the number of ranks in the amax group. It does
+not time the reduction.
 
 References. Transformer Engine 1.2 to 2.20 (`FP8GlobalStateManager`):
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html
@@ -35,13 +32,13 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.ht
 
 from __future__ import annotations
 
-from fp8doctor.facts import Distributed, Facts, Linear, Network, Training
+from fp8doctor.facts import Distributed, Facts
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 OF_ONE_HOST = 8
-"""Ranks on one host, whose links send a few kB in tens of microseconds. A choice: HGX and DGX boards have
-eight GPUs."""
+"""Ranks on one host, whose links send a few kB in tens of microseconds. A choice: HGX boards have eight."""
 
 STACK = "transformer_engine"
 
@@ -73,10 +70,8 @@ def amax_reduction(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _reduced(over: int | None) -> Facts:
-    return Facts(
-        network=Network(linears=(Linear(name="up", stack=STACK, recipe="delayed"),)),
-        training=Training(distributed=Distributed(world_size=16, amax_ranks=over)),
-    )
+    layer = float8(stack=STACK, recipe="delayed")
+    return example(linears=(layer,), distributed=Distributed(world_size=16, amax_ranks=over))
 
 
 SICK = _reduced(over=16)

@@ -1,17 +1,13 @@
 """The GPU waits for communication
 
-What it finds. In the profiled step, collectives run on the GPU while it computes nothing, for a
-share of the step that counts.
+What it finds. In the profiled step, the GPU spends much time on collectives while it computes nothing.
 
-Why it matters. All-gathers and reductions usually run behind matmuls. FP8 makes the matmuls
-shorter, but sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains less
-than its matmuls do.
+Why it matters. All-gathers and reductions usually run behind matmuls. FP8 makes the matmuls shorter, but
+sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains less than its matmuls do.
 
-Fix. Send less (FP8 all-gather with torchao and FSDP2, or with DDP `model.no_sync()` for all
-micro-batches but the last), start earlier (prefetch, smaller units), or compute more per byte (a
-larger batch).
+Fix. Send less (FP8 all-gather with torchao and FSDP2, or with DDP `model.no_sync()` for all micro-batches but
+the last), start earlier (prefetch, smaller units), or compute more per byte (a larger batch).
 
-    from torchao.float8 import Float8LinearConfig
     config = Float8LinearConfig()                                    # before
 
     from torchao.float8 import Float8LinearConfig
@@ -19,9 +15,8 @@ larger batch).
 
 When to ignore it. If you cannot change the batch or the network and already send FP8.
 
-How it is detected, and limits. Under `fp8doctor run`, each rank profiles one step. fp8doctor takes
-the rank that waits least: the others also wait for the last one to arrive. It is one step, and one
-host's ranks.
+How it is detected, and limits. Under `fp8doctor run`, each rank profiles one step. fp8doctor takes the rank
+that waits least: the others also wait for the last one to arrive. It is one step, and one host's ranks.
 
 References. https://pytorch.org/blog/training-using-float8-fsdp2/
 https://docs.pytorch.org/docs/stable/notes/ddp.html
@@ -31,7 +26,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.rank_comparison import exposed_ms, step_ms, timed_ranks, told
 from fp8doctor.analysis.waiting import counts
-from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, Training, recorded
+from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -94,14 +90,10 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
 
 def _profiled(communication_ms: float) -> Facts:
     families = {"gemm_fp8": 50.0, "communication": communication_ms}
-    observed = Observation(
-        steps_ms=(100.0,) * 3, clock="cuda", breakdown=Breakdown(families_ms=families, reliable=True)
-    )
-    return Facts(
-        observed=observed,
-        training=Training(distributed=Distributed(world_size=2, wrapper="DDP")),
-        ranks=Ranks(world_size=2, processes=(Rank(rank=0, observed=observed),)),
-    )
+    parts = Breakdown(families_ms=families, reliable=True)
+    observed = Observation(steps_ms=(100.0,) * 3, clock="cuda", breakdown=parts)
+    ranks = Ranks(world_size=2, processes=(Rank(rank=0, observed=observed),))
+    return example(observed=observed, distributed=Distributed(world_size=2, wrapper="DDP"), ranks=ranks)
 
 
 SICK = _profiled(communication_ms=25.0)

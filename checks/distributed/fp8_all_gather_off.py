@@ -1,16 +1,16 @@
 """FSDP2 gathers BF16 weights for FP8 layers
 
-What it finds. FSDP2 gathers the weights of tensorwise Float8Linears in BF16, or the FP8 all-gather
-is switched on although nothing shards the model.
+What it finds. FSDP2 gathers the weights of tensorwise Float8Linears in BF16, or the FP8 all-gather is
+switched on although nothing shards the model.
 
 Why it matters. FSDP2 collects a block's weights before its forward and again before its backward. A
-tensorwise Float8Linear then casts them to FP8. Sent as FP8 they are half the bytes, and each shard
-is cast once. On eight H100, torchao reports 25% more throughput for Llama 3 8B with it. Without
-FSDP2 the flag gives nothing and wraps every weight in a tensor subclass: slower without
-compilation, and a checkpoint may fail ("invalid python storage").
+tensorwise Float8Linear then casts them to FP8. Sent as FP8 they are half the bytes, and each shard is cast
+once. On eight H100, torchao reports 25% more throughput for Llama 3 8B with it. Without FSDP2 the flag gives
+nothing and wraps every weight in a tensor subclass: slower without compilation, and a checkpoint may fail
+("invalid python storage").
 
-Fix. Set the flag at conversion, before `fully_shard`, and compute the scales after each step
-(DST002). Accelerate sets it by default, even on one GPU; switch it off with
+Fix. Set the flag at conversion, before `fully_shard`, and compute the scales after each step (DST002).
+Accelerate sets it by default, even on one GPU; switch it off with
 ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false.
 
     from torchao.float8 import convert_to_float8_training
@@ -20,14 +20,14 @@ ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false.
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
     convert_to_float8_training(model, config=config)  # after
 
-When to ignore it. With one scale per row FSDP2 must send BF16; this is not reported. If
-`fully_shard` still follows, the unused flag is right.
+When to ignore it. With one scale per row FSDP2 must send BF16; this is not reported. If `fully_shard` still
+follows, the unused flag is right.
 
-How it is detected, and limits. fp8doctor reads the flag of each layer and which weights FSDP2
-shards. It does not time the communication.
+How it is detected, and limits. fp8doctor reads the flag of each layer and which weights FSDP2 shards. It does
+not time the communication.
 
-References. torchao 0.18 (`fsdp_utils.py`) and accelerate 1.15 (`AORecipeKwargs`); a Trainer's save
-failed on one H200. https://docs.pytorch.org/ao/main/workflows/training.html
+References. torchao 0.18 (`fsdp_utils.py`) and accelerate 1.15 (`AORecipeKwargs`); a Trainer's save failed on
+one H200. https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 
@@ -35,7 +35,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.diagnosis.treatments import convert_again
-from fp8doctor.facts import Accelerate, Distributed, Facts, Linear, Network, Training
+from fp8doctor.facts import Accelerate, Distributed, Facts, Linear
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -60,9 +61,9 @@ OFF = "Float8LinearConfig(enable_fsdp_float8_all_gather=False)"
 )
 def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     tensorwise = [
-        linear
-        for linear in facts.network.linears
-        if linear.stack == "torchao" and linear.recipe == "tensorwise" and FLAG in linear.features
+        each
+        for each in facts.network.linears
+        if each.stack == "torchao" and each.recipe == "tensorwise" and FLAG in each.features
     ]
     if not tensorwise:
         return NotApplicable(reason="no tensorwise Float8Linear in the model")
@@ -101,10 +102,7 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) 
 
 
 def with_flag(facts: Facts) -> str:
-    """Write the lines that convert with the flag.
-
-    Accelerate computes the scales after each step by itself. Source: ``_prepare_ao``, accelerate 1.15.
-    """
+    """Write the lines that convert with the flag; Accelerate (1.15) computes the scales by itself."""
     lines = f"{ON}\n{convert_again(facts, config='config')}"
     if may_have_converted(facts):
         return lines
@@ -115,10 +113,7 @@ def with_flag(facts: Facts) -> str:
 
 
 def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
-    """Report the flag without FSDP2.
-
-    Information until something proves that the model is ready to train: it may still be sharded.
-    """
+    """Report the flag without FSDP2: information until the model is surely ready to train."""
     training = facts.training
     by_accelerate = bool(training.accelerate and training.accelerate.prepared)
     ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
@@ -146,12 +141,10 @@ def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
 
 
 def _sharded(flag: bool) -> Facts:
-    layer = Linear(name="up", stack="torchao", recipe="tensorwise", features={FLAG: flag}, parameters=4194304)
-    distributed = Distributed(fsdp2_linears=("up",), shards=8)
+    layer = float8("up", features={FLAG: flag})
     accelerate = Accelerate(mixed_precision="fp8", prepared=True)
-    return Facts(
-        network=Network(linears=(layer,)), training=Training(distributed=distributed, accelerate=accelerate)
-    )
+    distributed = Distributed(fsdp2_linears=("up",), shards=8)
+    return example(linears=(layer,), distributed=distributed, accelerate=accelerate)
 
 
 SICK = _sharded(flag=False)

@@ -1,12 +1,11 @@
 """FP8 all-gather without precomputed scales
 
-What it finds. FSDP2 gathers weights in FP8, but their scales were not computed after the
-optimizer's step.
+What it finds. FSDP2 gathers weights in FP8, but their scales were not computed after the optimizer's step.
 
-Why it matters. To cast a shard to FP8, every process needs the largest magnitude of the whole
-weight. Without a scale, each weight does its own tiny all-reduce right before its all-gather:
-hundreds of collectives of four bytes per step, and the computation waits for each one.
-`precompute_float8_dynamic_scale_for_fsdp` does all of them at once.
+Why it matters. To cast a shard to FP8, every process needs the largest magnitude of the whole weight. Without
+a scale, each weight does its own tiny all-reduce right before its all-gather: hundreds of collectives of four
+bytes per step, and the computation waits for each one. `precompute_float8_dynamic_scale_for_fsdp` does them
+at once.
 
 Fix. Add one line after the optimizer's step (torchao). Accelerate adds the call itself.
 
@@ -16,21 +15,20 @@ Fix. Add one line after the optimizer's step (torchao). Accelerate adds the call
     optimizer.step()  # after
     precompute_float8_dynamic_scale_for_fsdp(model)
 
-When to ignore it. Before the first optimizer step: no weight has a scale yet, and the finding is
-information.
+When to ignore it. Before the first optimizer step: no weight has a scale yet, and the finding is information.
 
-How it is detected, and limits. fp8doctor looks at the sharded weights for a precomputed scale, and
-at whether the optimizer took a step. It does not time the collectives.
+How it is detected, and limits. fp8doctor looks at the sharded weights for a precomputed scale, and at whether
+the optimizer took a step. It does not time the collectives.
 
-References. torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax if
-`_precomputed_scale` is None), run with FSDP2 on a CPU.
-https://docs.pytorch.org/ao/main/workflows/training.html
+References. torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax if `_precomputed_scale` is
+None), run with FSDP2 on a CPU. https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 
 from __future__ import annotations
 
-from fp8doctor.facts import Distributed, Facts, Linear, Network, Training
+from fp8doctor.facts import Distributed, Facts
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -50,9 +48,9 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     distributed = facts.training.distributed
     sharded = set(distributed.fsdp2_linears) if distributed else set()
     gathered = [
-        linear
-        for linear in facts.network.linears
-        if linear.name in sharded and linear.features.get("float8_all_gather_weight")
+        each
+        for each in facts.network.linears
+        if each.name in sharded and each.features.get("float8_all_gather_weight")
     ]
     if not gathered or not distributed:
         return NotApplicable(reason="FSDP2 gathers no weight in FP8")
@@ -86,15 +84,9 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _stepped(precomputed: bool) -> Facts:
-    features: dict[str, bool | int | str | None] = {
-        "float8_all_gather_weight": True,
-        "precomputed_scale": precomputed,
-    }
+    layer = float8("up", features={"float8_all_gather_weight": True, "precomputed_scale": precomputed})
     distributed = Distributed(fsdp2_linears=("up",), shards=8)
-    return Facts(
-        network=Network(linears=(Linear(name="up", stack="torchao", features=features),)),
-        training=Training(distributed=distributed, optimizer_stepped=True),
-    )
+    return example(linears=(layer,), distributed=distributed, optimizer_stepped=True)
 
 
 SICK = _stepped(precomputed=False)

@@ -1,14 +1,13 @@
 """One rank is slower than the others
 
-What it finds. One rank takes longer than the others before they can go on, or the ranks run on
-different GPUs.
+What it finds. One rank takes longer than the others before they can go on, or runs on another GPU.
 
-Why it matters. Ranks meet in every step to exchange gradients or shards, and the fastest waits for
-the slowest. All ranks then have the same step time, so the step time alone does not show which one
-is slow. FP8 shortens the matmuls of all ranks, but not the wait.
+Why it matters. Ranks meet in every step to exchange gradients or shards, and the fastest waits for the
+slowest. All ranks then have the same step time, so the step time alone does not show which one is slow. FP8
+shortens the matmuls of all ranks, but not the wait.
 
-Fix. Find what only this rank does: a slower disk, a longer shard of the data, logging or
-evaluation, or a GPU that is slowed down.
+Fix. Find what only this rank does: a slower disk, a longer shard of the data, logging, evaluation, or a slow
+GPU.
 
     if dist.get_rank() == 0:                      # before
         log_images(model, batch)
@@ -18,9 +17,9 @@ evaluation, or a GPU that is slowed down.
 
 When to ignore it. If the slow rank must do this work and the loss is small.
 
-How it is detected, and limits. Under `fp8doctor run`, each rank on this host reports its step, its
-wait for data, the time before the model is called, and its GPU's work in a profiled step. fp8doctor
-compares the medians. It cannot separate host work between forward and optimizer step from waiting.
+How it is detected, and limits. Under `fp8doctor run`, each rank on this host reports its step, its wait for
+data, the time before the model is called, and its GPU's work in a profiled step. fp8doctor compares the
+medians. It cannot separate host work between forward and optimizer step from waiting.
 
 References. https://docs.pytorch.org/docs/stable/notes/ddp.html
 https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
@@ -104,16 +103,12 @@ def _in_words(gpus: dict[int, str]) -> str:
 
 
 def _ranks(*before_forward_ms: float) -> Facts:
-    processes = tuple(
-        Rank(
-            rank=rank,
-            end="ended",
-            observed=Observation(steps_ms=(50.0,) * 3, data_ms=None, before_forward_ms=(ms,) * 3),
-            gpu=None,
-        )
-        for rank, ms in enumerate(before_forward_ms)
-    )
-    return Facts(ranks=Ranks(world_size=len(processes), processes=processes))
+    steps = [
+        Observation(steps_ms=(50.0,) * 3, data_ms=None, before_forward_ms=(ms,) * 3)
+        for ms in before_forward_ms
+    ]
+    processes = [Rank(rank=rank, end="ended", observed=step, gpu=None) for rank, step in enumerate(steps)]
+    return Facts(ranks=Ranks(world_size=len(processes), processes=tuple(processes)))
 
 
 SICK = _ranks(0.3, 20.0)

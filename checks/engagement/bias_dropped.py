@@ -1,17 +1,14 @@
 """MXFP8 layers that lose their bias
 
-What it finds. torchao's MXFP8 wrapper is around the weight of Linears with a bias, and ignores the
-bias.
+What it finds. torchao's MXFP8 wrapper is around the weight of Linears with a bias, and ignores the bias.
 
-Why it matters. torchao 0.17 and 0.18 pass input and weight to the MXFP8 kernel and forget the bias.
-The layer computes without it, and the bias gets no gradient. Nothing raises: the loss still falls,
-and the checkpoint holds biases that were never used. In a test with a bias of 100, the mean output
-was -0.01 instead of 99.99. Qwen2, gpt-oss, most vision transformers and most diffusion models have
-biases.
+Why it matters. torchao 0.17 and 0.18 pass input and weight to the MXFP8 kernel and forget the bias. The layer
+computes without it, and the bias gets no gradient. Nothing raises: the loss still falls, and the checkpoint
+holds biases that were never used. In a test with a bias of 100, the mean output was -0.01 instead of 99.99.
+Qwen2, gpt-oss, most vision transformers and most diffusion models have biases.
 
 Fix. Convert only layers without a bias to MXFP8, and those with one to `Float8Linear`.
 
-    from torchao.quantization import quantize_
     quantize_(model, config)  # before
 
     from torch import nn
@@ -24,9 +21,9 @@ Fix. Convert only layers without a bias to MXFP8, and those with one to `Float8L
 
 When to ignore it. If all these biases are zero and stay frozen.
 
-How it is detected, and limits. fp8doctor runs one tiny layer with the installed wrapper on the CPU.
-For older reports it goes by torchao's version. If the layer has its own forward, fp8doctor does not
-know, because that forward may add the bias. torchao's rowwise FP8 wrapper adds the bias.
+How it is detected, and limits. fp8doctor runs one tiny layer with the installed wrapper on the CPU. For older
+reports it goes by torchao's version. If the layer has its own forward, fp8doctor does not know, because that
+forward may add the bias. torchao's rowwise FP8 wrapper adds the bias.
 
 References. Run on a CPU with torchao 0.18 (emulated recipe), read in 0.17 and 0.18:
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
@@ -37,14 +34,14 @@ from __future__ import annotations
 from fp8doctor.analysis.mxfp8 import is_grouped, is_mxfp8
 from fp8doctor.analysis.versions import installed
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
-from fp8doctor.facts import Facts, Linear, Network, Package, Software, Unrecorded, recorded
+from fp8doctor.facts import Facts, Linear, Unrecorded, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 DROPPED_BY = ((0, 17), (0, 18))
-"""Releases of torchao whose MXFP8 wrapper drops the bias, for reports that do not say what the wrapper did.
-Source: ``prototype/moe_training/tensor.py``."""
+"""Releases of torchao whose MXFP8 wrapper drops the bias. Source: ``prototype/moe_training/tensor.py``."""
 
 CANNOT_TELL = "fp8doctor could not test whether this torchao's MXFP8 wrapper adds the bias"
 OWN_FORWARD = "the layer's own forward may add the bias"
@@ -60,11 +57,7 @@ OWN_FORWARD = "the layer's own forward may add the bias"
     explained_by=("GPU001", "GPU002"),
 )
 def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
-    wrapped = [
-        linear
-        for linear in facts.network.linears
-        if linear.use == "training" and not is_grouped(linear) and (is_mxfp8(linear) or tried(linear))
-    ]
+    wrapped = [each for each in facts.network.fp8 if not is_grouped(each) and (is_mxfp8(each) or tried(each))]
     if not wrapped:
         return NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
     biased = [linear for linear in wrapped if linear.bias]
@@ -104,25 +97,14 @@ def adds_bias(linear: Linear, facts: Facts) -> bool | None:
 
 
 def _layer(bias: bool) -> Facts:
-    layer = Linear(
-        name="up",
+    layer = float8(
         kind="torch.nn.modules.linear.Linear",
-        stack="torchao",
-        use="training",
         recipe="mxfp8",
         weight_class="torchao.prototype.moe_training.tensor.MXFP8TrainingWeightWrapperTensor",
         features={"emulate": False, "adds_bias": False} if bias else {"emulate": False},
-        in_features=64,
-        out_features=64,
-        gemms=1,
         bias=bias,
-        adapter=None,
-        role="body",
     )
-    return Facts(
-        software=Software(packages={"torchao": Package(version="0.18.0", imported=True)}),
-        network=Network(linears=(layer,)),
-    )
+    return example(packages={"torchao": "0.18.0"}, linears=(layer,))
 
 
 SICK = _layer(bias=True)

@@ -1,13 +1,11 @@
 """A checkpoint of the converted model cannot be written
 
-What it finds. The converted weights are tensor subclasses that torch.save or safetensors cannot
-write.
+What it finds. The converted weights are tensor subclasses that torch.save or safetensors cannot write.
 
 Why it matters. The job trains and fails at its first checkpoint, after hours of GPU time. Some FP8
-conversions put a wrapper around every weight, which has no storage address of its own. safetensors
-needs that address, and `save_pretrained`, a Trainer's checkpoints and Accelerate's `save_state` all
-write safetensors. Accelerate's torchao path wraps every converted weight for FSDP's float8
-all-gather, even on one GPU.
+conversions put a wrapper around every weight, which has no storage address of its own. safetensors needs that
+address, and `save_pretrained`, a Trainer's checkpoints and Accelerate's `save_state` all write safetensors.
+Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gather, even on one GPU.
 
 Fix. Switch the wrapping off if you do not use FSDP (Accelerate 1.15, torchao 0.18).
 
@@ -18,17 +16,16 @@ Fix. Switch the wrapping off if you do not use FSDP (Accelerate 1.15, torchao 0.
     export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false
     accelerate launch --mixed_precision fp8 train.py
 
-When to ignore it. If you never save this model, or your own code saves the tensors inside the
-wrappers.
+When to ignore it. If you never save this model, or your own code saves the tensors inside the wrappers.
 
-How it is detected, and limits. For the smallest weight of each class, fp8doctor runs `torch.save`
-of its `state_dict` entry in memory and asks for its storage address. It then reports what this job
-would save with: a Trainer, `save_pretrained` or Accelerate. With Accelerate alone it is a warning,
-because you can ask Accelerate for another format. Other ways of saving are not tried.
+How it is detected, and limits. For the smallest weight of each class, fp8doctor runs `torch.save` of its
+`state_dict` entry in memory and asks for its storage address. It then reports what this job would save with:
+a Trainer, `save_pretrained` or Accelerate. With Accelerate alone it is a warning, because you can ask
+Accelerate for another format. Other ways of saving are not tried.
 
-References. With accelerate 1.15, transformers 5.23 and torchao 0.18, a Trainer stops at its first
-checkpoint: "Attempted to access the data pointer on an invalid python storage". MXFP8 and FP8
-training weights of torchao.prototype do the same.
+References. With accelerate 1.15, transformers 5.23 and torchao 0.18, a Trainer stops at its first checkpoint:
+"Attempted to access the data pointer on an invalid python storage". MXFP8 and FP8 training weights of
+torchao.prototype do the same.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/fsdp_utils.py
 https://github.com/huggingface/safetensors/blob/v0.8.0/bindings/python/py_src/safetensors/torch.py
@@ -36,24 +33,19 @@ https://github.com/huggingface/safetensors/blob/v0.8.0/bindings/python/py_src/sa
 
 from __future__ import annotations
 
-from fp8doctor.facts import Facts, Linear, Network, SavedWeight, Training
+from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
+from fp8doctor.facts import Facts, SavedWeight
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
-"""torchao's wrapper around a weight for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``,
-0.10 to 0.18."""
+"""torchao's wrapper for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
 
 ACCELERATES = "Accelerate's save_state or save_model, which write safetensors by default,"
 
-KEEP_WEIGHTS = Treatment(
-    name="no-float8-all-gather",
-    summary="switch FSDP's float8 all-gather off if you do not use FSDP: the converted layers then keep "
-    "ordinary weights, which can be saved",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
-    "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
-)
+
 UNWRAP = Treatment(
     name="save-unwrapped",
     summary="save the tensors inside the wrappers",
@@ -67,14 +59,12 @@ UNWRAP = Treatment(
     "MOD010", "cannot-be-saved", area="engagement", severity="error", changes_fp8=True, invalidates_model=True
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
-    trained = [linear for linear in facts.network.linears if linear.use == "training"]
+    trained = facts.network.fp8
     if not trained:
         return NotApplicable(reason="no layer is set up for FP8 training")
     for saved in facts.network.saving:
         layers = [
-            linear
-            for linear in trained
-            if linear.weight_class == saved.weight_class and linear.adapter != "base"
+            each for each in trained if each.weight_class == saved.weight_class and each.adapter != "base"
         ]
         writer = fails_in(saved, facts)
         if layers and writer:
@@ -90,7 +80,7 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
                     "torch_save": saved.pickle_error,
                     "safetensors": saved.storage_error,
                 },
-                treatment=KEEP_WEIGHTS
+                treatment=ORDINARY_WEIGHTS
                 if kind == ALL_GATHER_WEIGHT
                 else None
                 if saved.pickle_error
@@ -115,12 +105,8 @@ def fails_in(saved: SavedWeight, facts: Facts) -> str | None:
 def _prepared(error: str | None) -> Facts:
     kind = f"torchao.float8.fsdp_utils.{ALL_GATHER_WEIGHT}"
     saved = SavedWeight(weight_class=kind, tried="up.weight", pickle_error=None, storage_error=error)
-    network = Network(
-        linears=(Linear(name="up", use="training", weight_class=kind, adapter=None),),
-        saving=(saved,),
-        save_pretrained=True,
-    )
-    return Facts(network=network, training=Training(trainer=None, accelerate=None))
+    model = {"linears": (float8(weight_class=kind),), "saving": (saved,), "save_pretrained": True}
+    return example(**model, trainer=None, accelerate=None)
 
 
 SICK = _prepared("RuntimeError: Attempted to access the data pointer on an invalid python storage.")

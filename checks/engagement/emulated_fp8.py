@@ -1,18 +1,15 @@
 """FP8 is emulated, not computed
 
-What it finds. FP8 layers are set to emulate FP8: they cast to FP8 and back, and multiply in 16 or
-32 bits.
+What it finds. FP8 layers are set to emulate FP8: they cast to FP8 and back, and multiply in 16 or 32 bits.
 
-Why it matters. Emulation lets you study FP8 numerics on any device. You pay for every cast, and no
-FP8 tensor core is used. Such a model is always slower than the same model without FP8.
-`MXLinearConfig()` in torchao 0.10 to 0.16 emulates unless you name a recipe or a kernel; in later
-versions the recipe's name says so. MXFP8 in torchao 0.17 and 0.18 drops biases (MOD013), so the fix
-converts only layers without one to it.
+Why it matters. Emulation lets you study FP8 numerics on any device. You pay for every cast, and no FP8 tensor
+core is used. Such a model is always slower than the same model without FP8. `MXLinearConfig()` in torchao
+0.10 to 0.16 emulates unless you name a recipe or a kernel; in later versions the recipe's name says so. MXFP8
+in torchao 0.17 and 0.18 drops biases (MOD013), so the fix converts only layers without one to it.
 
 Fix. Ask for the real kernel on a GPU that has it; on any other GPU stay in BF16. For MX layers, use
 `MXFP8TrainingRecipe.MXFP8_RCEIL` (compute capability 10.x).
 
-    from torchao.float8 import Float8LinearConfig
     config = Float8LinearConfig(emulate=True)   # before
 
     from torchao.float8 import Float8LinearConfig
@@ -21,11 +18,11 @@ Fix. Ask for the real kernel on a GPU that has it; on any other GPU stay in BF16
 When to ignore it. If you study numerics and do not need speed.
 
 How it is detected, and limits. fp8doctor reads each layer's setting: `emulate` in torchao's
-Float8LinearConfig, and the kernel that MX and NVFP4 layers and weights ask for. It does not look at
-layers of other libraries.
+Float8LinearConfig, and the kernel that MX and NVFP4 layers and weights ask for. Other libraries' layers are
+not covered.
 
-References. torchao 0.18 (`float8_ops.py`, `moe_training/config.py`), 0.10 to 0.16
-(`mx_formats/config.py`). https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
+References. torchao 0.18 (`float8_ops.py`, `moe_training/config.py`), 0.10 to 0.16 (`mx_formats/config.py`).
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 """
 
 from __future__ import annotations
@@ -33,7 +30,8 @@ from __future__ import annotations
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.versions import has_op_configs
 from fp8doctor.diagnosis.treatments import convert_again, mxfp8_without_biases
-from fp8doctor.facts import Facts, Linear, Network
+from fp8doctor.facts import Facts
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -57,7 +55,7 @@ OLD_MX = Treatment(
     explained_by=("GPU001",),
 )
 def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     if not fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     emulated = [linear for linear in fp8 if linear.features.get("emulate")]
@@ -75,7 +73,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "recipe": first.recipe,
             "first": first.name,
         },
-        treatment=float8(facts)
+        treatment=without_emulation(facts)
         if first.kind.startswith("torchao.float8.")
         else mxfp8_without_biases("real-mx-kernel", facts)
         if has_op_configs(facts)
@@ -83,7 +81,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def float8(facts: Facts) -> Treatment:
+def without_emulation(facts: Facts) -> Treatment:
     """Describe converting the same layers without emulation."""
     return Treatment(
         name="real-fp8-kernel",
@@ -92,19 +90,5 @@ def float8(facts: Facts) -> Treatment:
     )
 
 
-def _layer(emulate: bool) -> Facts:
-    kind = "torchao.float8.float8_linear.Float8Linear"
-    layer = Linear(
-        name="up",
-        kind=kind,
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        features={"emulate": emulate},
-        flops_share_pct=100.0,
-    )
-    return Facts(network=Network(linears=(layer,)))
-
-
-SICK = _layer(emulate=True)
-HEALTHY = _layer(emulate=False)
+SICK = example(linears=(float8(features={"emulate": True}),))
+HEALTHY = example(linears=(float8(features={"emulate": False}),))

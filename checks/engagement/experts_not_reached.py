@@ -1,33 +1,32 @@
 """FP8 does not reach the experts
 
-What it finds. The experts of a mixture of experts run in 16 bits, although torchao's FP8 wrapper is
-around them or the rest of the model is in FP8.
+What it finds. The experts of a mixture of experts run in 16 bits, although torchao's FP8 wrapper is around
+them or the rest of the model is in FP8.
 
-Why it matters. Most of such a model's work is in its experts. torchao converts them with a wrapper
-around the weight, which takes over `torch._grouped_mm`, linear, mm and matmul, and no other
-operator. Llama 4's experts call `torch.bmm`. JetMoe indexes one expert after the other, as
-transformers does with `experts_implementation="eager"` or `"batched_mm"`. The wrapper is then
-bypassed without a warning. If each expert is small, torchao's own filter skips all of them, and FP8
-can give little.
+Why it matters. Most of such a model's work is in its experts. torchao converts them with a wrapper around the
+weight, which takes over `torch._grouped_mm`, linear, mm and matmul, and no other operator. Llama 4's experts
+call `torch.bmm`. JetMoe indexes one expert after the other, as transformers does with
+`experts_implementation="eager"` or `"batched_mm"`. The wrapper is then bypassed without a warning. If each
+expert is small, torchao's own filter skips all of them, and FP8 can give little.
 
-Fix. Let the module use the grouped matmul. If its class has none, convert only the other layers
-(torchao 0.18, transformers 5.23).
+Fix. Let the module use the grouped matmul. If its class has none, convert only the other layers (torchao
+0.18, transformers 5.23).
 
     model.set_experts_implementation("eager")       # before: one expert after the other
 
     model.set_experts_implementation("grouped_mm")  # after: the wrapper sees the product
 
-When to ignore it. If the experts have a small share of the matmul FLOPs. Experts that are too small
-for FP8 are only information if the other layers alone can make the matmuls 1.1 times as fast.
+When to ignore it. If the experts have a small share of the matmul FLOPs. Experts that are too small for FP8
+are only information if the other layers alone can make the matmuls 1.1 times as fast.
 
-How it is detected, and limits. fp8doctor reads whether the wrapper is there and which operator the
-module calls. For small experts it compares their share with all FLOPs except the head's and the
-router's, and estimates an upper bound; this bound ignores the casts.
+How it is detected, and limits. fp8doctor reads whether the wrapper is there and which operator the module
+calls. For small experts it compares their share with all FLOPs except the head's and the router's, and
+estimates an upper bound; this bound ignores the casts.
 
-References. Run on a CPU with torchao 0.18 and transformers 5.23: Mixtral makes 2 FP8 calls per layer
-with grouped_mm, none with eager and batched_mm; Llama 4 and JetMoe make none.
-https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
-Small experts lose: https://github.com/pytorch/torchtitan/issues/2086
+References. Run on a CPU with torchao 0.18 and transformers 5.23: Mixtral makes 2 FP8 calls per layer with
+grouped_mm, none with eager and batched_mm; Llama 4 and JetMoe make none.
+https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py Small experts lose:
+https://github.com/pytorch/torchtitan/issues/2086
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from fp8doctor.analysis.losing_layers import APART
 from fp8doctor.cost import amdahl, large_gemm_speedup, modelled_gpu
 from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -45,8 +45,7 @@ MOST_PCT = 50.0
 """Percent of the matmul FLOPs without heads and routers from which experts in 16 bits limit FP8."""
 
 LITTLE = 1.10
-"""Speedup of all matmuls below which FP8 in the other layers is not worth its casts: as in STP003, the least
-that torchao reports at 8B."""
+"""Speedup of all matmuls below which FP8 is not worth its casts: as in STP003."""
 
 
 @check("MOD012", "experts-not-reached", area="engagement", severity="warning", changes_fp8=True)
@@ -104,8 +103,7 @@ def by_grouped_gemm(linear: Linear, network: Network) -> Treatment:
 
 
 def _apart_pct(facts: Facts) -> float:
-    """Sum up the share of heads and routers in 16 bits; one that is compiled in FP8 counts with the "
-    "others."""
+    """Sum up the share of heads and routers in 16 bits; one compiled in FP8 counts with the others."""
     apart = (each for each in facts.network.linears if each.role in APART)
     return flops_share_pct([each for each in apart if each.use == "none" or each.compiled is None], facts)
 
@@ -146,10 +144,9 @@ def too_small_to_convert(layers: list[Linear], facts: Facts) -> Finding:
 
 
 def _experts(multiplied_by: str | None) -> Facts:
-    experts = Linear(
-        name="layers.0.experts.gate_up_proj",
+    experts = float8(
+        "layers.0.experts.gate_up_proj",
         kind="transformers.models.llama4.modeling_llama4.Llama4TextExperts",
-        stack="torchao",
         use="none" if multiplied_by else "training",
         features={"grouped_gemm": False} | ({"multiplied_by": multiplied_by} if multiplied_by else {}),
         in_features=5120,
@@ -158,7 +155,7 @@ def _experts(multiplied_by: str | None) -> Facts:
         role="experts",
         flops_share_pct=60.0,
     )
-    return Facts(network=Network(linears=(experts,)))
+    return example(linears=(experts,))
 
 
 SICK = _experts(multiplied_by="bmm")

@@ -1,12 +1,11 @@
 """FP8 layers that compute in BF16
 
-What it finds. The model has FP8 layers, but in a training step some or all of them compute in BF16
-or never run.
+What it finds. The model has FP8 layers, but some or all of them compute in BF16, or never run.
 
-Why it matters. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times
-the host cost of an nn.Linear. A converted layer that the model never calls does nothing. Fused LoRA
-kernels and fused cross-entropy, for example, read `.weight`; MultiheadAttention reads
-`out_proj.weight`. The list of modules looks right, but no FP8 matmul runs.
+Why it matters. A te.Linear outside te.autocast is an ordinary BF16 layer with two to three times the host
+cost of an nn.Linear. A converted layer that the model never calls does nothing. Fused LoRA kernels and fused
+cross-entropy, for example, read `.weight`; MultiheadAttention reads `out_proj.weight`. The list of modules
+looks right, but no FP8 matmul runs.
 
 Fix. Open the autocast around the forward that trains, and leave no `enabled=False` inside it. With
 Accelerate, call the model that `prepare()` returned, in train() mode: its forward opens it.
@@ -17,17 +16,15 @@ Accelerate, call the model that `prepare()` returned, in train() mode: its forwa
     with te.autocast():          # after (Transformer Engine 2.9 or newer; older: te.fp8_autocast)
         output = model(**batch)
 
-When to ignore it. If you keep the first and last layers in BF16 on purpose: those alone are
-reported as information.
+When to ignore it. If you keep the first and last layers in BF16 on purpose: this is only information.
 
-How it is detected, and limits. Each Transformer Engine layer notes whether its last training
-forward ran in FP8. fp8doctor also counts the FP8 matmuls of one profiled training step (three per
-layer: forward and both gradients). With a batch of yours it warns if a quarter is missing. Without
-either, it reads the training step's code for an autocast.
+How it is detected, and limits. Each Transformer Engine layer notes whether its last training forward ran in
+FP8. fp8doctor also counts the FP8 matmuls of one profiled training step (three per layer: forward and both
+gradients). With a batch of yours it warns if a quarter is missing. Without either, it reads the training
+step's code for an autocast.
 
-References. On an H200 with TE 2.20.2, the flag is False outside the autocast and True inside; the
-kernels agree. https://github.com/NVIDIA/TransformerEngine/issues/1556
-https://github.com/NVIDIA/bionemo-framework
+References. On an H200 with TE 2.20.2, the flag is False outside the autocast and True inside; the kernels
+agree. https://github.com/NVIDIA/TransformerEngine/issues/1556 https://github.com/NVIDIA/bionemo-framework
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html
 """
 
@@ -38,8 +35,8 @@ from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -65,7 +62,7 @@ CALL_LAYERS = Treatment(
     invalidates_model=True,
 )
 def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     if not fp8:
         return NotApplicable(reason="no layer is set up for FP8 training")
     idle = [linear for linear in fp8 if linear.engaged is False]
@@ -146,13 +143,9 @@ def recomputed(facts: Facts) -> bool:
     )
 
 
-def _te(engaged: bool) -> Facts:
-    return Facts(
-        network=Network(
-            linears=(Linear(name="up", stack="transformer_engine", use="training", engaged=engaged),)
-        )
-    )
+def _te(engaged: bool, *arms: Arm) -> Facts:
+    return example(linears=(float8(stack="transformer_engine", engaged=engaged),), arms=arms)
 
 
-SICK = _te(engaged=False)
-HEALTHY = Facts(network=_te(engaged=True).network, trial=Trial(arms=(Arm(name=ArmName.AS_IS, tried=True),)))
+SICK = _te(False)
+HEALTHY = _te(True, Arm(name=ArmName.AS_IS, tried=True))

@@ -1,17 +1,16 @@
 """Weights stored in FP8 are not FP8 training
 
-What it finds. Layers hold their weight in FP8 but are not made for FP8 training, or call torch's
-FP8 matmul without a backward.
+What it finds. Layers hold their weight in FP8 but are not made for FP8 training, or whose FP8 matmul has no
+backward.
 
-Why it matters. FP8 training speeds up three matmuls per layer: output, input gradient and weight
-gradient. Stored FP8 weights speed up the first one at best. In the backward they are converted back
-to BF16 every step, and they get no gradient; torchao's dynamic inference tensors raise there,
-except under Unsloth. A LoRA run on such a base saves memory but is no faster than on BF16.
-transformers 4.57 to 5.21 gives FP8Linear no backward: layers in front of it learn nothing, without
-an error. `torch._scaled_mm` has no derivative either.
+Why it matters. FP8 training speeds up three matmuls per layer: output, input gradient and weight gradient.
+Stored FP8 weights speed up the first one at best. In the backward they are converted back to BF16 every step,
+and they get no gradient; torchao's dynamic inference tensors raise there, except under Unsloth. A LoRA run on
+such a base saves memory but is no faster than on BF16. transformers 4.57 to 5.21 gives FP8Linear no backward:
+layers in front of it learn nothing, without an error. `torch._scaled_mm` has no derivative either.
 
-Fix. For speed, load BF16 weights and convert them for training (torchao 0.18). For memory, keep the
-FP8 weights and expect no speedup.
+Fix. For speed, load BF16 weights and convert them for training (torchao 0.18). For memory, keep the FP8
+weights and expect no speedup.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
@@ -23,20 +22,18 @@ FP8 weights and expect no speedup.
 
 When to ignore it. If you do not train this model, or FP8 weights are there only to save memory.
 
-How it is detected, and limits. fp8doctor reads each layer's class and weight: FP8Linear,
-FbgemmFp8Linear, tensors from `quantize_` or Unsloth's `load_in_fp8`, plain float8 parameters, and
-your own layers' code. MOD009 covers bitsandbytes weights. A kernel of your own may compute in FP8
-unseen.
+How it is detected, and limits. fp8doctor reads each layer's class and weight: FP8Linear, FbgemmFp8Linear,
+tensors from `quantize_` or Unsloth's `load_in_fp8`, plain float8 parameters, and your own layers' code.
+MOD009 covers bitsandbytes weights. A kernel of your own may compute in FP8 unseen.
 
-References. transformers 4.57.3, 5.21.1, 5.22.0, 5.23; torchao 0.18.
-https://github.com/pytorch/ao/issues/4376 (derivative for aten::_scaled_mm is not implemented)
-https://github.com/huggingface/transformers/issues/46295
+References. transformers 4.57.3, 5.21.1, 5.22.0, 5.23; torchao 0.18. https://github.com/pytorch/ao/issues/4376
+(derivative for aten::_scaled_mm is not implemented) https://github.com/huggingface/transformers/issues/46295
 https://github.com/unslothai/unsloth/issues/3902
 """
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from fp8doctor.analysis.compile_coverage import compile_all
 from fp8doctor.analysis.fp8_request import under_unsloth
@@ -48,9 +45,11 @@ from fp8doctor.analysis.layers import (
     stores_fp8,
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.versions import installed
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import convert_all_but
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Use, if_recorded, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, if_recorded, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -218,9 +217,7 @@ def lora(network: Network) -> bool:
 
 
 def conversion(facts: Facts) -> str | None:
-    """Write the line that converts what is stored in FP8 now, if few lines can name the rest: LoRA's "
-    "matrices,
-    heads, and layers whose rows or sides the FP8 matmul cannot take."""
+    """Write the line that converts the stored layers, if few lines can name all that must stay out."""
     linears = facts.network.linears
     stored = any(map(stores_fp8, linears))
     out = [
@@ -236,19 +233,9 @@ def conversion(facts: Facts) -> str | None:
 
 def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
     """Whether these are FP8Linears of a transformers that gives them no backward, and Unsloth none either."""
-    packages = facts.packages()
-    installed = packages.get("transformers")
-    if (
-        not any(linear.kind.endswith(".FP8Linear") for linear in stored)
-        or installed is None
-        or not recorded(installed, "version")
-        or under_unsloth(facts)
-    ):
-        return False
-    try:
-        return Version(installed.version or "") < BACKWARD_SINCE
-    except InvalidVersion:
-        return False
+    version = installed(facts, "transformers")
+    of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
+    return of_checkpoint and version is not None and version < BACKWARD_SINCE and not under_unsloth(facts)
 
 
 def backward_of(stored: list[Linear], facts: Facts) -> str:
@@ -263,24 +250,12 @@ def backward_of(stored: list[Linear], facts: Facts) -> str:
     return BACKWARD.get(first.kind.rpartition(".")[2], PLAIN_PARAMETER)
 
 
-def _layer(kind: str, stack: str, use: Use, dtype: str) -> Facts:
-    layer = Linear(
-        name="layers.0.q_proj",
-        kind=kind,
-        stack=stack,
-        use=use,
-        weight_class=None,
-        dtype=dtype,
-        flops_share_pct=100.0,
-    )
-    return Facts(
-        network=Network(
-            linears=(layer,), float8_parameters=int(dtype.startswith("float8")), trainable_parameters=4096
-        )
-    )
+def _model(layer: Linear) -> Facts:
+    stored = int(layer.dtype.startswith("float8"))
+    return example(linears=(layer,), float8_parameters=stored, trainable_parameters=4096)
 
 
-SICK = _layer(
-    "transformers.integrations.finegrained_fp8.FP8Linear", "huggingface", "storage", "float8_e4m3fn"
-)
-HEALTHY = _layer("torchao.float8.float8_linear.Float8Linear", "torchao", "training", "bfloat16")
+OF_A_CHECKPOINT = "transformers.integrations.finegrained_fp8.FP8Linear"
+
+SICK = _model(float8(kind=OF_A_CHECKPOINT, stack="huggingface", use="storage", dtype="float8_e4m3fn"))
+HEALTHY = _model(float8())

@@ -1,16 +1,15 @@
 """FP8 runs although every flag says it does not
 
-What it finds. Accelerate converted the model to Transformer Engine and runs it in FP8, while its
-precision is not fp8.
+What it finds. Accelerate converted the model to Transformer Engine and runs it in FP8, against its own
+precision.
 
-Why it matters. With ACCELERATE_FP8_BACKEND=TE, `prepare` converts the model for any precision. On
-an H200, a Trainer with bf16=True trained 15 te.Linear in FP8 while `accelerator.mixed_precision`
-said bf16. If you keep this run as your BF16 baseline, FP8 seems to bring nothing. Its memory and
-numerics are mistaken for BF16's, and its checkpoints contain FP8 state.
+Why it matters. With ACCELERATE_FP8_BACKEND=TE, `prepare` converts the model for any precision. On an H200, a
+Trainer with bf16=True trained 15 te.Linear in FP8 while `accelerator.mixed_precision` said bf16. If you keep
+this run as your BF16 baseline, FP8 seems to bring nothing. Its memory and numerics are mistaken for BF16's,
+and its checkpoints contain FP8 state.
 
-Fix. Remove the backend from the environment of the BF16 run, or ask for fp8. If the launcher says
-fp8 and TrainingArguments say bf16, FP8 runs as you asked, with the default DelayedScaling(); leave
-the flags off.
+Fix. Remove the backend from the environment of the BF16 run, or ask for fp8. If the launcher says fp8 and
+TrainingArguments say bf16, FP8 runs as you asked, with the default DelayedScaling(); leave the flags off.
 
     # before: bf16=True, but FP8 runs
     ACCELERATE_FP8_BACKEND=TE python train.py
@@ -20,12 +19,12 @@ the flags off.
 
 When to ignore it. If you know that this run is FP8 and do not use it as a baseline.
 
-How it is detected, and limits. fp8doctor looks for Accelerate's FP8 autocast around the forward and
-for Transformer Engine layers that did not note a BF16 forward, and compares Accelerate's precision.
-FP8 layers that your script created itself are not reported.
+How it is detected, and limits. fp8doctor looks for Accelerate's FP8 autocast around the forward and for
+Transformer Engine layers that did not note a BF16 forward, and compares Accelerate's precision. FP8 layers
+that your script created itself are not reported.
 
-References. Measured with transformers 5.17, accelerate 1.15 and Transformer Engine 2.20. In
-accelerate 1.9.0 to 1.15.0, `prepare` looks at `fp8_backend` alone:
+References. Measured with transformers 5.17, accelerate 1.15 and Transformer Engine 2.20. In accelerate 1.9.0
+to 1.15.0, `prepare` looks at `fp8_backend` alone:
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -33,7 +32,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training
+from fp8doctor.facts import Accelerate, Facts
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -53,9 +53,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     if accelerate is None or not accelerate.te_autocast:
         return NotApplicable(reason="Accelerate did not put this model under Transformer Engine's autocast")
     hidden = [
-        linear
-        for linear in facts.network.linears
-        if stack_of(linear).under_autocast and linear.use == "training" and linear.engaged is not False
+        each for each in facts.network.fp8 if stack_of(each).under_autocast and each.engaged is not False
     ]
     if not hidden:
         return NotApplicable(reason="no layer runs in Transformer Engine's FP8")
@@ -106,17 +104,10 @@ def lines(facts: Facts, by_variable: bool, asked: str | None) -> str:
     return 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8'
 
 
-def _prepared(mixed_precision: str) -> Facts:
-    layer = Linear(name="up", stack="transformer_engine", use="training", engaged=True)
-    return Facts(
-        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
-        network=Network(linears=(layer,)),
-        training=Training(
-            accelerate=Accelerate(
-                mixed_precision=mixed_precision, distributed="NO", prepared=True, te_autocast=True
-            )
-        ),
-    )
+def _prepared(precision: str) -> Facts:
+    accelerate = Accelerate(mixed_precision=precision, distributed="NO", prepared=True, te_autocast=True)
+    layer = float8(stack="transformer_engine", engaged=True)
+    return example(variables={"ACCELERATE_FP8_BACKEND": "TE"}, linears=(layer,), accelerate=accelerate)
 
 
 SICK = _prepared("bf16")

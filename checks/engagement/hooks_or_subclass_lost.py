@@ -1,17 +1,14 @@
 """The conversion dropped hooks, a forward or a compile
 
-What it finds. When FP8 layers replaced your Linears, their hooks, their own forward or their
-compile did not carry over.
+What it finds. When FP8 layers replaced your Linears, their hooks, forward or compile were lost.
 
-Why it matters. A converter creates a new layer with the old weight and leaves the rest behind,
-without a warning. That includes forward and backward hooks (logging, activation scaling,
-offloading), the forward of your own nn.Linear subclass (scaling, a fused bias, LoRA), and
-`linear.compile()`, without which that layer's casts are not compiled. `torch.compile(linear)` is
-worse: the wrapper keeps calling the old Linear, and the FP8 layer never runs. The model computes
-something else, or the same more slowly.
+Why it matters. A converter creates a new layer with the old weight and leaves the rest behind, without a
+warning. That includes forward and backward hooks (logging, activation scaling, offloading), the forward of
+your own nn.Linear subclass (scaling, a fused bias, LoRA), and `linear.compile()`, without which that layer's
+casts are not compiled. `torch.compile(linear)` is worse: the wrapper keeps calling the old Linear, and the
+FP8 layer never runs. The model computes something else, or the same more slowly.
 
-Fix. Convert first, then add hooks and compile. Keep layers with their own forward out (torchao
-0.18).
+Fix. Convert first, then add hooks and compile. Keep layers with their own forward out (torchao 0.18).
 
     model.up.compile()                 # before: the conversion drops it
     convert_to_float8_training(model)
@@ -24,13 +21,11 @@ Fix. Convert first, then add hooks and compile. Keep layers with their own forwa
 
 When to ignore it. If you no longer need the hooks, or your forward did the same as nn.Linear's.
 
-How it is detected, and limits. fp8doctor watches the conversion while it loads your model file, and
-compares each replaced Linear with its FP8 layer. Nothing shows it afterwards, so other ways of
-loading are not covered.
+How it is detected, and limits. fp8doctor watches the conversion while it loads your model file, and compares
+each replaced Linear with its FP8 layer. Other ways of loading are not covered.
 
-References. torchao 0.18 `Float8Linear.from_float` and accelerate 1.15 `convert_model` take over
-weight and bias only.
-https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
+References. torchao 0.18 `Float8Linear.from_float` and accelerate 1.15 `convert_model` take over weight and
+bias only. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
 
 from __future__ import annotations
@@ -106,15 +101,8 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _converted(*without_hooks: str) -> Facts:
-    nothing = {
-        "without_forward": (),
-        "lost_forwards": (),
-        "without_compile": (),
-        "bypassed": (),
-        "unfrozen": (),
-        "untied": (),
-    }
-    conversion = Conversion(linears=8, without_hooks=without_hooks, **nothing)
+    lost = "without_forward lost_forwards without_compile bypassed unfrozen untied".split()
+    conversion = Conversion(linears=8, without_hooks=without_hooks, **dict.fromkeys(lost, ()))
     return Facts(network=Network(), training=Training(conversion=conversion))
 
 

@@ -2,30 +2,27 @@
 
 What it finds. Something asked for FP8, but no module and no parameter of the model is in FP8.
 
-Why it matters. Asking for FP8 only sets a flag; FP8 layers compute in FP8, and a conversion must
-put them in place. Without them, every matmul runs in BF16 and the step is exactly as slow as
-before, while flags and logs say fp8. Common reasons: nothing reads the flag; Accelerate converts
-`nn.Linear` only, and GPT-2's layers are `Conv1D`; torchao under Accelerate skips sides not
-divisible by 16, and the first and last Linear; a `module_filter_fn` compares names that this model
-does not have.
+Why it matters. Asking for FP8 only sets a flag; FP8 layers compute in FP8, and a conversion must put them in
+place. Without them, every matmul runs in BF16 and the step is exactly as slow as before, while flags and logs
+say fp8. Common reasons: nothing reads the flag; Accelerate converts `nn.Linear` only, and GPT-2's layers are
+`Conv1D`; torchao under Accelerate skips sides not divisible by 16, and the first and last Linear; a
+`module_filter_fn` compares names that this model does not have.
 
 Fix. Train the model that was converted, and check it after the conversion (accelerate 1.15).
 
-    from accelerate import Accelerator
     accelerator = Accelerator(mixed_precision="fp8")          # before: only the flag
 
     from accelerate import Accelerator
     accelerator = Accelerator(mixed_precision="fp8")
     model, optimizer = accelerator.prepare(model, optimizer)  # after: train what it returns
 
-When to ignore it. Before `Trainer.train()` or `prepare`: a sound model has no FP8 layer yet.
-Without proof that the conversion should have happened, this is information.
+When to ignore it. Before `Trainer.train()` or `prepare`: a sound model has no FP8 layer yet. Without proof
+that the conversion should have happened, this is information.
 
 How it is detected, and limits. fp8doctor reads who asked: a variable, the launcher, Accelerator,
-TrainingArguments, a script's argument such as --fp8, or a call of `convert_to_float8_training`. It
-then looks at every module and parameter, and whether another copy was converted. Proof is that the
-model went through `prepare`, holds gradients, or trained a step. The named reason is the most
-likely one.
+TrainingArguments, a script's argument such as --fp8, or a call of `convert_to_float8_training`. It then looks
+at every module and parameter, and whether another copy was converted. Proof is that the model went through
+`prepare`, holds gradients, or trained a step. The named reason is the most likely one.
 
 References. accelerate 1.15 and transformers 5.23, run on a CPU.
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
@@ -44,7 +41,8 @@ from fp8doctor.analysis.fp8_request import (
 )
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Training, Use, recorded
+from fp8doctor.facts import Accelerate, Facts, Linear, Use, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -52,8 +50,7 @@ from fp8doctor.wording import plural
 CONVERTER = "convert_to_float8_training"
 
 ENDS_SKIPPED = 2
-"""Linears that Accelerate's torchao path never converts, the first and the last. Source: accelerate 1.15
-``utils/ao.py``."""
+"""Linears that Accelerate's torchao path skips, the first and the last. Source: 1.15 ``utils/ao.py``."""
 
 LOOK_LATER = Treatment(
     name="look-after-prepare",
@@ -149,8 +146,7 @@ def of_an_argument(argument: str, facts: Facts) -> Finding:
 
 
 def not_due(facts: Facts) -> str | None:
-    """Say why a converter does not concern this model; None if it replaced nothing, or may have been "
-    "called."""
+    """Say why a converter does not concern this model; None if it may have replaced nothing."""
     converter = of_converter(facts)
     if converter is None or not (converter.called or converter.named):
         return "nothing asks for FP8"
@@ -272,21 +268,15 @@ def for_conv1d(linears: tuple[Linear, ...]) -> tuple[str, Treatment] | None:
 
 
 def _prepared(use: Use) -> Facts:
-    layer = Linear(
-        name="h.0.up",
-        kind="torch.nn.modules.linear.Linear",
-        stack="torch",
-        use=use,
-        dtype="bfloat16",
-        in_features=768,
-        out_features=3072,
-    )
-    return Facts(
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
-        network=Network(linears=(layer,) * 3, float8_parameters=0),
-        training=Training(
-            gradients_seen=False, trainer=None, accelerate=Accelerate(mixed_precision="fp8", prepared=True)
-        ),
+    layer = float8("h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use)
+    accelerate = Accelerate(mixed_precision="fp8", prepared=True)
+    return example(
+        variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
+        linears=(layer,) * 3,
+        float8_parameters=0,
+        gradients_seen=False,
+        trainer=None,
+        accelerate=accelerate,
     )
 
 

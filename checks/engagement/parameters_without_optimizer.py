@@ -2,16 +2,15 @@
 
 What it finds. The model has trainable parameters that are in no group of the optimizer.
 
-Why it matters. PyTorch computes and keeps a gradient for them, but nothing ever updates them. FP8
-conversions cause this in two ways. Accelerate's Transformer Engine path creates new layers without
-copying `requires_grad`, so a frozen LoRA base trains: two matmuls per layer become three. And a
-conversion may create new Parameters after the optimizer took the old ones. Accelerate's torchao
-path does this when it wraps weights for FSDP's float8 all-gather, even on one GPU. The optimizer
-then updates weights that the model no longer has, and the converted layers do not learn.
+Why it matters. PyTorch computes and keeps a gradient for them, but nothing ever updates them. FP8 conversions
+cause this in two ways. Accelerate's Transformer Engine path creates new layers without copying
+`requires_grad`, so a frozen LoRA base trains: two matmuls per layer become three. And a conversion may create
+new Parameters after the optimizer took the old ones. Accelerate's torchao path does this when it wraps
+weights for FSDP's float8 all-gather, even on one GPU. The optimizer then updates weights that the model no
+longer has, and the converted layers do not learn.
 
-Fix. After `prepare`, freeze what the optimizer does not hold. For torchao under Accelerate without
-FSDP, `export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false`. Otherwise create the optimizer
-after the conversion.
+Fix. After `prepare`, freeze what the optimizer does not hold. For torchao under Accelerate without FSDP,
+`export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false`. Otherwise create the optimizer last.
 
     # before: the LoRA base is trainable again
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -24,20 +23,21 @@ after the conversion.
 
 When to ignore it. If another optimizer, which fp8doctor does not see, updates these parameters.
 
-How it is detected, and limits. fp8doctor compares every trainable parameter with the groups of one
-optimizer. It names the cause from trainable LoRA bases, layers that a conversion unfroze, and
-wrapped weights.
+How it is detected, and limits. fp8doctor compares every trainable parameter with the groups of one optimizer.
+It names the cause from trainable LoRA bases, layers that a conversion unfroze, and wrapped weights.
 
-References. With TE 2.20 on an H200, a LoRA model went from 9 to 31 trainable tensors. With
-accelerate 1.15 and torchao 0.18, one SGD step changed no converted weight; with the variable above
-it changed all. https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
+References. With TE 2.20 on an H200, a LoRA model went from 9 to 31 trainable tensors. With accelerate 1.15
+and torchao 0.18, one SGD step changed no converted weight; with the variable above it changed all.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Network, Training, recorded
+from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
+from fp8doctor.facts import NOT_RECORDED, Facts, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -52,28 +52,13 @@ DDP_AGAIN = "model = accelerator.prepare_model(accelerator.unwrap_model(model)) 
 
 DDP = "DistributedDataParallel"
 
-KEEP_WEIGHTS = Treatment(
-    name="no-float8-all-gather",
-    summary="switch FSDP's float8 all-gather off if you do not use FSDP: the converted layers then keep the "
-    "weights that the optimizer holds",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
-    "# or: AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))",
-)
+
 OPTIMIZER_LAST = Treatment(
     name="optimizer-last",
     summary="create the optimizer after every conversion, from the model that trains",
     code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
     "parameter.requires_grad)",
 )
-
-
-def freeze_again(by_ddp: bool) -> Treatment:
-    """Freeze what the optimizer does not hold, by identity: wrappers change names."""
-    return Treatment(
-        name="freeze-again",
-        summary="after prepare, freeze what the optimizer does not hold; or convert before you add LoRA",
-        code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
-    )
 
 
 @check(
@@ -104,9 +89,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     sharded = recorded(facts, "network.wrappers") and any(
         "FSDP" in each or "FullySharded" in each for each in facts.network.wrappers
     )
-    wrapped = [
-        linear for linear in linears if not sharded and linear.features.get("float8_all_gather_weight")
-    ]
+    wrapped = [each for each in linears if not sharded and each.features.get("float8_all_gather_weight")]
     by_ddp = recorded(facts, "network.wrappers") and DDP in facts.network.wrappers
     cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), by_ddp)
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
@@ -134,12 +117,16 @@ def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str
         return (
             f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
             "a third matmul."
-        ), freeze_again(by_ddp)
+        ), Treatment(
+            name="freeze-again",
+            summary="after prepare, freeze what the optimizer does not hold; or convert before you add LoRA",
+            code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
+        )
     if wrapped:
         return (
             f"{wrapped} converted weights became new Parameters after the optimizer had taken the old ones: "
             "these layers do not learn."
-        ), KEEP_WEIGHTS
+        ), ORDINARY_WEIGHTS
     return (
         "They get gradients but are never updated: the optimizer was created before them, before they became "
         "trainable, or for a part of the model."
@@ -147,16 +134,9 @@ def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str
 
 
 def _lora(outside: int) -> Facts:
-    base = Linear(
-        name="up.base_layer", use="training", features={}, adapter="base", requires_grad=outside > 0
-    )
-    training = Training(
-        optimizer="torch.optim.adamw.AdamW",
-        parameters_outside_optimizer=outside,
-        accelerate=None,
-        trainer=None,
-    )
-    return Facts(environment=Environment(variables={}), network=Network(linears=(base,)), training=training)
+    base = float8("up.base_layer", adapter="base", requires_grad=outside > 0)
+    optimizer = {"optimizer": "torch.optim.adamw.AdamW", "parameters_outside_optimizer": outside}
+    return example(variables={}, linears=(base,), **optimizer, accelerate=None, trainer=None)
 
 
 SICK = _lora(outside=1)

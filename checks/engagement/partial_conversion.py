@@ -2,12 +2,12 @@
 
 What it finds. Layers that FP8 would make faster stayed in 16 or 32 bits, while others are in FP8.
 
-Why it matters. A layer that is not converted runs at BF16's speed and limits the whole. With half
-of the FLOPs in FP8, the matmuls get at most 1.3x as fast, before the casts are paid. The usual
-reasons are silent. Accelerate's Transformer Engine path stops at the first sibling whose sides are
-not divisible by 16. Its torchao path skips the first and the last Linear. A filter with exact names
-matches nothing behind `_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's LoRALinear,
-nn.MultiheadAttention's `in_proj` and 3-D expert weights are not nn.Linear.
+Why it matters. A layer that is not converted runs at BF16's speed and limits the whole. With half of the
+FLOPs in FP8, the matmuls get at most 1.3x as fast, before the casts are paid. The usual reasons are silent.
+Accelerate's Transformer Engine path stops at the first sibling whose sides are not divisible by 16. Its
+torchao path skips the first and the last Linear. A filter with exact names matches nothing behind
+`_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's LoRALinear, nn.MultiheadAttention's `in_proj`
+and 3-D expert weights are not nn.Linear.
 
 Fix. It depends on the reason; the finding names yours. For `_orig_mod.` names (torchao 0.18):
 
@@ -19,13 +19,12 @@ Fix. It depends on the reason; the finding names yours. For `_orig_mod.` names (
     convert_to_float8_training(blocks, module_filter_fn=wanted)  # after
     blocks = torch.compile(blocks)
 
-When to ignore it. If your own filter leaves these layers out on purpose. If it converts at least
-half of the FLOPs, this is only information.
+When to ignore it. If your own filter leaves these layers out on purpose. If it converts at least half of the
+FLOPs, this is only information.
 
-How it is detected, and limits. fp8doctor lists the layers that a conversion would take and their
-matmul FLOPs, by the rows each multiplies. It leaves out the head, routers, adapters, unaligned
-sides (SHP001), and layers that torchao's filter or the cost model finds too small. The speedup is
-Amdahl's law without casts.
+How it is detected, and limits. fp8doctor lists the layers that a conversion would take and their matmul
+FLOPs, by the rows each multiplies. It leaves out the head, routers, adapters, unaligned sides (SHP001), and
+layers that torchao's filter or the cost model finds too small. The speedup is Amdahl's law without casts.
 
 References. accelerate 1.15 (`convert_model`, `utils/ao.py`) and torchao 0.18 (`swap_linear_layers`,
 `_auto_filter_for_recipe`), run on a CPU.
@@ -34,6 +33,8 @@ https://github.com/meta-pytorch/torchtune/issues/2833
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import may_have_converted
@@ -50,29 +51,18 @@ from fp8doctor.analysis.losing_layers import is_given, would_lose
 from fp8doctor.analysis.versions import has_op_configs
 from fp8doctor.cost import GpuSpec, amdahl, casts_ms, large_gemm_speedup, linear_cost, modelled_gpu, rows_of
 from fp8doctor.diagnosis.treatments import convert_all_but
-from fp8doctor.facts import (
-    CompileMark,
-    Facts,
-    Linear,
-    Network,
-    Training,
-    Unrecorded,
-    Use,
-    Workload,
-    if_recorded,
-)
+from fp8doctor.facts import CompileMark, Facts, Linear, Training, Unrecorded, if_recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 WORTH_MENTIONING_PCT = 5.0
-"""Percent of the matmul FLOPs. Converting less shortens the matmuls by under 2.4% (FP8 at 1.89x), hardly more
-than the 2% within which a step measured twice repeats."""
+"""Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
 
 ERROR = 0.09
-"""Part of a layer's BF16 matmuls by which the cost model is off: the mean over 1490 matmuls on an H200. A
-smaller gain is not reported."""
+"""Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
 
 MOST = 0.5
 """Part of the convertible FLOPs that a user's own filter must convert. Below it FP8 makes the matmuls at most
@@ -182,9 +172,9 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     left = [
-        linear
-        for linear in linears
-        if would_be_converted(linear, roles=("body", "experts"), rewritten=True) and pays(linear, fp8, facts)
+        each
+        for each in linears
+        if would_be_converted(each, roles=("body", "experts"), rewritten=True) and pays(each, fp8, facts)
     ]
     if left and not shares_are_known(facts):
         return experts_left_out(left, fp8, facts)
@@ -221,9 +211,7 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
-    """Report experts in 16 bits by their weights, if nothing says how many a token visits. Raises "
-    "`Unrecorded`
-    if none was left out: the shares of the other layers are not known."""
+    """Report experts in 16 bits by their weights. Raises `Unrecorded` for other layers without shares."""
     experts = [each for each in left if each.role == "experts"]
     if not experts:
         raise Unrecorded(Linear, "flops_share_pct")
@@ -256,11 +244,7 @@ def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> s
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
-    """Whether FP8 makes this layer faster, compiled.
-
-    torchao's own filter, a fix that would leave it out again, and (if the batch is the user's) the cost model
-    decide.
-    """
+    """Whether FP8 makes this layer faster: by torchao's filter, the fixes, and the cost model."""
     if too_small(linear, rowwise=linear.role == "experts" or recipe_of(fp8[0]).granularity == "row"):
         return False
     if if_recorded(would_lose, linear, facts, fp8[0].recipe):
@@ -306,8 +290,7 @@ def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
 
 
 def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
-    """Whether an unaligned Linear comes before this one under the same parent, and Accelerate converted to
-    Transformer Engine."""
+    """Whether an unaligned sibling stopped Accelerate's conversion to Transformer Engine."""
     if not any(link.startswith(TE_AUTOCAST) for link in facts.training.forward_chain):
         return False
     for each in facts.network.linears:
@@ -332,8 +315,7 @@ def is_wrapped(linear: Linear, training: Training) -> bool:
 
 
 def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, float] | None:
-    """Bound the matmuls' speedup by Amdahl's law, from their shares in FP8 in percent; None without the GPU's
-    peak."""
+    """Bound the matmuls' speedup by Amdahl's law, from percent in FP8; None without the GPU's peak."""
     gpu = gpu_with_fp8(facts)
     if gpu is None:
         return None
@@ -358,30 +340,14 @@ def gpu_with_fp8(facts: Facts) -> GpuSpec | None:
     return gpu if gpu is not None and gpu.fp8_tflops else None
 
 
-def _blocks(wrapped: bool) -> Facts:
-    def linear(name: str, use: Use) -> Linear:
-        return Linear(
-            name=name,
-            kind="torch.nn.modules.linear.Linear",
-            stack="torch" if use == "none" else "torchao",
-            use=use,
-            recipe=None,
-            features={},
-            in_features=4096,
-            out_features=4096,
-            role="body",
-            adapter=None,
-            requires_grad=True,
-            flops_share_pct=50.0,
-        )
-
+def _blocks(**second: Any) -> Facts:
     marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
-    training = Training(compile_marks=marks, forward_chain=(), accelerate=None)
-    linears = (linear("blocks.0.up", "training"), linear("blocks.1.up", "none" if wrapped else "training"))
-    return Facts(
-        network=Network(linears=linears), training=training, workload=Workload(batch_source=None, tokens=None)
-    )
+    linears = (float8(flops_share_pct=50.0), float8("blocks.1.up", flops_share_pct=50.0, **second))
+    workload = {"batch_source": None, "tokens": None}
+    return example(linears=linears, **workload, compile_marks=marks, forward_chain=(), accelerate=None)
 
 
-SICK = _blocks(wrapped=True)
-HEALTHY = _blocks(wrapped=False)
+SICK = _blocks(
+    kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096
+)
+HEALTHY = _blocks()

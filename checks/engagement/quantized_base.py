@@ -1,33 +1,30 @@
 """FP8 training on top of 4- or 8-bit weights
 
-What it finds. FP8 training was asked for or is in the model, and the model's weights are quantized
-to 4 or 8 bits that are not FP8.
+What it finds. FP8 training was asked for or is in the model, and the weights are quantized to 4 or 8 bits
+that are not FP8.
 
-Why it matters. FP8 training starts from 16- or 32-bit weights, which it casts in every step. A
-quantized weight must first be dequantized, each time, and its packed data has another shape and
-dtype. A converter that swaps such a layer reads packed integers as weights, or raises. One that
-skips it converts little, and the base runs at the speed of its dequantization.
+Why it matters. FP8 training starts from 16- or 32-bit weights, which it casts in every step. A quantized
+weight must first be dequantized, each time, and its packed data has another shape and dtype. A converter that
+swaps such a layer reads packed integers as weights, or raises. One that skips it converts little, and the
+base runs at the speed of its dequantization.
 
-Fix. Choose one: FP8 for speed, or 4 bits for memory. For memory, use
-`Accelerator(mixed_precision="bf16")`.
+Fix. Choose one: FP8 for speed, or 4 bits for memory. For memory, use `Accelerator(mixed_precision="bf16")`.
 
-    from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(name, quantization_config=bnb_4bit)  # before
 
     import torch
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)  # after: for FP8
 
-When to ignore it. If only small parts of the model are quantized and your converter leaves exactly
-these out.
+When to ignore it. If only small parts of the model are quantized and your converter leaves exactly these out.
 
-How it is detected, and limits. fp8doctor reads each weight's class and dtype (bitsandbytes, NF4 and
-other torchao tensors) and the quantization method in the model's configuration (gptq, awq,
-gpt-oss's mxfp4, ...), unless loading dequantized it. quanto, quark and compressed-tensors also know
-FP8, so their name alone is not reported.
+How it is detected, and limits. fp8doctor reads each weight's class and dtype (bitsandbytes, NF4 and other
+torchao tensors) and the quantization method in the model's configuration (gptq, awq, gpt-oss's mxfp4, ...),
+unless loading dequantized it. quanto, quark and compressed-tensors know FP8 too: their name alone proves
+nothing.
 
-References. bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao 0.18 and
-Accelerate 1.15 accept them.
+References. bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao 0.18 and Accelerate
+1.15 accept them.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear_utils.py
 """
@@ -36,7 +33,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
-from fp8doctor.facts import Environment, Facts, Linear, Network, Training, Use, recorded
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -122,7 +120,8 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
             "converted": len(swapped),
             "fp8_layers": len(fp8),
             "asked_by": asked,
-            "classes": tuple(sorted({quantized_as(linear) for linear in quantized})) or (str(method),),
+            "classes": tuple(sorted({linear.weight_class or layer_label(linear) for linear in quantized}))
+            or (str(method),),
             "flops_share_pct": round(flops_share_pct(quantized, facts), 1),
             "first": quantized[0].name if quantized else None,
         },
@@ -145,21 +144,12 @@ def is_quantized(linear: Linear) -> bool:
     return name.startswith(QUANTIZED_WEIGHTS) and name not in OWN_TRAINING
 
 
-def quantized_as(linear: Linear) -> str:
-    """Name the class by which a user knows the quantization."""
-    return linear.weight_class or layer_label(linear)
+def _model(base: Linear) -> Facts:
+    asked = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+    return example(variables=asked, linears=(base,), quantization=None, accelerate=None, trainer=None)
 
 
-def _base(use: Use, dtype: str, weight_class: str | None) -> Facts:
-    base = Linear(
-        name="up", stack="torchao", use=use, dtype=dtype, weight_class=weight_class, flops_share_pct=50.0
-    )
-    return Facts(
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
-        network=Network(linears=(base,), quantization=None),
-        training=Training(accelerate=None, trainer=None),
-    )
+NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor"
 
-
-SICK = _base("storage", "uint8", "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor")
-HEALTHY = _base("training", "bfloat16", None)
+SICK = _model(float8(use="storage", dtype="uint8", weight_class=NF4))
+HEALTHY = _model(float8())

@@ -1,12 +1,11 @@
 """The output head is no longer tied to the embedding
 
-What it finds. Weights that should be one Parameter, such as embedding and output head, are two
-after the conversion.
+What it finds. Weights that should be one Parameter, such as embedding and head, became two.
 
-Why it matters. Tied, embedding and head are one matrix with one gradient. A converter that creates
-a new layer and copies the weight makes two. They train independently, so it is another model than
-you asked for. Parameters, gradients and optimizer state grow by one vocabulary matrix. A checkpoint
-saves and loads only one of the two, so the other is lost.
+Why it matters. Tied, embedding and head are one matrix with one gradient. A converter that creates a new
+layer and copies the weight makes two. They train independently, so it is another model than you asked for.
+Parameters, gradients and optimizer state grow by one vocabulary matrix. A checkpoint saves and loads only one
+of the two, so the other is lost.
 
 Fix. Tie them again after the conversion, or leave the head out of it.
 
@@ -18,14 +17,13 @@ Fix. Tie them again after the conversion, or leave the head out of it.
 When to ignore it. If you want untied weights; then say so in the model's configuration
 (`tie_word_embeddings=False`).
 
-How it is detected, and limits. fp8doctor compares the ties that a transformers model declares, in
-its configuration and in its checkpoint, with the Parameters that exist now. While it loads a model
-file, it also sees which weights were still shared when the conversion replaced their layer. It does
-not see other ties. torchao keeps the same Parameter, so ties survive it unless the weight is
-wrapped for FSDP's float8 all-gather.
+How it is detected, and limits. fp8doctor compares the ties that a transformers model declares, in its
+configuration and in its checkpoint, with the Parameters that exist now. While it loads a model file, it also
+sees which weights were still shared when the conversion replaced their layer. It does not see other ties.
+torchao keeps the same Parameter, so ties survive it, except for FSDP's float8 all-gather.
 
-References. accelerate 1.15 `convert_model` creates te.Linear and copies the weight; with TE 2.20 on
-an H200, a tied Llama went from 74 to 75 parameter tensors.
+References. accelerate 1.15 `convert_model` creates te.Linear and copies the weight; with TE 2.20 on an H200,
+a tied Llama went from 74 to 75 parameter tensors.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
 https://huggingface.co/docs/transformers/main_classes/model
 """
@@ -33,7 +31,8 @@ https://huggingface.co/docs/transformers/main_classes/model
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.facts import Facts, Linear, Network, Training, recorded
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -47,7 +46,7 @@ from fp8doctor.registry import check
     invalidates_model=True,
 )
 def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
-    if not any(linear.use == "training" for linear in facts.network.linears):
+    if not facts.network.fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     declared = facts.network.broken_ties
     conversion = facts.training.conversion if recorded(facts, "training.conversion") else None
@@ -77,8 +76,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def _llama(*broken: tuple[str, str]) -> Facts:
-    head = Linear(name="lm_head", use="training", stack="transformer_engine")
-    return Facts(network=Network(linears=(head,), broken_ties=broken), training=Training(conversion=None))
+    return example(linears=(float8("lm_head"),), broken_ties=broken, conversion=None)
 
 
 SICK = _llama(("lm_head.weight", "model.embed_tokens.weight"))

@@ -1,1 +1,1 @@
-"""Diseases of environment variables, launchers and package versions."""
+"""Environment variables, launchers and package versions."""

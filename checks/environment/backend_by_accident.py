@@ -2,11 +2,10 @@
 
 What it finds. FP8 is on and you named no backend, or you named a backend for a job that is not FP8.
 
-Why it matters. Without a name, Accelerate takes torchao if it is installed, and compiles nothing.
-On an H200 that ran at 0.50x of compiled BF16; with compiled blocks the same job ran at 1.24x. With
-a backend but without FP8, `prepare` looks at the backend alone. AO then stops the job with
-"'NoneType' object has no attribute 'config'". TE converts the model and trains in FP8, while the
-flags and logs say bf16.
+Why it matters. Without a name, Accelerate takes torchao if it is installed, and compiles nothing. On an H200
+that ran at 0.50x of compiled BF16; with compiled blocks the same job ran at 1.24x. With a backend but without
+FP8, `prepare` looks at the backend alone. AO then stops the job with "'NoneType' object has no attribute
+'config'". TE converts the model and trains in FP8, while the flags and logs say bf16.
 
 Fix. Name both, the precision and the backend, or neither (Accelerate 1.9 or newer).
 
@@ -17,40 +16,28 @@ Fix. Name both, the precision and the backend, or neither (Accelerate 1.9 or new
     export ACCELERATE_FP8_BACKEND=TE
     accelerate launch --mixed_precision fp8 train.py
 
-When to ignore it. If you chose torchao by passing a recipe (`kwargs_handlers=[AORecipeKwargs()]`).
-A recipe names the backend too, but leaves no trace that fp8doctor could read.
+When to ignore it. If you chose torchao by passing a recipe (`kwargs_handlers=[AORecipeKwargs()]`). A recipe
+names the backend too, but leaves no trace that fp8doctor could read.
 
-How it is detected, and limits. fp8doctor reads ACCELERATE_FP8_BACKEND, the precision, the installed
-backends and the FP8 layers. For the same reason, uncompiled torchao in its default configuration is
-an error only under a Trainer, which passes no recipe.
+How it is detected, and limits. fp8doctor reads ACCELERATE_FP8_BACKEND, the precision, the installed backends
+and the FP8 layers. For the same reason, uncompiled torchao in its default configuration is an error only
+under a Trainer, which passes no recipe.
 
-References. `h200-accelerate_torchao_eager`. `prepare` was run with accelerate 1.15.0 and read in
-1.9.0 to 1.15.0:
-https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
+References. `h200-accelerate_torchao_eager`. `prepare` was run with accelerate 1.15.0 and read in 1.9.0 to
+1.15.0: https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
-from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
-from fp8doctor.facts import (
-    Accelerate,
-    Environment,
-    Facts,
-    Linear,
-    Network,
-    Package,
-    Software,
-    Training,
-    recorded,
-)
+from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, precision_of, was_prepared
+from fp8doctor.analysis.versions import READS_BACKEND_SINCE, at_least
+from fp8doctor.facts import Accelerate, Facts, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
-
-READ_SINCE = Version("1.9.0")
-"""First accelerate whose ``prepare`` reads ACCELERATE_FP8_BACKEND."""
 
 AO_SINCE = Version("1.4.0")
 """First accelerate that knows torchao, and takes it before Transformer Engine."""
@@ -64,13 +51,13 @@ AO_SINCE = Version("1.4.0")
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "GPU001"),
 )
 def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
-    if not at_least(facts, AO_SINCE):
+    if not at_least(facts, "accelerate", AO_SINCE):
         return NotApplicable(reason="Accelerate is not installed, or is older than 1.4")
     named = facts.environment.variables.get("ACCELERATE_FP8_BACKEND", "NO")
     if named in ("TE", "AO"):
         return (
             without_fp8(facts, named)
-            if at_least(facts, READ_SINCE)
+            if at_least(facts, "accelerate", READS_BACKEND_SINCE)
             else NotApplicable(reason="Accelerate before 1.9 does not read ACCELERATE_FP8_BACKEND")
         )
     if named != "NO" or fp8_was_asked_for(facts) is None or precision(facts) not in ("fp8", None):
@@ -79,10 +66,7 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
-    """Report a named backend in a job of another precision that never asked for FP8.
-
-    Where it did, ENV001 says who overrode it.
-    """
+    """Report a named backend in a job that never asked for FP8; if it did, ENV001 covers it."""
     asked = asked_by_environment(facts.environment.variables)
     decided = precision(facts)
     if asked is not None or decided == "fp8":
@@ -121,7 +105,10 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     eager = [
         each
         for each in linears
-        if each.stack == "torchao" and each.use == "training" and each.compiled is None and by_default(each)
+        if each.stack == "torchao"
+        and each.use == "training"
+        and each.compiled is None
+        and each.recipe == "tensorwise"
     ]
     if linears and not eager and any(each.use == "training" for each in linears):
         # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
@@ -154,58 +141,23 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def by_default(linear: Linear) -> bool:
-    """Whether the layer has the configuration of Accelerate's own making: tensorwise, with padding since
-    1.13."""
-    return linear.recipe == "tensorwise"
-
-
 def precision(facts: Facts) -> str | None:
-    """Return the precision that Accelerate works with, or will read; None before anything has decided it."""
-    accelerate, trainer = facts.accelerate(), facts.trainer()
-    of_trainer = (
-        (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
-        if trainer
-        else None
-    )
-    of_state = accelerate.mixed_precision if accelerate else None
-    if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
-        of_state = of_trainer or of_state
-    return of_state or of_trainer or facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+    """Find the precision that Accelerate works with, or will read; None before anything has decided it."""
+    asked = facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+    return precision_of(facts.accelerate(), facts.trainer()) or asked
 
 
 def uses_accelerate(facts: Facts) -> bool:
-    """Whether an Accelerator or a Trainer was made, so that `prepare` has been called or will be."""
+    """Whether an Accelerator or a Trainer exists, so `prepare` has been or will be called."""
     accelerate = facts.accelerate()
     return bool((accelerate and accelerate.mixed_precision) or facts.trainer())
 
 
-def at_least(facts: Facts, version: Version) -> bool:
-    """Whether Accelerate is installed in this version or a newer one. An unknown version is taken for new."""
-    if "accelerate" not in facts.software.packages:
-        return False
-    installed = facts.software.packages["accelerate"].version
-    try:
-        return installed is None or Version(installed) >= version
-    except InvalidVersion:
-        return True
-
-
 def _precision(mixed_precision: str) -> Facts:
-    return Facts(
-        software=Software(
-            packages={
-                "accelerate": Package(version="1.15.0", imported=True),
-                "transformer_engine": Package(version="2.20.2", imported=True),
-            }
-        ),
-        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}),
-        network=Network(linears=()),
-        training=Training(
-            accelerate=Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=False),
-            trainer=None,
-        ),
-    )
+    packages = {"accelerate": "1.15.0", "transformer_engine": "2.20.2"}
+    accelerate = Accelerate(mixed_precision=mixed_precision, distributed="NO", prepared=False)
+    named = {"ACCELERATE_FP8_BACKEND": "TE"}
+    return example(packages=packages, variables=named, linears=(), accelerate=accelerate, trainer=None)
 
 
 SICK = _precision("bf16")

@@ -1,12 +1,12 @@
 """A debug switch that was left on
 
 What it finds. A variable or setting makes CUDA, torch, Triton or Transformer Engine check, log or
-synchronize in every step.
+synchronize.
 
-Why it matters. Such a switch helps to find an error and costs time in every step. FP8 suffers more
-than BF16, because it runs more and shorter kernels. With CUDA_LAUNCH_BLOCKING, the host waits for
-each of them. In deterministic mode, a separate kernel first fills every new tensor with NaN,
-outputs and FP8 copies included. `transformers.enable_full_determinism` sets both.
+Why it matters. Such a switch helps to find an error and costs time in every step. FP8 suffers more than BF16,
+because it runs more and shorter kernels. With CUDA_LAUNCH_BLOCKING, the host waits for each of them. In
+deterministic mode, a separate kernel first fills every new tensor with NaN, outputs and FP8 copies included.
+`transformers.enable_full_determinism` sets both.
 
 Fix. Unset it once you have found the error.
 
@@ -14,13 +14,13 @@ Fix. Unset it once you have found the error.
 
     python train.py                         # after
 
-When to ignore it. While you are looking for that error, or if you need the determinism. A switch
-that costs time only during compilation is reported as information.
+When to ignore it. While you are looking for that error, or if you need the determinism. A switch that costs
+time only during compilation is reported as information.
 
-How it is detected, and limits. fp8doctor reads the variables (0, off and an empty value switch
-nothing on), anomaly detection, deterministic algorithms and nvdlfw_inspect. TORCH_LOGS counts if a
-name has a plus or is `all`; `TORCH_LOGS=recompiles,graph_breaks` does not. cuDNN's own switches
-concern convolutions and are left out. The check reads settings; it does not time them.
+How it is detected, and limits. fp8doctor reads the variables (0, off and an empty value switch nothing on),
+anomaly detection, deterministic algorithms and nvdlfw_inspect. TORCH_LOGS counts if a name has a plus or is
+`all`; `TORCH_LOGS=recompiles,graph_breaks` does not. cuDNN's own switches concern convolutions and are left
+out. The check reads settings; it does not time them.
 
 References. https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
@@ -34,7 +34,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from fp8doctor.facts import Environment, Facts, recorded
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.registry import check
 
@@ -63,8 +64,7 @@ def always(facts: Facts) -> bool:
 
 
 class Switch(NamedTuple):
-    """A variable, the pattern of values that switch it on (without one whatever is not `OFF`), and what it
-    costs."""
+    """A variable, the values that switch it on (without a pattern, all but `OFF`), and its cost."""
 
     name: str
     cost: str
@@ -204,11 +204,7 @@ def calls_on(switches: dict[str, bool]) -> Iterator[On]:
 
 
 def _switched(value: str) -> Facts:
-    return Facts(
-        environment=Environment(
-            variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False}
-        )
-    )
+    return example(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False})
 
 
 SICK = _switched("1")

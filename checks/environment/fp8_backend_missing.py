@@ -1,12 +1,11 @@
 """The FP8 backend cannot be imported
 
-What it finds. The FP8 backend that Accelerate will use cannot be imported, or torchao lacks the
-compiled kernels or packages that your MX layers need.
+What it finds. The FP8 backend that Accelerate will use cannot be imported, or torchao lacks the compiled
+kernels or packages that your MX layers need.
 
-Why it matters. Accelerate checks only that a package's folder and version exist. A half-installed
-backend therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine hides the
-reason: its `__init__` swallows an ImportError of the torch part. You see "module
-'transformer_engine' has no attribute 'pytorch'".
+Why it matters. Accelerate checks only that a package's folder and version exist. A half-installed backend
+therefore passes `Accelerator()` and fails in `prepare`. Transformer Engine hides the reason: its `__init__`
+swallows an ImportError of the torch part. You see "module 'transformer_engine' has no attribute 'pytorch'".
 
 Fix. Install what the real error names. For a missing cuBLAS symbol:
 
@@ -16,14 +15,13 @@ Fix. Install what the real error names. For a missing cuBLAS symbol:
     # after
     pip install --no-build-isolation "transformer-engine[pytorch]>=2.17,<2.20"
 
-When to ignore it. On a machine without a GPU: a missing Transformer Engine is only a warning there.
-Run `fp8doctor env` on the machine that trains.
+When to ignore it. On a machine without a GPU: a missing Transformer Engine is only a warning there. Run
+`fp8doctor env` on the machine that trains.
 
-How it is detected, and limits. A separate process imports the backend that ACCELERATE_FP8_BACKEND
-names, or the first installed of torchao, Transformer Engine and MS-AMP. For MX layers, fp8doctor
-also checks whether torchao loaded its compiled kernels. For MXFP8 experts on a GPU with compute
-capability 10.x, it checks for the packages of torchao's CuTe DSL casts (0.17 and newer; torchao
-does not install them).
+How it is detected, and limits. A separate process imports the backend that ACCELERATE_FP8_BACKEND names, or
+the first installed of torchao, Transformer Engine and MS-AMP. For MX layers, fp8doctor also checks whether
+torchao loaded its compiled kernels. For MXFP8 experts on a GPU with compute capability 10.x, it checks for
+the packages of torchao's CuTe DSL casts (0.17 and newer; torchao does not install them).
 
 References. Wheels 2.13.0 to 2.16.1 lack the symbol with torch 2.11's cuBLAS 13.1.0.3.
 https://github.com/NVIDIA/TransformerEngine/issues/2504 (cuBLAS symbol)
@@ -42,7 +40,8 @@ from packaging.version import Version
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.versions import installed, transformer_engine_line
-from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Package, Software, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.known_errors import CUTEDSL, recognise
 from fp8doctor.registry import check
@@ -88,7 +87,7 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
         asked is None
         or "accelerate" not in packages
         or any(package in packages for package in PACKAGES.values())
-        or precision_is_decided(facts)
+        or ((accelerate := facts.accelerate()) and accelerate.mixed_precision)
     ):
         return NotApplicable(reason="nothing asks Accelerate for an FP8 backend")
     return Finding(
@@ -209,27 +208,11 @@ def without_kernels(facts: Facts) -> Finding | None:
     )
 
 
-def precision_is_decided(facts: Facts) -> bool:
-    """Whether an Accelerator was made already: without a backend none is made with fp8."""
-    accelerate = facts.accelerate()
-    return accelerate is not None and accelerate.mixed_precision is not None
-
-
 def _tried(error: str | None) -> Facts:
-    return Facts(
-        software=Software(
-            torch="2.11.0+cu130",
-            packages={
-                "accelerate": Package(version="1.15.0", imported=True),
-                "transformer_engine": Package(version="2.14.1", imported=False),
-            },
-        ),
-        environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"}, backend_imports={"TE": error}),
-    )
+    packages = {"accelerate": "1.15.0", "transformer_engine": "2.14.1"}
+    asked = {"variables": {"ACCELERATE_FP8_BACKEND": "TE"}, "backend_imports": {"TE": error}}
+    return example(torch="2.11.0+cu130", packages=packages, **asked)
 
 
-SICK = _tried(
-    "OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version "
-    "libcublasLt.so.13"
-)
+SICK = _tried("OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal")
 HEALTHY = _tried(None)

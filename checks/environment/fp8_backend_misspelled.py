@@ -2,13 +2,13 @@
 
 What it finds. ACCELERATE_FP8_BACKEND holds a value other than TE, AO, MSAMP or NO.
 
-Why it matters. Accelerate compares the value exactly, since version 1.9. Anything else, including
-`te` and an empty value, stops every `Accelerator()` with "ValueError: 'te' is not a valid
-FP8BackendType", even in a run that never asked for FP8. The launcher causes this itself:
-`accelerate launch --fp8_backend te` accepts only lower case, and passes it on unchanged.
+Why it matters. Accelerate compares the value exactly, since version 1.9. Anything else, including `te` and an
+empty value, stops every `Accelerator()` with "ValueError: 'te' is not a valid FP8BackendType", even in a run
+that never asked for FP8. The launcher causes this itself: `accelerate launch --fp8_backend te` accepts only
+lower case, and passes it on unchanged.
 
-Fix. Set the variable, or write the name into the configuration file, in capitals (`fp8_config:
-{backend: TE}`). Accelerate 1.9 to 1.15 need this.
+Fix. Set the variable, or write the name into the configuration file, in capitals (`fp8_config: {backend:
+TE}`). Accelerate 1.9 to 1.15 need this.
 
     # before: ValueError
     accelerate launch --mixed_precision fp8 --fp8_backend te train.py
@@ -18,29 +18,26 @@ Fix. Set the variable, or write the name into the configuration file, in capital
 
 When to ignore it. If you pass recipe arguments to every `Accelerator`: they override the variable.
 
-How it is detected, and limits. fp8doctor reads the variable and Accelerate's version. An unknown
-version counts as new. The check is silent if Accelerate has already prepared a model.
+How it is detected, and limits. fp8doctor reads the variable and Accelerate's version. An unknown version
+counts as new. The check is silent if Accelerate has already prepared a model.
 
-References. accelerate 1.15.0 was run (`te`, `torchao` and an empty value raise). 1.8.1 does not
-read the variable, 1.9.0 does.
+References. accelerate 1.15.0 was run (`te`, `torchao` and an empty value raise). 1.8.1 does not read the
+variable, 1.9.0 does.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/launch.py
 """
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
-
 from fp8doctor.analysis.fp8_request import launched_with_fp8, was_prepared
-from fp8doctor.facts import Accelerate, Environment, Facts, Package, Software, Training
+from fp8doctor.analysis.versions import READS_BACKEND_SINCE, at_least
+from fp8doctor.facts import Accelerate, Facts
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 BACKENDS = ("TE", "AO", "MSAMP", "NO")
 """Source: ``FP8BackendType`` in accelerate 1.9 to 1.15."""
-
-READ_SINCE = Version("1.9.0")
-"""First accelerate whose ``Accelerator.fp8_backend`` reads the variable."""
 
 MEANT = {
     "TORCHAO": "AO",
@@ -61,21 +58,14 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     if written is None:
         return NotApplicable(reason="ACCELERATE_FP8_BACKEND is not set")
     if "accelerate" not in packages:
-        return NotApplicable(
-            reason="Accelerate is not installed, and nothing else reads ACCELERATE_FP8_BACKEND"
-        )
+        return NotApplicable(reason="Accelerate is not installed, and nothing else reads the variable")
     version = packages["accelerate"].version
-    if not reads_the_variable(version):
-        return NotApplicable(
-            reason=f"accelerate {version} does not read ACCELERATE_FP8_BACKEND; {READ_SINCE} and newer do"
-        )
+    if not at_least(facts, "accelerate", READS_BACKEND_SINCE):
+        return NotApplicable(reason=f"accelerate {version} does not read it; {READS_BACKEND_SINCE} does")
     if written in BACKENDS:
         return None
     if was_prepared(facts):
-        return NotApplicable(
-            reason="Accelerate has prepared a model: recipe arguments given to Accelerator override the "
-            "variable"
-        )
+        return NotApplicable(reason="a model was prepared: recipe arguments override the variable")
     right = meant(written)
     by_launcher = launched_with_fp8(variables) and written in ("te", "ao", "msamp")
     return Finding(
@@ -93,14 +83,6 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def reads_the_variable(version: str | None) -> bool:
-    """Whether this accelerate reads it. An unknown version is taken for a new one."""
-    try:
-        return version is None or Version(version) >= READ_SINCE
-    except InvalidVersion:
-        return True
-
-
 def meant(written: str) -> str | None:
     """Find the backend that was meant; None if unclear."""
     name = written.strip().upper()
@@ -108,12 +90,10 @@ def meant(written: str) -> str | None:
 
 
 def _named(backend: str) -> Facts:
-    return Facts(
-        software=Software(packages={"accelerate": Package(version="1.15.0", imported=True)}),
-        environment=Environment(
-            variables={"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": backend}
-        ),
-        training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=False)),
+    return example(
+        packages={"accelerate": "1.15.0"},
+        variables={"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": backend},
+        accelerate=Accelerate(mixed_precision="fp8", prepared=False),
     )
 
 

@@ -3,15 +3,13 @@
 What it finds. You asked for FP8, and an argument, a trainer or a late variable made the run BF16.
 
 Why it matters. Several settings decide the precision, and the last one wins without a warning.
-`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable;
-from 5.0 on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True by default.
-Unsloth's trainers overwrite the variable. From transformers 5.0 on, a variable set after
-TrainingArguments comes too late. Every matmul then runs in BF16 and the step gets no faster, while
-the launch command says fp8.
+`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable; from 5.0
+on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True by default. Unsloth's trainers
+overwrite the variable. From transformers 5.0 on, a variable set after TrainingArguments comes too late. Every
+matmul then runs in BF16 and the step gets no faster, while the launch command says fp8.
 
 Fix. Set the precision in one place, and leave all other flags off.
 
-    from trl import SFTConfig
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
 
     from trl import SFTConfig
@@ -19,32 +17,21 @@ Fix. Set the precision in one place, and leave all other flags off.
 
 When to ignore it. If you want BF16 in this run. Then unset the FP8 variable, so nobody is misled.
 
-How it is detected, and limits. fp8doctor compares ACCELERATE_MIXED_PRECISION, and the variables
-that only `accelerate launch --mixed_precision fp8` sets, with the precision of Accelerate and of
-TrainingArguments. It is silent if the model holds FP8 layers anyway, and if neither an Accelerator
-nor TrainingArguments exist yet.
+How it is detected, and limits. fp8doctor compares ACCELERATE_MIXED_PRECISION, and the variables that only
+`accelerate launch --mixed_precision fp8` sets, with the precision of Accelerate and of TrainingArguments. It
+is silent if the model holds FP8 layers anyway, and if neither an Accelerator nor TrainingArguments exist yet.
 
 References. transformers 4.57.3, 5.0.0, 5.23.0, trl 0.19.0, 1.16.0, unsloth 2026.10.9.
-https://github.com/huggingface/transformers/issues/25333
-https://github.com/huggingface/trl/issues/3860 https://github.com/hiyouga/LlamaFactory/issues/9500
+https://github.com/huggingface/transformers/issues/25333 https://github.com/huggingface/trl/issues/3860
+https://github.com/hiyouga/LlamaFactory/issues/9500
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.analysis.fp8_request import asked_by_environment, precision_of
 from fp8doctor.analysis.recipe_support import capability
-from fp8doctor.facts import (
-    Accelerate,
-    Environment,
-    Facts,
-    Gpu,
-    Package,
-    Software,
-    TrainerArguments,
-    Training,
-    recorded,
-)
-from fp8doctor.facts.record import Value
+from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import FIRST_WITH_FP8
 from fp8doctor.registry import check
@@ -76,19 +63,15 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
     asked = asked_by_environment(variables)
     if asked is None:
         return NotApplicable(reason="neither the environment nor the launcher asks for FP8")
-    precision = precision_of(facts.training)
+    precision = precision_of(facts.training.accelerate, facts.training.trainer)
     if precision is None:
-        return NotApplicable(
-            reason="there is neither an Accelerator nor TrainingArguments, so nothing has set the precision"
-        )
+        return NotApplicable(reason="no Accelerator or TrainingArguments has set the precision")
     if precision == "fp8":
         return None
     trainer = facts.training.trainer
     if precision == "fp16" and not (trainer and trainer.fp16) and falls_back(facts):
-        return NotApplicable(
-            reason="Accelerate itself fell back to fp16, because this GPU has no FP8 tensor cores"
-        )
-    if has_fp8_layers(facts):
+        return NotApplicable(reason="Accelerate fell back to fp16: this GPU has no FP8 tensor cores")
+    if any(each.use == "training" for each in facts.linears()):
         return NotApplicable(reason=f"the model holds FP8 layers although the precision is {precision}")
     who, why, treatment = culprit(facts, precision)
     backend = variables.get("ACCELERATE_FP8_BACKEND", "")
@@ -106,33 +89,10 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def precision_of(training: Training) -> str | None:
-    """Return the precision in force: Accelerate's, else the one TrainingArguments will hand to it.
-
-    Under DeepSpeed Accelerate's state says "no" for whatever is not fp8.
-    """
-    accelerate, trainer = training.accelerate, training.trainer
-    of_state = accelerate.mixed_precision if accelerate else None
-    of_trainer = (
-        (trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None))
-        if trainer
-        else None
-    )
-    if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
-        return of_trainer or of_state
-    return of_state or of_trainer
-
-
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
     return recorded(facts, "gpus") and any(
         gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in facts.gpus
-    )
-
-
-def has_fp8_layers(facts: Facts) -> bool:
-    return recorded(facts, "network.linears") and any(
-        linear.use == "training" for linear in facts.network.linears
     )
 
 
@@ -223,24 +183,14 @@ def versions(software: Software) -> dict[str, Value | tuple[Value, ...]]:
 
 
 def _launched(bf16: bool) -> Facts:
-    return Facts(
-        software=Software(
-            packages={
-                "transformers": Package(version="5.23.0", imported=True),
-                "accelerate": Package(version="1.15.0", imported=True),
-            }
-        ),
-        environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
+    kind = "transformers.training_args.TrainingArguments"
+    precision = "bf16" if bf16 else "fp8"
+    return example(
+        packages={"transformers": "5.23.0", "accelerate": "1.15.0"},
+        variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
         gpus=(Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
-        training=Training(
-            accelerate=Accelerate(mixed_precision=None, distributed="NO"),
-            trainer=TrainerArguments(
-                kind="transformers.training_args.TrainingArguments",
-                bf16=bf16,
-                fp16=False,
-                mixed_precision="bf16" if bf16 else "fp8",
-            ),
-        ),
+        accelerate=Accelerate(mixed_precision=None, distributed="NO"),
+        trainer=TrainerArguments(kind=kind, bf16=bf16, fp16=False, mixed_precision=precision),
     )
 
 

@@ -2,12 +2,11 @@
 
 What it finds. An FP8 variable or configuration entry is set, but nothing in this job reads it.
 
-Why it matters. The run keeps another backend or recipe than the one you tuned, without a warning.
-Accelerate reads only ACCELERATE_FP8_*, and of those only the ones for the backend in use. Under
-DeepSpeed it drops the recipe variables and passes DelayedScaling() with defaults. It also omits
-whatever equals its own defaults, so `most_recent` never arrives and Transformer Engine computes
-`max`. Transformer Engine ignores `override_linear_precision` since 2.0 and `interval` since 2.2.
-DeepSpeed itself has no FP8 training.
+Why it matters. The run keeps another backend or recipe than the one you tuned, without a warning. Accelerate
+reads only ACCELERATE_FP8_*, and of those only the ones for the backend in use. Under DeepSpeed it drops the
+recipe variables and passes DelayedScaling() with defaults. It also omits whatever equals its own defaults, so
+`most_recent` never arrives and Transformer Engine computes `max`. Transformer Engine ignores
+`override_linear_precision` since 2.0 and `interval` since 2.2. DeepSpeed itself has no FP8 training.
 
 Fix. Use the name that Accelerate reads (1.9 or newer for the backend), or delete the setting.
 
@@ -17,14 +16,13 @@ Fix. Use the name that Accelerate reads (1.9 or newer for the backend), or delet
 
 When to ignore it. If a tool outside this process reads the variable.
 
-How it is detected, and limits. fp8doctor compares the environment and DeepSpeed's "fp8" section
-with what the backend in use reads. It reports nothing about recipe variables if it cannot tell the
-backend. Values that `accelerate launch` writes by itself are not reported: the launcher sets every
-variable of every backend.
+How it is detected, and limits. fp8doctor compares the environment and DeepSpeed's "fp8" section with what the
+backend in use reads. It reports nothing about recipe variables if it cannot tell the backend. Values that
+`accelerate launch` writes by itself are not reported: the launcher sets every variable of every backend.
 
 References. accelerate 1.4.0 to 1.15.0 (`utils/dataclasses.py`, `_prepare_deepspeed`), torchao 0.18,
-transformers 5.23, `DelayedScaling` of Transformer Engine 1.13 to 2.20.2. LLaMA-Factory sets
-FP8_BACKEND: https://github.com/hiyouga/LlamaFactory/issues/9500
+transformers 5.23, `DelayedScaling` of Transformer Engine 1.13 to 2.20.2. LLaMA-Factory sets FP8_BACKEND:
+https://github.com/hiyouga/LlamaFactory/issues/9500
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 """
 
@@ -36,7 +34,8 @@ from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.analysis.versions import installed
-from fp8doctor.facts import Environment, Facts, Package, Software, recorded
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -77,8 +76,7 @@ DROPPED = {
 Source: ``common/recipe/__init__.py`` of 1.13, 2.0, 2.1 and 2.2."""
 
 E4M3_UNTIL = Version("1.8.0")
-"""First accelerate that writes FORMAT=HYBRID by default instead of E4M3. Source: ``commands/launch.py`` of
-1.7.0 and 1.8.1."""
+"""First accelerate with FORMAT=HYBRID as default, not E4M3. Source: ``commands/launch.py``, 1.7.0, 1.8.1."""
 
 STACKS = {"torchao": "AO", "transformer_engine": "TE"}
 """Packages, and stacks of layers, -> the backend's name."""
@@ -128,8 +126,7 @@ def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def backend_in_use(facts: Facts) -> str | None:
-    """Tell the backend by the FP8 layers, by its name, or because it is the only one installed; None when
-    unsure."""
+    """Find the backend by the FP8 layers, its name, or as the only one installed; None if unsure."""
     linears = facts.linears()
     seen = {STACKS[linear.stack] for linear in linears if linear.use == "training" and linear.stack in STACKS}
     named = facts.environment.variables.get(PREFIX + "BACKEND")
@@ -236,8 +233,7 @@ def unread_by_transformer_engine(facts: Facts, suffix: str) -> str | None:
 
 
 def changes_nothing(value: str, default: str) -> bool:
-    """Whether the value is the default, in any spelling of a truth value that ``str_to_bool`` of Accelerate
-    knows."""
+    """Whether the value is the default, in any spelling that Accelerate's ``str_to_bool`` knows."""
     spellings = {"true": ("1", "true", "yes", "y", "t", "on"), "false": ("0", "false", "no", "n", "f", "off")}
     return value.lower() in spellings.get(default, (default,))
 
@@ -257,17 +253,9 @@ def under_deepspeed(facts: Facts) -> bool:
 
 
 def _environment(**variables: str) -> Facts:
-    return Facts(
-        software=Software(
-            packages={
-                "accelerate": Package(version="1.15.0", imported=True),
-                "transformer_engine": Package(version="2.20.2", imported=True),
-            }
-        ),
-        environment=Environment(
-            variables={"ACCELERATE_MIXED_PRECISION": "fp8", **variables}, deepspeed_fp8_section=None
-        ),
-    )
+    packages = {"accelerate": "1.15.0", "transformer_engine": "2.20.2"}
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp8", **variables}
+    return example(packages=packages, variables=variables, deepspeed_fp8_section=None)
 
 
 SICK = _environment(FP8_BACKEND="te")

@@ -1,12 +1,12 @@
 """Installed versions that do not work together
 
-What it finds. This job uses a pair of versions that is known to fail together, among Accelerate,
-PEFT, torchao, Transformer Engine and cuDNN.
+What it finds. This job uses a pair of versions that is known to fail together, among Accelerate, PEFT,
+torchao, Transformer Engine and cuDNN.
 
-Why it matters. Most pairs fail with a message that names neither version. Examples: "Passing in an
-FP8 configuration requires setting `mixed_precision='fp8'`" although you set it, "module
-'transformer_engine.pytorch' has no attribute 'fp8'", "Target module Linear() is not supported".
-Accelerate 1.4 to 1.7 say nothing: they report fp8 and convert no layer, unless you pass a recipe.
+Why it matters. Most pairs fail with a message that names neither version. Examples: "Passing in an FP8
+configuration requires setting `mixed_precision='fp8'`" although you set it, "module
+'transformer_engine.pytorch' has no attribute 'fp8'", "Target module Linear() is not supported". Accelerate
+1.4 to 1.7 say nothing: they report fp8 and convert no layer, unless you pass a recipe.
 
 Fix. Install a version that works with the other.
 
@@ -14,20 +14,17 @@ Fix. Install a version that works with the other.
 
     pip install "accelerate>=1.9.0"  # after
 
-When to ignore it. If a later step of your script never uses the two together: such pairs are
-reported as information.
+When to ignore it. If your script never uses the two together.
 
-How it is detected, and limits. fp8doctor compares the installed versions with a table of known
-pairs, and reports one only if this job brings the two together. A pair that is not in the table is
-not found. A version that cannot be parsed matches nothing.
+How it is detected, and limits. fp8doctor compares the installed versions with a table of known pairs, and
+reports one only if this job brings the two together. A pair that is not in the table is not found. A version
+that cannot be parsed matches nothing.
 
-References. Each pair was run with the released wheels on a CPU (`tests/versions/known_versions.md`;
-a stand-in for Transformer Engine). The cuDNN pair was read: Transformer Engine 2.20.2 requires cuDNN
-9.12 at import, 2.19.0 does not, and torch 2.8 to 2.10 pin 9.10.2.21.
-https://github.com/NVIDIA/TransformerEngine/pull/3236
-https://github.com/huggingface/accelerate/pull/3677
-https://github.com/huggingface/accelerate/pull/3852
-https://github.com/huggingface/peft/pull/3048
+References. Each pair was run with the released wheels on a CPU (`tests/versions/known_versions.md`; a
+stand-in for Transformer Engine). The cuDNN pair was read: Transformer Engine 2.20.2 requires cuDNN 9.12 at
+import, 2.19.0 does not, and torch 2.8 to 2.10 pin 9.10.2.21.
+https://github.com/NVIDIA/TransformerEngine/pull/3236 https://github.com/huggingface/accelerate/pull/3677
+https://github.com/huggingface/accelerate/pull/3852 https://github.com/huggingface/peft/pull/3048
 """
 
 from __future__ import annotations
@@ -35,11 +32,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
-from fp8doctor.analysis.versions import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR
-from fp8doctor.facts import Environment, Facts, Network, Package, Software, Training, recorded
+from fp8doctor.analysis.versions import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR, parsed
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -60,8 +58,7 @@ def about_to_ask(facts: Facts) -> bool:
 
 
 def asked_by_argument_for_torchao(facts: Facts) -> bool:
-    """Whether ``Accelerator(mixed_precision="fp8")`` was called with torchao as its backend and without
-    FSDP."""
+    """Whether ``Accelerator(mixed_precision="fp8")`` was called with torchao and without FSDP."""
     accelerate = facts.accelerate()
     variables = facts.environment.variables
     by_argument = (
@@ -244,13 +241,9 @@ def met(facts: Facts) -> Iterator[Pair]:
 
 def within(facts: Facts, versions: Versions) -> bool:
     """Whether the installed version is one of these. One that cannot be read is not."""
-    try:
-        installed = Version(version(facts, versions.package) or "")
-    except InvalidVersion:
-        return False
-    return Version(versions.first) <= installed and (
-        versions.end is None or installed < Version(versions.end)
-    )
+    found = parsed(version(facts, versions.package))
+    before = versions.end is None or (found is not None and found < Version(versions.end))
+    return found is not None and Version(versions.first) <= found and before
 
 
 def version(facts: Facts, package: str) -> str | None:
@@ -269,19 +262,9 @@ def fp8_stacks(facts: Facts) -> set[str]:
 
 
 def _accelerate(version: str) -> Facts:
-    return Facts(
-        software=Software(
-            packages={
-                "accelerate": Package(version=version, imported=True),
-                "torchao": Package(version="0.17.0", imported=False),
-            }
-        ),
-        environment=Environment(
-            variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={"AO": None}
-        ),
-        network=Network(linears=(), adapter_parameters=0),
-        training=Training(accelerate=None),
-    )
+    asked = {"variables": {"ACCELERATE_MIXED_PRECISION": "fp8"}, "backend_imports": {"AO": None}}
+    packages = {"accelerate": version, "torchao": "0.17.0"}
+    return example(packages=packages, **asked, linears=(), adapter_parameters=0, accelerate=None)
 
 
 SICK = _accelerate("1.8.1")

@@ -1,19 +1,17 @@
 """LoRA's share of the step
 
-What it finds. How much of the step the LoRA adapters take, measured, next to their share of the
-parameters and of the matmul FLOPs.
+What it finds. How much of the step the LoRA adapters take, measured, next to their share of the parameters
+and of the matmul FLOPs.
 
-Why it matters. FP8 does nothing for the adapters: their matmuls are too narrow (rank 8 to 128), so
-their time limits the gain of everything else. Their FLOPs mislead. At rank 32 on a 4096 x 4096
-layer they are 2.3%, but every adapted layer adds two forward and four backward kernels, an
-addition, and with fp32 adapters a copy of each input. Rank hardly matters: 32 instead of 8 costs 2%
-of a compiled BF16 step and 5% in FP8. Llama 1B with rank 16 takes 143.6 ms/step, full fine-tuning
-128.4 ms (compiled).
+Why it matters. FP8 does nothing for the adapters: their matmuls are too narrow (rank 8 to 128), so their time
+limits the gain of everything else. Their FLOPs mislead. At rank 32 on a 4096 x 4096 layer they are 2.3%, but
+every adapted layer adds two forward and four backward kernels, an addition, and with fp32 adapters a copy of
+each input. Rank hardly matters: 32 instead of 8 costs 2% of a compiled BF16 step and 5% in FP8. Llama 1B with
+rank 16 takes 143.6 ms/step, full fine-tuning 128.4 ms (compiled).
 
-Fix. Compile the blocks, keep the adapters in the base's dtype (PEFT 0.12 or newer), adapt fewer
-projections, or use fused LoRA kernels. Lower the rank only if it measures faster.
+Fix. Compile the blocks, keep the adapters in the base's dtype (PEFT 0.12 or newer), adapt fewer projections,
+or use fused LoRA kernels. Lower the rank only if it measures faster.
 
-    from peft import get_peft_model
     model = get_peft_model(base, config)  # before: fp32 adapters, not compiled
 
     from peft import get_peft_model
@@ -23,9 +21,9 @@ projections, or use fused LoRA kernels. Lower the rank only if it measures faste
 
 When to ignore it. If the adapters take little of your step: the finding is only information.
 
-How it is detected, and limits. The trial times the step once more with the adapters switched off.
-The upper bound for FP8 assumes that everything else runs at FP8's peak rate. Without a trial on a
-GPU, only the shares of parameters and FLOPs are known.
+How it is detected, and limits. The trial times the step once more with the adapters switched off. The upper
+bound for FP8 assumes that everything else runs at FP8's peak rate. Without a trial on a GPU, only the shares
+of parameters and FLOPs are known.
 
 References. `tests/benchmarks/measured/h200_steps.json.gz` (223.3 ms against 162.8 ms, not compiled).
 https://github.com/huggingface/peft/blob/v0.21.0/src/peft/tuners/lora/layer.py
@@ -38,9 +36,9 @@ from fp8doctor.analysis.arms import arm, base_of, fair_bf16, ratio, timed_on
 from fp8doctor.analysis.layers import flops_share_pct
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import amdahl, modelled_gpu
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
-from fp8doctor.facts.arm_names import ArmName, in_any_window
-from fp8doctor.facts.record import Value
+from fp8doctor.facts import Arm, ArmName, Facts, Linear, Trial, Value
+from fp8doctor.facts.arm_names import in_any_window
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -116,8 +114,7 @@ def why_not(trial: Trial) -> str:
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:
-    """Compute by Amdahl's law the speedup over BF16 if all but the adapters ran at FP8's peak; None if
-    unknown."""
+    """Compute by Amdahl's law the speedup if all but the adapters ran at FP8's peak; None if unknown."""
     bf16, gpu = fair_bf16(facts, base), modelled_gpu(facts)
     if bf16 is None or not bf16.step_ms or gpu is None or gpu.fp8_tflops is None:
         return None
@@ -137,28 +134,18 @@ def cheaper_adapters() -> Treatment:
     )
 
 
-def _llama_1b(adapters: bool) -> Facts:
+def _llama_1b(parameters: int, *linears: Linear) -> Facts:
     """Llama 1B with rank 16, compiled, as measured on an H200; the time without adapters is invented."""
-    layers = (
-        Linear(name="q.base_layer", use="none", adapter="base", flops_share_pct=97.5),
-        Linear(name="q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5, dtype="float32"),
+    arms = (
+        variant(ArmName.AS_IS, 135.7),
+        variant(ArmName.BF16_COMPILED, 143.6),
+        variant(WITHOUT, 99.0, base=ArmName.AS_IS),
     )
-    times = {
-        ArmName.AS_IS: (135.7, None),
-        ArmName.BF16_COMPILED: (143.6, None),
-        WITHOUT: (99.0, ArmName.AS_IS),
-    }
-    arms = tuple(
-        Arm(name=name, base=of, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
-        for name, (ms, of) in times.items()
-    )
-    network = Network(
-        parameters=1_247_086_592,
-        adapter_parameters=11_272_192 if adapters else 0,
-        linears=layers if adapters else (),
-    )
-    return Facts(network=network, trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms))
+    model = {"parameters": 1_247_086_592, "adapter_parameters": parameters, "linears": linears}
+    return example(**model, device="cuda", gpu="NVIDIA H200", arms=arms)
 
 
-SICK = _llama_1b(adapters=True)
-HEALTHY = _llama_1b(adapters=False)
+BASE = float8("q.base_layer", use="none", adapter="base", flops_share_pct=97.5)
+
+SICK = _llama_1b(11_272_192, BASE, float8("q.lora_A", use="none", adapter="adapter", flops_share_pct=2.5))
+HEALTHY = _llama_1b(0)

@@ -2,15 +2,14 @@
 
 What it finds. An FP8 library replaced LoRA's A and B matrices by its own FP8 layers.
 
-Why it matters. A and B are thin: one side is the rank. Their matmuls move memory and launch
-kernels, so FP8 tensor cores have almost nothing to speed up. FP8 still adds its cost: scaling and
-casting the input (tokens x width) and the gradient, for a result of 16 columns. A converter that
-runs after `get_peft_model` treats them as ordinary Linears if the rank is a multiple of 16: 43 of
-43 in a small Llama, of which 28 were adapters. Their small updates lose precision too.
+Why it matters. A and B are thin: one side is the rank. Their matmuls move memory and launch kernels, so FP8
+tensor cores have almost nothing to speed up. FP8 still adds its cost: scaling and casting the input (tokens x
+width) and the gradient, for a result of 16 columns. A converter that runs after `get_peft_model` treats them
+as ordinary Linears if the rank is a multiple of 16: 43 of 43 in a small Llama, of which 28 were adapters.
+Their small updates lose precision too.
 
-Fix. Convert the base first, or keep the adapters out of the conversion. Accelerate converts in
-`prepare`, which comes last: use r=8 (not a multiple of 16) or a `module_filter_func` in
-AORecipeKwargs.
+Fix. Convert the base first, or keep the adapters out of the conversion. Accelerate converts in `prepare`,
+which comes last: use r=8 (not a multiple of 16) or a `module_filter_func` in AORecipeKwargs.
 
     model = get_peft_model(base, config)  # before: adapters, then conversion
     convert_to_float8_training(model)
@@ -22,8 +21,8 @@ AORecipeKwargs.
 
 When to ignore it. If the rank is so large that the adapters are not thin.
 
-How it is detected, and limits. fp8doctor looks for LoRA matrices among the layers that an FP8
-library set up for training. It does not time them one by one.
+How it is detected, and limits. fp8doctor looks for LoRA matrices among the layers that an FP8 library set up
+for training. It does not time them one by one.
 
 References. Both orders were run on a CPU with PEFT 0.21.2 and torchao 0.18.
 https://github.com/meta-pytorch/torchtune/issues/2833 (1080 to 1410 tokens/s per GPU, base first)
@@ -34,7 +33,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST
 from fp8doctor.diagnosis.treatments import convert_again
-from fp8doctor.facts import Facts, Linear, Network, Use
+from fp8doctor.facts import Facts
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -53,9 +53,7 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     converted = [linear for linear in adapters if linear.use == "training"]
     if not converted:
         return None
-    base = [
-        linear for linear in facts.network.linears if linear.adapter == "base" and linear.use == "training"
-    ]
+    base = [each for each in facts.network.fp8 if each.adapter == "base"]
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
         explanation="Casting their inputs and gradients costs more than FP8 can save on such thin matrices. "
@@ -81,26 +79,12 @@ def treatment(stack: str, facts: Facts) -> Treatment | None:
     return OF_TRANSFORMER_ENGINE if stack == "transformer_engine" else None
 
 
-def _lora(stack: str) -> Facts:
-    use: Use = "training" if stack == "torchao" else "none"
-    base = Linear(
-        name="q_proj.base_layer",
-        stack="torchao",
-        use="training",
-        adapter="base",
-        in_features=4096,
-        out_features=4096,
+def _lora(**stack: str) -> Facts:
+    base = float8("q_proj.base_layer", adapter="base")
+    return example(
+        linears=(base, float8("q_proj.lora_A.default", adapter="adapter", out_features=16, **stack))
     )
-    adapter = Linear(
-        name="q_proj.lora_A.default",
-        stack=stack,
-        use=use,
-        adapter="adapter",
-        in_features=4096,
-        out_features=16,
-    )
-    return Facts(network=Network(linears=(base, adapter)))
 
 
-SICK = _lora("torchao")
-HEALTHY = _lora("torch")
+SICK = _lora()
+HEALTHY = _lora(stack="torch", use="none")

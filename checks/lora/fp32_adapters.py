@@ -2,40 +2,38 @@
 
 What it finds. LoRA's matrices are fp32 while their base layers are BF16.
 
-Why it matters. PEFT creates fp32 adapters for any base (`autocast_adapter_dtype=True`, since 0.12).
-Without autocast, every adapted layer copies its input to fp32 and multiplies it by A and B in fp32,
-without tensor cores unless TF32 is on. In a small model, 81 of 108 matmuls were fp32. On an H200, a
-1B model with rank 16 took longer than its full fine-tuning (143.6 ms against 128.4 ms, compiled).
-Under BF16 autocast only the copies remain.
+Why it matters. PEFT creates fp32 adapters for any base (`autocast_adapter_dtype=True`, since 0.12). Without
+autocast, every adapted layer copies its input to fp32 and multiplies it by A and B in fp32, without tensor
+cores unless TF32 is on. In a small model, 81 of 108 matmuls were fp32. On an H200, a 1B model with rank 16
+took longer than its full fine-tuning (143.6 ms against 128.4 ms, compiled). Under autocast only the copies
+remain.
 
 Fix. Give the adapters the base's dtype before you create the optimizer (PEFT 0.12 or newer).
 
-    from peft import get_peft_model
     model = get_peft_model(base, config)                                # before: fp32
 
     from peft import get_peft_model
     model = get_peft_model(base, config, autocast_adapter_dtype=False)  # after: like the base
 
-When to ignore it. If you want fp32 adapters, because BF16 rounds small updates away: keep them
-under autocast. On an fp16 base you need them: PyTorch's GradScaler refuses fp16 gradients.
+When to ignore it. If you want fp32 adapters, because BF16 rounds small updates away: keep them under
+autocast. On an fp16 base you need them: PyTorch's GradScaler refuses fp16 gradients.
 
-How it is detected, and limits. fp8doctor compares the dtypes and looks for an autocast. It warns
-only if the step is known: FP8 layers, a gradient or a measured step. It is information under
-autocast, before a Trainer's autocast, for adapters in FP8 (LORA003), and on the meta device, where
-PEFT does not convert adapters. Under Unsloth, which compiles functions, the autocast is unknown.
+How it is detected, and limits. fp8doctor compares the dtypes and looks for an autocast. It warns only if the
+step is known: FP8 layers, a gradient or a measured step. It is information under autocast, before a Trainer's
+autocast, for adapters in FP8 (LORA003), and on the meta device, where PEFT does not convert adapters. Under
+Unsloth, which compiles functions, the autocast is unknown.
 
 References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`).
-https://huggingface.co/docs/peft/en/package_reference/peft_model
-https://github.com/AgileRL/AgileRL/issues/623 (a fifth less peak memory)
-https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
+https://huggingface.co/docs/peft/en/package_reference/peft_model https://github.com/AgileRL/AgileRL/issues/623
+(a fifth less peak memory) https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
-from fp8doctor.facts import Facts, Linear, Network, Training, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -50,7 +48,10 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
     if not adapters:
         return NotApplicable(reason="no LoRA in the model")
-    if not any(linear.adapter == "base" and is_bf16(linear) for linear in facts.network.linears):
+    if not any(
+        linear.adapter == "base" and linear.dtype.startswith(("bfloat16", "float8"))
+        for linear in facts.network.linears
+    ):
         return NotApplicable(reason="the base is not in BF16")
     fp32 = [linear for linear in adapters if linear.dtype == "float32"]
     if not fp32:
@@ -86,10 +87,7 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: converted to FP8, trained, or measured.
-
-    Not before Accelerate's `prepare` puts it under autocast, nor if its own code opens one.
-    """
+    """Whether the step is known as it will run: converted, trained or measured, with its own autocast."""
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
         return False
@@ -101,25 +99,11 @@ def trains(facts: Facts) -> bool:
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 
 
-def is_bf16(linear: Linear) -> bool:
-    """Whether a base layer computes in BF16, by its weight or because it multiplies FP8 weights in BF16."""
-    return linear.dtype == "bfloat16" or linear.dtype.startswith("float8")
-
-
 def _lora(dtype: str) -> Facts:
-    base = Linear(
-        name="q_proj.base_layer", adapter="base", use="training", dtype="bfloat16", parameters=16777216
-    )
-    adapters = tuple(
-        Linear(
-            name=f"q_proj.lora_{part}.default", adapter="adapter", use="none", dtype=dtype, parameters=65536
-        )
-        for part in "AB"
-    )
-    return Facts(
-        network=Network(devices=("cuda",), linears=(base, *adapters)),
-        training=Training(autocast=None, gradients_seen=False),
-    )
+    names = ("q_proj.lora_A.default", "q_proj.lora_B.default")
+    adapters = [float8(name, adapter="adapter", use="none", dtype=dtype) for name in names]
+    linears = (float8("q_proj.base_layer", adapter="base"), *adapters)
+    return example(devices=("cuda",), linears=linears, autocast=None, gradients_seen=False)
 
 
 SICK = _lora("float32")

@@ -2,16 +2,14 @@
 
 What it finds. FP8 layers whose weight is frozen, as under LoRA: FP8 can speed up less of them.
 
-Why it matters. A trained layer runs three matmuls, a frozen one two: it has no weight gradient. So
-FP8 has a third less to speed up, while most of its cost stays. The weight never changes, but is
-scaled and cast in every forward and every backward. With few tokens this costs more than the
-matmuls save. torchao without compilation (0.10 to 0.18) still computes the weight gradient and
-throws it away: one LoRA step ran 330 FP8 matmuls not compiled and 221 compiled, for 112 frozen
-layers.
+Why it matters. A trained layer runs three matmuls, a frozen one two: it has no weight gradient. So FP8 has a
+third less to speed up, while most of its cost stays. The weight never changes, but is scaled and cast in
+every forward and every backward. With few tokens this costs more than the matmuls save. torchao without
+compilation (0.10 to 0.18) still computes the weight gradient and throws it away: one LoRA step ran 330 FP8
+matmuls not compiled and 221 compiled, for 112 frozen layers.
 
-Fix. Compile, and use more tokens per step, which share one cast of the weight. Transformer Engine
-can keep frozen weights in FP8 alone (2.9 or newer; before: `te.fp8_model_init`). torchao's training
-layers cannot (0.18).
+Fix. Compile, and use more tokens per step, which share one cast of the weight. Transformer Engine can keep
+frozen weights in FP8 alone (2.9 or newer; before: `te.fp8_model_init`). torchao's layers cannot (0.18).
 
     model = build_model()  # before: BF16 weights, cast in every step
 
@@ -19,12 +17,10 @@ layers cannot (0.18).
     with te.quantized_model_init(enabled=True):  # after: FP8 weights, cast once
         model = build_model()
 
-When to ignore it. If FP8 is faster in your measured step: expect less than from full fine-tuning,
-and change nothing.
+When to ignore it. If FP8 is faster in your measured step: expect less than from full fine-tuning.
 
-How it is detected, and limits. fp8doctor lists FP8 layers with `requires_grad=False`, and estimates
-what their matmuls save and what the repeated casts cost. If the step was timed, it shows the
-measured speedup.
+How it is detected, and limits. fp8doctor lists FP8 layers with `requires_grad=False`, and estimates what
+their matmuls save and what the repeated casts cost. If the step was timed, it shows the measured speedup.
 
 References. `matmul_with_hp_or_float8_args` of torchao 0.18; counted on one H200.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
@@ -48,8 +44,8 @@ from fp8doctor.cost import (
     rows_of,
     weight_casts_ms,
 )
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -59,7 +55,7 @@ from fp8doctor.registry import check
 def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     frozen = [linear for linear in fp8 if not linear.requires_grad and not is_stored_in_fp8(linear)]
     if not frozen:
         without = not facts.network.adapter_parameters
@@ -92,9 +88,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_linears": len(fp8),
             "first": frozen[0].name,
             "flops_share_pct": flops_share_pct(frozen, facts),
-            "frozen_weights_gib": sum(
-                linear.in_features * linear.out_features * gemms(linear) for linear in frozen
-            )
+            "frozen_weights_gib": sum(each.in_features * each.out_features * gemms(each) for each in frozen)
             * 2
             / 2**30,
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
@@ -138,26 +132,10 @@ def fp8_weights(frozen: list[Linear]) -> Treatment | None:
 
 
 def _lora(frozen: bool) -> Facts:
-    layer = Linear(
-        name="layers.0.q_proj.base_layer",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        in_features=2048,
-        out_features=2048,
-        weight_class=None,
-        requires_grad=not frozen,
-        compiled="layers.0",
-        flops_share_pct=97.5,
-    )
-    times = {ArmName.AS_IS: 135.7, ArmName.BF16_COMPILED: 143.6}
-    arms = tuple(Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6) for name, ms in times.items())
-    return Facts(
-        network=Network(adapter_parameters=1, linears=(layer,), blocks=()),
-        workload=Workload(tokens=8192),
-        trial=Trial(device="cuda", gpu="NVIDIA H200", arms=arms),
-    )
+    layer = float8("layers.0.q_proj.base_layer", requires_grad=not frozen, compiled="layers.0")
+    model = {"adapter_parameters": 1, "linears": (layer,), "blocks": (), "tokens": 8192}
+    arms = (variant(ArmName.AS_IS, 135.7), variant(ArmName.BF16_COMPILED, 143.6))
+    return example(**model, device="cuda", gpu="NVIDIA H200", arms=arms)
 
 
 SICK = _lora(frozen=True)

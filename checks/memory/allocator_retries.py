@@ -2,14 +2,14 @@
 
 What it finds. CUDA's caching allocator ran out of memory, returned its cache and asked again.
 
-Why it matters. PyTorch keeps freed memory to reuse it without asking the driver. If the GPU is
-full, or free only in small pieces, cudaMalloc fails. The allocator then waits for the GPU, returns
-every cached block with cudaFree and maps new ones. Each retry stalls the step for milliseconds to
-seconds, in FP8 as in BF16. If only the FP8 run is so full, this looks like slow FP8: one user's
-BF16 trained at 9,080 words/s, and rowwise FP8 with retries at 2,010.
+Why it matters. PyTorch keeps freed memory to reuse it without asking the driver. If the GPU is full, or free
+only in small pieces, cudaMalloc fails. The allocator then waits for the GPU, returns every cached block with
+cudaFree and maps new ones. Each retry stalls the step for milliseconds to seconds, in FP8 as in BF16. If only
+the FP8 run is so full, this looks like slow FP8: one user's BF16 trained at 9,080 words/s, FP8 with retries
+at 2,010.
 
-Fix. Let segments grow, so memory is not free in small pieces. If it is simply full, use a smaller
-micro-batch or checkpointing.
+Fix. Let segments grow, so memory is not free in small pieces. If it is full, use a smaller micro-batch or
+checkpointing.
 
     python train.py                                                    # before
 
@@ -17,29 +17,25 @@ micro-batch or checkpointing.
 
 When to ignore it. If the retries happened only at the start, and the step itself has none.
 
-How it is detected, and limits. fp8doctor reads `num_alloc_retries` before it starts its own work,
-and while your step warms up in the trial. The latter counts only if the step alone fills 85% of the
-GPU, because the trial's copies need memory too.
+How it is detected, and limits. fp8doctor reads `num_alloc_retries` before it starts its own work, and while
+your step warms up in the trial. The latter counts only if the step alone fills 85% of the GPU, because the
+trial's copies need memory too.
 
-References. That run used 87% of the memory, BF16 80%:
-https://github.com/facebookresearch/lingua/issues/56
+References. That run used 87% of the memory, BF16 80%: https://github.com/facebookresearch/lingua/issues/56
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm
-from fp8doctor.facts import Arm, ArmCut, Environment, Facts, Gpu, Training, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmCut, ArmName, Facts, Gpu, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FULL = 0.85
-"""Share of the GPU's memory from which the step alone fills it; below it, the trial's copies did.
-
-The page's FP8 run had 87% in use; a few percent go to the CUDA context, cuBLAS and the rounding of blocks.
-"""
+"""Share of the memory from which the step fills it, not the trial's copies; the page's FP8 run used 87%."""
 
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
@@ -121,12 +117,8 @@ def treatment(variables: dict[str, str]) -> Treatment:
 
 def _job(retries: int) -> Facts:
     arms = (Arm(name=ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(ArmCut(alloc_retries=retries),)),)
-    return Facts(
-        gpus=(Gpu(visible=True, memory_gib=79.1),),
-        environment=Environment(variables={}),
-        training=Training(alloc_retries=retries),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    gpus = (Gpu(visible=True, memory_gib=79.1),)
+    return example(gpus=gpus, variables={}, alloc_retries=retries, device="cuda", arms=arms)
 
 
 SICK = _job(retries=12)

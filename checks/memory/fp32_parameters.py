@@ -1,13 +1,11 @@
 """An FP8 or BF16 job that computes in fp32
 
-What it finds. Much of the model's weights are fp32 and no autocast is on, in a job that asked for
-FP8 or BF16.
+What it finds. Much of the model's weights are fp32 and no autocast is on, although the job asked for less.
 
-Why it matters. fp32 weights without autocast produce fp32 activations. Every Linear that is not FP8
-is an fp32 matmul; an FP8 layer casts inputs of 4 bytes instead of 2 and returns fp32. Attention
-loses its fast backends: flash and cuDNN attention accept only 16 bits. Activations take twice the
-memory. The usual cause is `from_pretrained` or a constructor that creates fp32, then a conversion
-to FP8, and no autocast.
+Why it matters. fp32 weights without autocast produce fp32 activations. Every Linear that is not FP8 is an
+fp32 matmul; an FP8 layer casts inputs of 4 bytes instead of 2 and returns fp32. Attention loses its fast
+backends: flash and cuDNN attention accept only 16 bits. Activations take twice the memory. The usual cause is
+`from_pretrained` or a constructor that creates fp32, then a conversion to FP8, and no autocast.
 
 Fix. BF16 autocast keeps fp32 weights for the optimizer. BF16 weights save memory too.
 
@@ -19,10 +17,9 @@ Fix. BF16 autocast keeps fp32 weights for the optimizer. BF16 weights save memor
 
 When to ignore it. If you want fp32, for example as a reference.
 
-How it is detected, and limits. fp8doctor compares the Linears' weight dtypes with what the job
-asked for: FP8 layers, a prepared Accelerator, or a measured step. Up to 10% of the weights in fp32
-is fine; heads, routers and adapters do not count. A step that opens its own autocast is known only
-under `fp8doctor run`.
+How it is detected, and limits. fp8doctor compares the Linears' weight dtypes with what the job asked for: FP8
+layers, a prepared Accelerator, or a measured step. Up to 10% of the weights in fp32 is fine; heads, routers
+and adapters do not count. A step that opens its own autocast is known only under `fp8doctor run`.
 
 References. With torch 2.13 and torchao 0.18, an fp32 Float8Linear's output is fp32.
 https://github.com/NVIDIA/Megatron-LM/issues/883 (FP8 without --bf16 is far slower)
@@ -35,15 +32,14 @@ from __future__ import annotations
 from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
 from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import Facts, Linear, Network, Training, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SMALL_PCT = 10.0
-"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose. fp32 matmuls
-run at a fifteenth of BF16's rate (67 of 989 TFLOP/s, H100 SXM datasheet)."""
+"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose."""
 
 
 @check("MEM003", "fp32-parameters", area="memory", severity="warning")
@@ -94,7 +90,7 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
-    fp8 = sum(linear.use == "training" for linear in facts.network.linears)
+    fp8 = len(facts.network.fp8)
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
     arms = facts.trial.arms if recorded(facts, "trial.arms") and facts.trial.device.startswith("cuda") else ()
@@ -117,18 +113,5 @@ def computes_in_fp32(linear: Linear) -> bool:
     )
 
 
-def _converted(autocast: str | None) -> Facts:
-    layer = Linear(
-        name="blocks.0.up",
-        stack="torchao",
-        use="training",
-        dtype="float32",
-        role="body",
-        adapter=None,
-        parameters=4194304,
-    )
-    return Facts(network=Network(linears=(layer,)), training=Training(autocast=autocast))
-
-
-SICK = _converted(None)
-HEALTHY = _converted("bfloat16")
+SICK = example(linears=(float8(dtype="float32"),), autocast=None)
+HEALTHY = example(linears=(float8(dtype="float32"),), autocast="bfloat16")

@@ -1,17 +1,17 @@
 """What a step holds in memory, in BF16 and in FP8
 
-What it finds. An estimate of weights, gradients, optimizer state and FP8 copies, for a step whose
-memory was not measured (MEM001 covers measured steps).
+What it finds. An estimate of weights, gradients, optimizer state and FP8 copies, for a step whose memory was
+not measured (MEM001 covers measured steps).
 
-Why it matters. FP8 training is about speed. The weights stay in BF16, because the optimizer updates
-them; so do gradients and optimizer state, which are most of the memory: 8 bytes per parameter with
-AdamW in BF16, 16 in fp32. torchao keeps no FP8 weight between forward and backward that it could
-not recompute. Transformer Engine keeps each FP8 weight until the backward, and on Ada, Hopper and
-12.x its transpose too: 1 or 2 bytes per weight more than BF16. FP8 can save at most half of the
-inputs that layers keep for their weight gradients; torchao without compilation saves none.
+Why it matters. FP8 training is about speed. The weights stay in BF16, because the optimizer updates them; so
+do gradients and optimizer state, which are most of the memory: 8 bytes per parameter with AdamW in BF16, 16
+in fp32. torchao keeps no FP8 weight between forward and backward that it could not recompute. Transformer
+Engine keeps each FP8 weight until the backward, and on Ada, Hopper and 12.x its transpose too: 1 or 2 bytes
+per weight more than BF16. FP8 can save at most half of the inputs that layers keep for their weight
+gradients; torchao without compilation saves none.
 
-Fix. If memory is short, reduce the large parts: the optimizer's state, or activations by
-checkpointing, which costs more time.
+Fix. If memory is short, reduce the large parts: the optimizer's state, or activations by checkpointing
+(slower).
 
     import torch
     optimizer = torch.optim.AdamW(model.parameters())  # before: 4 bytes per BF16 parameter
@@ -21,13 +21,13 @@ checkpointing, which costs more time.
 
 When to ignore it. If the step fits: this is only information.
 
-How it is detected, and limits. fp8doctor adds up the parameters by dtype, the trained ones, the
-optimizer (AdamW if unknown) and the FP8 layers' rows. Nothing runs. It reports from 4 GiB.
-Attention, norms, logits and temporaries are not counted.
+How it is detected, and limits. fp8doctor adds up the parameters by dtype, the trained ones, the optimizer
+(AdamW if unknown) and the FP8 layers' rows. Nothing runs. It reports from 4 GiB. Attention, norms, logits and
+temporaries are not counted.
 
-References. On an H200 (Transformer Engine 2.20, 403M and 618M parameters) weights, gradients and
-optimizer were right within 0.1%; FP8 took 0.69 and 1.00 GiB more than BF16, the copies are 0.75 and
-1.00. https://github.com/NVIDIA/TransformerEngine/issues/1261
+References. On an H200 (Transformer Engine 2.20, 403M and 618M parameters) weights, gradients and optimizer
+were right within 0.1%; FP8 took 0.69 and 1.00 GiB more than BF16, the copies are 0.75 and 1.00.
+https://github.com/NVIDIA/TransformerEngine/issues/1261
 """
 
 from __future__ import annotations
@@ -37,23 +37,21 @@ from typing import NamedTuple
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.memory import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
-from fp8doctor.facts import Facts, Linear, Network, Training, Workload, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 GIB = 2**30
 
 REPORTED_FROM_GIB = 4.0
-"""Weights, gradients and optimizer together: half of the 8 GiB of the smallest GPUs with FP8 tensor cores. A
-choice."""
+"""Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
 
 LEAST_GIB = 0.05
 """GiB below which a number would be shown as 0.0."""
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
-"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, with default settings. Source: torch
-2.13."""
+"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element; every other dtype of a parameter has one."""
@@ -78,12 +76,13 @@ class Memory(NamedTuple):
 
 @check("MEM005", "memory-ledger", area="memory", severity="info", background=True)
 def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     if not fp8:
         return NotApplicable(reason="no layer is set up for FP8 training")
     if was_measured(facts):
         return NotApplicable(reason="the trial measured the step's memory (MEM001)")
-    optimizer = optimizer_of(facts)
+    known = facts.training.optimizer if recorded(facts, "training.optimizer") else None
+    optimizer = known.rpartition(".")[2] if known else None
     states = STATES.get(optimizer or "AdamW")
     if states is None:
         return NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
@@ -138,12 +137,6 @@ def was_measured(facts: Facts) -> bool:
     return now is not None and recorded(now, "peak_gib") and now.peak_gib is not None
 
 
-def optimizer_of(facts: Facts) -> str | None:
-    """Name the optimizer's class; None without an optimizer."""
-    known = facts.training.optimizer if recorded(facts, "training.optimizer") else None
-    return known.rpartition(".")[2] if known else None
-
-
 def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
     """Add up what the facts say of each part."""
     network = facts.network
@@ -154,8 +147,7 @@ def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
         any(rows_seen(each, facts)) for each in keeping if each.role == "experts"
     )
     inputs = sum(
-        2.0 * (rows_of(linear, facts) or 0) * linear.in_features * products_of(linear, facts)
-        for linear in keeping
+        2.0 * (rows_of(each, facts) or 0) * each.in_features * products_of(each, facts) for each in keeping
     )
     copies = [linear for linear in fp8 if keeps_copies(linear)]
     return Memory(
@@ -163,30 +155,16 @@ def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
     )
 
 
-def _llama_8b(parameters: int) -> Facts:
+def _llama(parameters: int) -> Facts:
     """One Transformer Engine layer stands for all."""
-    layer = Linear(
-        name="layers.0.up",
-        stack="transformer_engine",
-        use="training",
-        features={},
-        in_features=4096,
-        out_features=14336,
-        gemms=1,
-        requires_grad=True,
-        role="body",
-    )
-    return Facts(
-        network=Network(
-            linears=(layer,),
-            parameters=parameters,
-            trainable_parameters=parameters,
-            dtypes={"bfloat16": parameters},
-        ),
-        training=Training(optimizer=None),
-        workload=Workload(tokens=4096),
-    )
+    counts = {
+        "parameters": parameters,
+        "trainable_parameters": parameters,
+        "dtypes": {"bfloat16": parameters},
+    }
+    layer = float8(stack="transformer_engine", in_features=4096, out_features=14336)
+    return example(linears=(layer,), **counts, optimizer=None, tokens=4096)
 
 
-SICK = _llama_8b(parameters=8_030_261_248)
-HEALTHY = _llama_8b(parameters=100_000_000)
+SICK = _llama(8_030_261_248)
+HEALTHY = _llama(100_000_000)

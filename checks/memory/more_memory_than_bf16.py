@@ -1,17 +1,16 @@
 """FP8 needs more memory than BF16
 
-What it finds. The FP8 step's memory peak is at least 5% and 0.25 GiB above the same step's in BF16,
-both compiled or both not.
+What it finds. The FP8 step's memory peak is at least 5% and 0.25 GiB above the BF16 step's, compiled alike.
 
-Why it matters. That memory is a smaller batch or a checkpointed block. FP8 training need not take
-more. Two things cause it. Transformer Engine holds each weight in FP8 in addition to BF16, twice on
-Ada, Hopper and 12.x, whose FP8 matmuls need the transposed copy. torchao without compilation keeps
-the inputs of frozen layers for a weight gradient that nobody needs. Four layers of Llama 8B in
-Transformer Engine peaked at 22.8 GiB on an H200, BF16 at 19.9.
+Why it matters. That memory is a smaller batch or a checkpointed block. FP8 training need not take more. Two
+things cause it. Transformer Engine holds each weight in FP8 in addition to BF16, twice on Ada, Hopper and
+12.x, whose FP8 matmuls need the transposed copy. torchao without compilation keeps the inputs of frozen
+layers for a weight gradient that nobody needs. Four layers of Llama 8B in Transformer Engine peaked at 22.8
+GiB on an H200, BF16 at 19.9.
 
-Fix. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone (2.9 or
-newer; before: `te.fp8_model_init`). If you train them, use FusedAdam with `master_weights=True` (4
-bytes per parameter): without fp32 master weights the model silently stops learning.
+Fix. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone (2.9 or newer; before:
+`te.fp8_model_init`). If you train them, use FusedAdam with `master_weights=True` (4 bytes per parameter):
+without fp32 master weights the model silently stops learning.
 
     model = build_model()  # before: BF16, FP8 and transposed FP8 weights
 
@@ -19,16 +18,16 @@ bytes per parameter): without fp32 master weights the model silently stops learn
     with te.quantized_model_init(enabled=True):  # after
         model = build_model()
 
-When to ignore it. If FP8 is faster and you have the memory. FP8 weights save memory only if your
-optimizer already holds master weights.
+When to ignore it. If FP8 is faster and you have the memory. FP8 weights save memory only if your optimizer
+already holds master weights.
 
-How it is detected, and limits. The trial measures both peaks and what they consist of. Transformer
-Engine's copies live from forward to backward, so they count as temporaries, unless
-`is_first_microbatch` or FP8 weights keep them between steps.
+How it is detected, and limits. The trial measures both peaks and what they consist of. Transformer Engine's
+copies live from forward to backward, so they count as temporaries, unless `is_first_microbatch` or FP8
+weights keep them between steps.
 
-References. H200, GiB (torch 2.11, torchao 0.18, TE 2.20), FP8 and BF16: 468M decoder 24.7 and 24.7,
-compiled 17.2 and 21.7; LoRA on Llama 1B 38.4 and 35.4, compiled 29.5 and 29.5. One te.Linear with FP8
-weights: its loss stays at 1.51 with AdamW, and falls from 1.53 to 0.28 with master weights.
+References. H200, GiB (torch 2.11, torchao 0.18, TE 2.20), FP8 and BF16: 468M decoder 24.7 and 24.7, compiled
+17.2 and 21.7; LoRA on Llama 1B 38.4 and 35.4, compiled 29.5 and 29.5. One te.Linear with FP8 weights: its
+loss stays at 1.51 with AdamW, and falls from 1.53 to 0.28 with master weights.
 https://github.com/NVIDIA/TransformerEngine/issues/1261
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
@@ -48,8 +47,8 @@ from fp8doctor.analysis.memory import (
     trained_fp8_weights,
 )
 from fp8doctor.analysis.outcome import measured_speed
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, Workload, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, Linear, if_recorded, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -59,8 +58,7 @@ MORE_PCT = 5.0
 14.5 GiB); a predicted peak at full depth is within 1; the smallest real case is 8.4 (LoRA, not compiled)."""
 
 MORE_GIB = 0.25
-"""Extra peak, in GiB, that counts: the FP8 matmuls' workspaces do not (32 MiB each, 66 MiB in all on an
-H200)."""
+"""Extra peak, in GiB, that counts: the matmuls' workspaces take 66 MiB in all on an H200."""
 
 SHOWN_GIB = 0.05
 """Difference of one part, in GiB, that is worth a word: what shows as 0.1."""
@@ -84,7 +82,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     now = arm(facts.trial, ArmName.AS_IS)
     if now is None or now.peak_gib is None:
         return NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     eager = [linear for linear in fp8 if linear.compiled is None]
     compiled = not eager and now.graphs_run != 0
     forms = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED) if compiled else (ArmName.BF16,)
@@ -195,10 +193,7 @@ def excess_in_words(parts: tuple[Part, ...]) -> str:
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear], now: Arm) -> Treatment | None:
-    """Compile the layers, else propose FP8 weights if they save memory; None if nothing is known to.
-
-    Accelerate copies weights into the layers that it creates, so their first value is not the model's.
-    """
+    """Compile the layers, else propose FP8 weights; None if unknown, or if Accelerate copies the weights."""
     if eager:
         return compile_treatment(facts, eager)
     if not copies or if_recorded(may_have_converted, facts):
@@ -210,24 +205,10 @@ def treatment(facts: Facts, eager: list[Linear], copies: list[Linear], now: Arm)
 
 def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
     """Transformer Engine through Accelerate, not compiled, as measured on an H200."""
-    layer = Linear(
-        name="layers.0.up",
-        stack="transformer_engine",
-        use="training",
-        in_features=4096,
-        out_features=14336,
-        requires_grad=True,
-        compiled=None,
-    )
-    arms = tuple(
-        Arm(name=name, tried=True, peak_gib=gib, graphs_run=0)
-        for name, gib in ((ArmName.AS_IS, peak_gib), (ArmName.BF16, 19.9))
-    )
-    return Facts(
-        network=Network(linears=(layer,), blocks=()),
-        workload=Workload(tokens=4096),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    peaks = {ArmName.AS_IS: peak_gib, ArmName.BF16: 19.9}
+    arms = tuple(Arm(name=name, tried=True, peak_gib=gib, graphs_run=0) for name, gib in peaks.items())
+    layer = float8(stack="transformer_engine", in_features=4096, out_features=14336)
+    return example(linears=(layer,), blocks=(), tokens=4096, device="cuda", arms=arms)
 
 
 SICK = _four_layers_of_llama_8b(peak_gib=22.8)

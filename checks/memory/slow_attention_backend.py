@@ -1,29 +1,28 @@
 """Attention runs as plain matmuls and a softmax
 
-What it finds. Attention does not use a fused kernel: the configuration asks for eager attention,
-torch's fused backends are switched off, or no backend accepts the call.
+What it finds. Attention does not use a fused kernel: the configuration asks for eager attention, torch's
+fused backends are switched off, or no backend accepts the call.
 
-Why it matters. A fused kernel (flash, cuDNN, memory-efficient) never writes the scores to memory.
-Eager attention and torch's math backend do, the latter in fp32: heads x tokens x tokens, with
-several passes forward and backward. This grows with the square of the sequence. FP8 makes the
-Linears faster and leaves attention as it is, so its share grows. BF16 gains as much from the fix.
+Why it matters. A fused kernel (flash, cuDNN, memory-efficient) never writes the scores to memory. Eager
+attention and torch's math backend do, the latter in fp32: heads x tokens x tokens, with several passes
+forward and backward. This grows with the square of the sequence. FP8 makes the Linears faster and leaves
+attention as it is, so its share grows. BF16 gains as much from the fix.
 
-Fix. Let torch choose; it takes the fastest backend that fits each call. If torch itself falls back,
-a mask is the usual cause: flash takes none, cuDNN none that needs a gradient, and every fused one
-needs stride 1 in its last dimension (T5 before transformers 5.20).
+Fix. Let torch choose; it takes the fastest backend that fits each call. If torch itself falls back, a mask is
+the usual cause: flash takes none, cuDNN none that needs a gradient, and every fused one needs stride 1 in its
+last dimension (T5 before transformers 5.20).
 
-    from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")  # before
 
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")   # after
 
-When to ignore it. If something needs eager attention: `output_attentions=True`, capped logits
-(Gemma 2), or a class without another. These are not reported.
+When to ignore it. If something needs eager attention: `output_attentions=True`, capped logits (Gemma 2), or a
+class without another. These are not reported.
 
-How it is detected, and limits. fp8doctor reads transformers' configurations and torch's enabled
-backends, and in a profiled step the kernels that attention ran. Only a profile shows which backend
-a call takes, because that depends on mask, head size and dtype. MEM003 covers fp32 steps.
+How it is detected, and limits. fp8doctor reads transformers' configurations and torch's enabled backends, and
+in a profiled step the kernels that attention ran. Only a profile shows which backend a call takes, because
+that depends on mask, head size and dtype. MEM003 covers fp32 steps.
 
 References. transformers 5.23, run on a CPU.
 https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
@@ -41,16 +40,14 @@ from packaging.version import Version
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.step_difference import PlainAttention, plain_attention, watched_on_gpu
-from fp8doctor.facts import Arm, Attention, Facts, Network, Training, recorded
-from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.record import Value
+from fp8doctor.facts import Arm, ArmName, Attention, Facts, Network, Value, recorded
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
-"""torch's backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch
-2.13."""
+"""Backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
 
 CONTIGUOUS_BIAS = "5.20.0"
 """First transformers whose ``create_position_bias_mask`` returns a contiguous mask:
@@ -116,9 +113,7 @@ def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
         )
     if attentions:
         return None
-    return NotApplicable(
-        reason="no configuration says how attention is computed, and no step was profiled on a GPU"
-    )
+    return NotApplicable(reason="neither a configuration nor a profiled GPU step shows the attention")
 
 
 def on_gpu(facts: Facts) -> Arm | None:
@@ -230,15 +225,9 @@ CALL_TORCHS = Treatment(
 
 
 def _llama(implementation: str) -> Facts:
-    attention = Attention(
-        name="",
-        kind="transformers.LlamaForCausalLM",
-        implementation=implementation,
-        has_sdpa=True,
-        needs_eager=None,
-    )
-    training = Training(sdp_backends=("flash", "mem_efficient", "cudnn", "math"))
-    return Facts(network=Network(attentions=(attention,), wrappers=()), training=training)
+    kind = "transformers.LlamaForCausalLM"
+    attention = Attention(name="", kind=kind, implementation=implementation, has_sdpa=True, needs_eager=None)
+    return example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))
 
 
 SICK = _llama("eager")

@@ -1,15 +1,14 @@
 """A layer loses much more in FP8 than the others
 
-What it finds. A layer's FP8 output or gradients are much further from BF16's than those of the
-other layers.
+What it finds. A layer's FP8 output or gradients are much further from BF16's than those of the other layers.
 
-Why it matters. FP8 rounds each value to three bits of mantissa. This puts a sound layer's noise
-about 28 dB below its output, for any size of values. Two things break that. One outlier, about
-100,000 times as large as the rest, sets the scale of the whole tensor, and the rest becomes zero.
-And if a layer subtracts large terms from each other, the rounding of the terms is what remains.
+Why it matters. FP8 rounds each value to three bits of mantissa. This puts a sound layer's noise about 28 dB
+below its output, for any size of values. Two things break that. One outlier, about 100,000 times as large as
+the rest, sets the scale of the whole tensor, and the rest becomes zero. And if a layer subtracts large terms
+from each other, the rounding of the terms is what remains.
 
-Fix. Leave such layers in BF16. If one scale for a whole tensor is the cause, one scale per row
-(recipe `rowwise`) may be enough (torchao 0.18).
+Fix. Leave such layers in BF16. If one scale for a whole tensor is the cause, one scale per row (recipe
+`rowwise`) may be enough (torchao 0.18).
 
     convert_to_float8_training(model)  # before
 
@@ -19,17 +18,16 @@ Fix. Leave such layers in BF16. If one scale for a whole tensor is the cause, on
 
 When to ignore it. If your loss curve matches BF16's.
 
-How it is detected, and limits. fp8doctor feeds every FP8 layer alone with its input and output
-gradient from one BF16 step, and compares output, input gradient and weight gradient (SQNR in dB;
-for the output also the typical row). It is one batch, and an error that builds up across layers is
-not seen.
+How it is detected, and limits. fp8doctor feeds every FP8 layer alone with its input and output gradient from
+one BF16 step, and compares output, input gradient and weight gradient (SQNR in dB; for the output also the
+typical row). It is one batch, and an error that builds up across layers is not seen.
 
 References. Float8Linears of 512x512 (torchao 0.18, tensorwise), dB of output, input gradient and weight
-gradient: normal values 28.5, 24.6, 24.6; one element 1e5 times as large leaves a typical row at 17.8
-(rowwise 28.5), 1e6 times at 0.4; inputs whose mean is ten times their spread, canceled by the weights:
-8.0. A trained Llama: 29 to 41, 24 to 32, 26 to 31. torchao's tests require 18 dB for an output and 17
-for a weight gradient: https://github.com/pytorch/ao/blob/v0.18.0/test/float8/test_base.py
-https://arxiv.org/abs/2209.05433 https://arxiv.org/abs/2402.17762
+gradient: normal values 28.5, 24.6, 24.6; one element 1e5 times as large leaves a typical row at 17.8 (rowwise
+28.5), 1e6 times at 0.4; inputs whose mean is ten times their spread, canceled by the weights: 8.0. A trained
+Llama: 29 to 41, 24 to 32, 26 to 31. torchao's tests require 18 dB for an output and 17 for a weight gradient:
+https://github.com/pytorch/ao/blob/v0.18.0/test/float8/test_base.py https://arxiv.org/abs/2209.05433
+https://arxiv.org/abs/2402.17762
 """
 
 from __future__ import annotations
@@ -39,25 +37,23 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, LayerNumerics, Linear, Network, Trial
+from fp8doctor.facts import Facts, LayerNumerics
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 LEAST_DB = {"output": 18.0, "input gradient": 17.0, "weight gradient": 17.0}
-"""Ratio that torchao's tests require for an output and a weight gradient (``test_base.py``, see above). An
-input gradient uses the same cast."""
+"""Ratios that torchao's tests require (``test_base.py``, see above); an input gradient uses the same cast."""
 
 FAR_BELOW_DB = 6.0
-"""Distance from the median of all layers: twice the error. A recipe that is coarse in every layer is not one
-layer's problem."""
+"""Distance from the median of all layers: twice the error. A coarse recipe is not one layer's problem."""
 
 WORTHLESS_DB = 10.0
 """Ratio at which the error has a tenth of the signal's power: low for any layer. A convention."""
 
 MUCH_PCT = 1.0
-"""Share of elements, clipped or turned to zero, that is worth saying. Sound layers measured above stay below
-0.4."""
+"""Percent of elements, clipped or turned to zero, that is worth saying. Sound layers stay below 0.4."""
 
 NAMED = 3
 """Layers that the title names; the evidence has them all."""
@@ -158,45 +154,29 @@ def why(low: Sequence[Low]) -> str:
 def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
     """Propose these layers in BF16; for torchao also the other recipe."""
     kept = keep_in_bf16(names, facts)
-    tensorwise = any(
-        linear.name in names and linear.recipe == "tensorwise" for linear in facts.network.linears
-    )
+    tensorwise = any(each.name in names and each.recipe == "tensorwise" for each in facts.network.linears)
     note = '\n# or one scale per row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
     return Treatment(name=kept.name, summary=kept.summary, code=kept.code + note, layers=kept.layers)
 
 
-def _layers(typical_db: float, flushed_pct: float) -> Facts:
-    """Four layers of 512x512 as measured, one of them with a huge element in its input."""
-    healthy = [
-        LayerNumerics(
-            name=f"up.{i}",
-            output_sqnr_db=28.5,
-            typical_output_sqnr_db=28.5,
-            input_gradient_sqnr_db=24.6,
-            weight_gradient_sqnr_db=24.6,
-            saturated_pct=0.0,
-            flushed_pct=0.0,
-            non_finite=0,
-        )
-        for i in range(3)
-    ]
-    odd = LayerNumerics(
-        name="down",
-        output_sqnr_db=31.3,
+def _layer(name: str, typical_db: float = 28.5, flushed_pct: float = 0.0) -> LayerNumerics:
+    return LayerNumerics(
+        name=name,
+        output_sqnr_db=28.5,
         typical_output_sqnr_db=typical_db,
-        input_gradient_sqnr_db=24.7,
-        weight_gradient_sqnr_db=25.5,
+        input_gradient_sqnr_db=24.6,
+        weight_gradient_sqnr_db=24.6,
         saturated_pct=0.0,
         flushed_pct=flushed_pct,
         non_finite=0,
     )
-    linears = tuple(
-        Linear(name=each.name, stack="torchao", use="training", recipe="tensorwise")
-        for each in (*healthy, odd)
-    )
-    return Facts(
-        network=Network(linears=linears), trial=Trial(device="cuda", arms=(), numerics=(*healthy, odd))
-    )
+
+
+def _layers(typical_db: float, flushed_pct: float) -> Facts:
+    """Four layers of 512x512 as measured, one of them with a huge element in its input."""
+    numerics = (*(_layer(f"up.{i}") for i in range(3)), _layer("down", typical_db, flushed_pct))
+    linears = tuple(float8(each.name) for each in numerics)
+    return example(linears=linears, device="cuda", arms=(), numerics=numerics)
 
 
 SICK = _layers(typical_db=0.4, flushed_pct=97.1)

@@ -1,12 +1,11 @@
 """NaN or infinity in FP8 only
 
-What it finds. Loss or gradients are not finite in FP8, while BF16 is finite with the same weights
-and batch.
+What it finds. Loss or gradients are not finite in FP8, while BF16 is finite with the same weights and batch.
 
-Why it matters. One NaN in a gradient is in every weight after the next update, and no later step
-removes it. FP8 has less range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does
-not saturate; beyond 57344 in E5M2 it becomes infinity. Delayed scaling meets such values whenever a
-tensor grows faster than its history. A miscompiled cast writes them by itself.
+Why it matters. One NaN in a gradient is in every weight after the next update, and no later step removes it.
+FP8 has less range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does not saturate; beyond
+57344 in E5M2 it becomes infinity. Delayed scaling meets such values whenever a tensor grows faster than its
+history. A miscompiled cast writes them by itself.
 
 Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this step's values, or
 `DelayedScaling(margin=1)`. A lower learning rate and clipping help if gradients grow, in BF16 too.
@@ -17,15 +16,15 @@ Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this
     from transformer_engine.common.recipe import Float8CurrentScaling
     recipe = Float8CurrentScaling()               # after
 
-When to ignore it. If only a layer run alone overflows and all steps were finite: compiled code may
-saturate where other code does not. It is then a warning.
+When to ignore it. If only a layer run alone overflows and all steps were finite: compiled code may saturate
+where other code does not. It is then a warning.
 
-How it is detected, and limits. The trial looks at loss and gradients in the first steps of your
-job, of the fixed step and of BF16, and feeds every FP8 layer alone with its BF16 input. If BF16 is
-not finite either, nothing is reported, because FP8 need not be the cause. Later steps are not seen.
+How it is detected, and limits. The trial looks at loss and gradients in the first steps of your job, of the
+fixed step and of BF16, and feeds every FP8 layer alone with its BF16 input. If BF16 is not finite either,
+nothing is reported, because FP8 need not be the cause. Later steps are not seen.
 
-References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps
-first (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
+References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
+(`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_utils.py
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
 https://github.com/triton-lang/triton/issues/11111
@@ -35,8 +34,9 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
-from fp8doctor.facts import Arm, Facts, LayerNumerics, Linear, Network, Trial, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, LayerNumerics, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
@@ -50,14 +50,7 @@ NAMED = 3
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    seen = [
-        each
-        for name in (ArmName.AS_IS, ArmName.PRESCRIBED)
-        if (each := arm(facts.trial, name)) and each.non_finite is not None
-    ]
-    bf16 = [
-        each for name in BF16_BASELINES if (each := arm(facts.trial, name)) and each.non_finite is not None
-    ]
+    seen, bf16 = checked(facts, ArmName.AS_IS, ArmName.PRESCRIBED), checked(facts, *BF16_BASELINES)
     if not seen or not bf16:
         return NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
     bf16_too = " and ".join(
@@ -77,7 +70,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     where_in = (
         "FP8" if not bad or bad[0].name == ArmName.AS_IS else "the fixed FP8 step, not in the step as it is"
     )
-    alone = f"{plural(len(layers), 'FP8 layer')} {verb(layers)} NaN or infinity alone, not compiled"
+    alone = f"NaN or infinity in {plural(len(layers), 'FP8 layer')} run alone, not compiled"
     return Finding(
         severity="error" if bad else "warning",
         title=f"NaN or infinity in {' and '.join(names)} in {where_in}"
@@ -95,21 +88,23 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
+def checked(facts: Facts, *names: str) -> list[Arm]:
+    """List the variants of these names whose loss and gradients were checked."""
+    found = (arm(facts.trial, name) for name in names)
+    return [each for each in found if each and each.non_finite is not None]
+
+
 def fixed(bad: list[Arm], seen: list[Arm]) -> str:
     """Say if the fixed step was finite: compiled code may saturate where other code does not."""
     only_as_is = [each.name for each in bad] == [ArmName.AS_IS] and len(seen) > 1
     return " With all fixes the step was finite." if only_as_is else ""
 
 
-def verb(layers: tuple[str, ...]) -> str:
-    return "gives" if len(layers) == 1 else "give"
-
-
 def where(facts: Facts, layers: tuple[str, ...]) -> str:
     """Name the layers that it comes from, if known."""
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-        return f"Fed alone with the BF16 input, {', '.join(layers[:NAMED])}{more} {verb(layers)} it."
+        return f"Fed alone with the BF16 input, it begins in {', '.join(layers[:NAMED])}{more}."
     if recorded(facts, "trial.numerics") and facts.trial.numerics:
         return (
             f"None of {plural(len(facts.trial.numerics), 'layer')}, fed alone and not compiled, gives any: "
@@ -122,9 +117,7 @@ def treatment(facts: Facts, layers: tuple[str, ...], bad: list[Arm]) -> Treatmen
     """Propose BF16 for the layers, else current scaling for Transformer Engine; None if nothing is known."""
     if layers:
         return keep_in_bf16(layers, facts)
-    delayed = any(
-        stack_of(linear).under_autocast and linear.use == "training" for linear in facts.network.linears
-    )
+    delayed = any(stack_of(each).under_autocast and each.use == "training" for each in facts.network.linears)
     if not delayed or not any(each.name == ArmName.AS_IS for each in bad):
         return None
     return describe("te-current", facts)
@@ -132,18 +125,11 @@ def treatment(facts: Facts, layers: tuple[str, ...], bad: list[Arm]) -> Treatmen
 
 def _overflow(*non_finite: str) -> Facts:
     """A step of two layers, the second of which overflows in FP8."""
-    linears = tuple(
-        Linear(name=name, stack="torchao", use="training", recipe="tensorwise") for name in ("up", "down")
-    )
-    arms = tuple(
-        Arm(name=name, tried=True, non_finite=found)
-        for name, found in ((ArmName.AS_IS, non_finite), (ArmName.BF16, ()))
-    )
-    numerics = tuple(
-        LayerNumerics(name=name, non_finite=64 if non_finite and name == "down" else 0)
-        for name in ("up", "down")
-    )
-    return Facts(network=Network(linears=linears), trial=Trial(device="cuda", arms=arms, numerics=numerics))
+    both = {ArmName.AS_IS: non_finite, ArmName.BF16: ()}
+    arms = tuple(Arm(name=name, tried=True, non_finite=found) for name, found in both.items())
+    counts = {"up": 0, "down": 64 if non_finite else 0}
+    numerics = tuple(LayerNumerics(name=name, non_finite=count) for name, count in counts.items())
+    return example(linears=tuple(map(float8, counts)), device="cuda", arms=arms, numerics=numerics)
 
 
 SICK = _overflow("loss", "gradients")

@@ -1,1 +1,1 @@
-"""Diseases of GEMM shapes."""
+"""Matmul shapes, and the recipe that fits them."""

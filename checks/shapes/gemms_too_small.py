@@ -2,11 +2,10 @@
 
 What it finds. Some FP8 layers cost more time in casts than their FP8 matmuls save, even compiled.
 
-Why it matters. FP8 halves the time of a large matmul, but adds casts. Input, weight and gradient
-are read once for their largest value, and once more to be written in FP8, in two layouts. A matmul
-grows with M x K x N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in the
-key and value projections of grouped-query attention or in narrow bottlenecks, the casts cost more
-than the matmul saves.
+Why it matters. FP8 halves the time of a large matmul, but adds casts. Input, weight and gradient are read
+once for their largest value, and once more to be written in FP8, in two layouts. A matmul grows with M x K x
+N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in the key and value projections of
+grouped-query attention or in narrow bottlenecks, the casts cost more than the matmul saves.
 
 Fix. Leave these layers out of the conversion; the others keep their gain (torchao 0.18).
 
@@ -18,14 +17,14 @@ Fix. Leave these layers out of the conversion; the others keep their gain (torch
 
 When to ignore it. If you convert everything to study numerics.
 
-How it is detected, and limits. On a GPU the trial times each layer's matmuls in BF16 and FP8, and
-its compiled casts; otherwise all of it is estimated. A layer must be 3% slower when timed, counting
-only 45% of its casts (the least a step pays), or 25% when estimated; together, 2% of the matmul
-time. If rowwise scaling is the reason, see SHP005; if more tokens help, SHP003. If the trial timed
-the whole step without these layers in FP8 and gained less, nothing is reported.
+How it is detected, and limits. On a GPU the trial times each layer's matmuls in BF16 and FP8, and its
+compiled casts; otherwise all of it is estimated. A layer must be 3% slower when timed, counting only 45% of
+its casts (the least a step pays), or 25% when estimated; together, 2% of the matmul time. If rowwise scaling
+is the reason, see SHP005; if more tokens help, SHP003. If the trial timed the whole step without these layers
+in FP8 and gained less, nothing is reported.
 
-References. torchao's own filter skips K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12 to
-0.18, tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
+References. torchao's own filter skips K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12 to 0.18,
+tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
 https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40% slower in FP8)
 """
 
@@ -50,7 +49,8 @@ from fp8doctor.analysis.losing_layers import (
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16, stay_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Workload, if_recorded
+from fp8doctor.facts import Facts, Linear, if_recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -62,18 +62,14 @@ SHAPES_SHOWN = 3
 @check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
-        return NotApplicable(
-            reason="fp8doctor knows no FP8 layer's shape, recipe and tokens, or no FP8 datasheet of this GPU"
-        )
+        return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     if crossing(facts):
         return NotApplicable(reason="with so few tokens, FP8 pays off for no shape (SHP003)")
     found, saved = losing_body(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return None
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    shapes = Counter(
-        f"{linear.in_features} x {linear.out_features}" for linear in fp8 if linear.name in found
-    )
+    fp8 = facts.network.fp8
+    shapes = Counter(f"{each.in_features} x {each.out_features}" for each in fp8 if each.name in found)
     shown = ", ".join(shape for shape, _ in shapes.most_common(SHAPES_SHOWN)) + (
         ", ..." if len(shapes) > SHAPES_SHOWN else ""
     )
@@ -114,22 +110,12 @@ def pays_for_none(fp8: list[Linear], facts: Facts) -> bool:
 
 
 def _decoder(kv_features: int) -> Facts:
-    def linear(name: str, out_features: int) -> Linear:
-        return Linear(
-            name=name,
-            stack="torchao",
-            use="training",
-            recipe="tensorwise",
-            in_features=2048,
-            out_features=out_features,
-            requires_grad=True,
-            role="body",
-            adapter=None,
-            flops_share_pct=50.0,
-        )
-
-    linears = (linear("layers.0.k_proj", kv_features), linear("layers.0.up_proj", 2048))
-    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192))
+    sides = {"layers.0.k_proj": kv_features, "layers.0.up_proj": 2048}
+    linears = (
+        float8(name, in_features=2048, out_features=width, flops_share_pct=50.0)
+        for name, width in sides.items()
+    )
+    return example(linears=tuple(linears), batch_source="given", tokens=8192)
 
 
 SICK = _decoder(kv_features=64)

@@ -2,9 +2,9 @@
 
 What it finds. The parameter count does not match the size in the model's name, such as 350M or 7b.
 
-Why it matters. People compare times, memory and speedups by size. A decoder called 350M had 454M
-parameters: a third more work in every step, which was blamed on FP8. The usual causes are a gated
-MLP (three matrices) with the width of a plain one, an untied output head, and a larger vocabulary.
+Why it matters. People compare times, memory and speedups by size. A decoder called 350M had 454M parameters:
+a third more work in every step, which was blamed on FP8. The usual causes are a gated MLP (three matrices)
+with the width of a plain one, an untied output head, and a larger vocabulary.
 
 Fix. Choose the number of layers, or the width, that gives the size, or change the name.
 
@@ -14,14 +14,14 @@ Fix. Choose the number of layers, or the width, that gives the size, or change t
 
 When to ignore it. If you do not compare this model with others by size.
 
-How it is detected, and limits. fp8doctor counts all parameters except LoRA's, and reads sizes in
-the name in the configuration, the class, the file and the function that builds the model. Names may
-round and may omit the embeddings: a difference up to 12% with or without them is fine. Nothing is
-reported for mixtures of experts, several towers, a shortened model, or a number that is off by more
-than a factor of two, which means something else (tokens, for example).
+How it is detected, and limits. fp8doctor counts all parameters except LoRA's, and reads sizes in the name in
+the configuration, the class, the file and the function that builds the model. Names may round and may omit
+the embeddings: a difference up to 12% with or without them is fine. Nothing is reported for mixtures of
+experts, several towers, a shortened model, or a number that is off by more than a factor of two, which means
+something else (tokens, for example).
 
-References. The released models whose counts are furthest from their names: gemma-7b (8.54B, 7.75B
-without embeddings), Llama-3.2-1B (1.24B), gemma-2b (2.51B). https://huggingface.co/google/gemma-7b
+References. The released models whose counts are furthest from their names: gemma-7b (8.54B, 7.75B without
+embeddings), Llama-3.2-1B (1.24B), gemma-2b (2.51B). https://huggingface.co/google/gemma-7b
 https://huggingface.co/meta-llama/Llama-3.2-1B https://huggingface.co/google/gemma-2b
 """
 
@@ -32,14 +32,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.facts import Blocks, Facts, Linear, Network, Target, recorded
+from fp8doctor.facts import Blocks, Facts, Network, Target, recorded
+from fp8doctor.facts.examples import float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 TOLERANCE = 0.12
-"""Relative difference that a name may have: gemma-7b has 1.107 times its name without the embeddings, the "
-"most
-among the released models that were compared."""
+"""Relative difference that a name may have: gemma-7b, the furthest compared, has 1.107 times its name."""
 
 ANOTHER_MEANING = 2.0
 """Ratio beyond which a number in a name does not mean parameters. A choice, because of "10B tokens"."""
@@ -79,9 +78,7 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
         any(linear.role in ("experts", "router") or linear.use == "storage" for linear in network.linears)
         or len(network.blocks) != 1
     ):
-        return NotApplicable(
-            reason="the names of such models count differently: experts, several towers, or packed weights"
-        )
+        return NotApplicable(reason="names count differently with experts, towers or packed weights")
     if any(
         abs(counted - claim.parameters) <= max(TOLERANCE * claim.parameters, claim.rounding)
         for claim in claims
@@ -159,14 +156,12 @@ def count_in_words(parameters: float) -> str:
 
 
 def _decoder(file: str) -> Facts:
-    layers = tuple(
-        Linear(name=f"blocks.{i}.mlp", role="body", use="none", parameters=16_777_216) for i in range(24)
-    )
+    names = (f"blocks.{i}.mlp" for i in range(24))
     network = Network(
         kind="decoder.LM",
         parameters=454_166_528,
         adapter_parameters=0,
-        linears=layers,
+        linears=tuple(float8(name, use="none", parameters=16_777_216) for name in names),
         blocks=(Blocks(name="blocks", count=24),),
         ties=(("embedding.weight", "head.weight"),),
         vocabulary=50257,

@@ -1,12 +1,10 @@
 """A narrow head or router in FP8
 
-What it finds. An output head with few classes, or a router, was converted to FP8 and is slower than
-in BF16.
+What it finds. An output head with few classes, or a router, was converted to FP8 and is slower than in BF16.
 
-Why it matters. A head with a handful of classes and a router with a few dozen experts read all
-activations to compute a few columns. Memory bandwidth limits such a matmul, and casting the
-activations moves more bytes than the matmul itself. Rounding here also goes straight into the loss
-or into the choice of experts, so it costs accuracy too.
+Why it matters. A head with a handful of classes and a router with a few dozen experts read all activations to
+compute a few columns. Memory bandwidth limits such a matmul, and casting the activations moves more bytes
+than the matmul itself. Rounding here also goes straight into the loss or into the choice of experts.
 
 Fix. Leave the layer out of the conversion (torchao 0.18).
 
@@ -15,22 +13,19 @@ Fix. Leave the layer out of the conversion (torchao 0.18).
     from torchao.float8 import convert_to_float8_training
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name != "score")  # after
 
-When to ignore it. If only its rounding is reported: a head as wide as a vocabulary can gain speed
-with enough tokens, and is only information.
+When to ignore it. If only its rounding is reported: a head as wide as a vocabulary can gain speed with enough
+tokens, and is only information.
 
-How it is detected, and limits. On a GPU the trial times the layer in BF16 and in FP8 with compiled
-casts. Otherwise it is estimated, and must be 25% slower, with 65,536 tokens in a micro-batch too.
-If the trial timed the whole step without this layer in FP8 and gained less than that, nothing is
-reported.
+How it is detected, and limits. On a GPU the trial times the layer in BF16 and in FP8 with compiled casts.
+Otherwise it is estimated, and must be 25% slower, with 65,536 tokens in a micro-batch too. If the trial timed
+the whole step without this layer in FP8 and gained less than that, nothing is reported.
 
-References. torchtitan's configurations leave out `output` and `router.gate`. DeepSeek-V3 keeps
-output head and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1).
-https://github.com/pytorch/torchtitan https://arxiv.org/abs/2412.19437
+References. torchtitan's configurations leave out `output` and `router.gate`. DeepSeek-V3 keeps output head
+and gating in BF16 or FP32 (arXiv 2412.19437, 3.3.1). https://github.com/pytorch/torchtitan
+https://arxiv.org/abs/2412.19437
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 from fp8doctor.analysis.arms import savings
 from fp8doctor.analysis.expected_fp8_gemms import kept_in_bf16
@@ -39,7 +34,8 @@ from fp8doctor.analysis.layers import makes_logits
 from fp8doctor.analysis.losing_layers import APART, acquitted, at_least, basis, in_step, losing_apart, saving
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Workload, recorded
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -50,18 +46,12 @@ GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
 @check("SHP004", "narrow-head", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     kept = kept_in_bf16(facts.network.linears)
-    apart = [
-        linear
-        for linear in facts.network.linears
-        if linear.use == "training" and linear.role in APART and linear.name not in kept
-    ]
+    apart = [each for each in facts.network.fp8 if each.role in APART and each.name not in kept]
     if not apart:
         return NotApplicable(reason="no head or router is in FP8")
     wide = [linear for linear in apart if makes_logits(linear, facts.network)]
     if not wide and not gains(facts).keys() & {linear.name for linear in apart}:
-        return NotApplicable(
-            reason="fp8doctor does not know its shape, recipe or tokens, or no FP8 datasheet of this GPU"
-        )
+        return NotApplicable(reason="its shape, recipe, tokens or GPU datasheet is unknown")
     found, saved = losing_apart(facts), savings(facts).get(KEEP_IN_BF16)
     if not found or acquitted(found.values(), saved):
         return vocabulary_in_fp8(wide[0], facts) if wide else None
@@ -110,21 +100,9 @@ def vocabulary_in_fp8(head: Linear, facts: Facts) -> Finding:
 
 
 def _classifier(classes: int) -> Facts:
-    def linear(name: str, out_features: int, role: Literal["body", "head"]) -> Linear:
-        return Linear(
-            name=name,
-            stack="torchao",
-            use="training",
-            recipe="tensorwise",
-            in_features=4096,
-            out_features=out_features,
-            requires_grad=True,
-            role=role,
-            flops_share_pct=50.0,
-        )
-
-    linears = (linear("up", 4096, "body"), linear("score", classes, "head"))
-    return Facts(network=Network(linears=linears), workload=Workload(batch_source="given", tokens=8192))
+    up = float8("up", in_features=4096, flops_share_pct=50.0)
+    head = float8("score", in_features=4096, out_features=classes, role="head", flops_share_pct=50.0)
+    return example(linears=(up, head), batch_source="given", tokens=8192)
 
 
 SICK = _classifier(classes=16)

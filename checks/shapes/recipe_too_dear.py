@@ -2,12 +2,12 @@
 
 What it finds. The same step is faster with another of torchao's or Transformer Engine's recipes.
 
-Why it matters. Recipes differ in casts and kernels. `tensorwise` has one scale per tensor, which
-the fastest FP8 kernels use. `rowwise` has one per row and column: its casts cost more and its
-matmuls are slower, which small layers (K, N up to about 2048) never earn back. `rowwise_with_gw_hp`
-keeps the weight gradient in BF16. In Transformer Engine, delayed scaling knows its scales in
-advance, current scaling reads every tensor once more, and block scaling works in blocks of 128. On
-an H200, a 468M decoder took 92.8 ms/step with tensorwise and 126.0 ms with rowwise (BF16: 98.2 ms).
+Why it matters. Recipes differ in casts and kernels. `tensorwise` has one scale per tensor, which the fastest
+FP8 kernels use. `rowwise` has one per row and column: its casts cost more and its matmuls are slower, which
+small layers (K, N up to about 2048) never earn back. `rowwise_with_gw_hp` keeps the weight gradient in BF16.
+In Transformer Engine, delayed scaling knows its scales in advance, current scaling reads every tensor once
+more, and block scaling works in blocks of 128. On an H200, a 468M decoder took 92.8 ms/step with tensorwise
+and 126.0 ms with rowwise (BF16: 98.2 ms).
 
 Fix. Convert with the faster recipe and watch the loss: `tensorwise` is the fastest and least exact,
 `rowwise_with_gw_hp` the most exact. For Transformer Engine, pass the recipe to `te.autocast`.
@@ -20,13 +20,13 @@ Fix. Convert with the faster recipe and watch the loss: `tensorwise` is the fast
 
 When to ignore it. If your loss needs the more exact recipe.
 
-How it is detected, and limits. The trial times the step with each other recipe, all else equal.
-Without a trial, two things are information: the cost model expects tensorwise to be 15% faster with
-your batch; or the GPU (GeForce Blackwell) multiplies block-scaled FP8 at twice the rate of plain
-FP8, for which torchao 0.18 and Transformer Engine 2.20 have no training recipe.
+How it is detected, and limits. The trial times the step with each other recipe, all else equal. Without a
+trial, two things are information: the cost model expects tensorwise to be 15% faster with your batch; or the
+GPU (GeForce Blackwell) multiplies block-scaled FP8 at twice the rate of plain FP8, for which torchao 0.18 and
+Transformer Engine 2.20 have no training recipe.
 
-References. `h200-decoder_468m_compiled`. NVIDIA's 5B on an H200 NVL, matmuls and casts alone: 1.69x
-of BF16 with delayed, 1.58x with current, 1.40x with block scaling. FP8 rates on 12.x:
+References. `h200-decoder_468m_compiled`. NVIDIA's 5B on an H200 NVL, matmuls and casts alone: 1.69x of BF16
+with delayed, 1.58x with current, 1.40x with block scaling. FP8 rates on 12.x:
 https://github.com/triton-lang/triton/issues/11320 https://github.com/Nerogar/OneTrainer/pull/1686
 https://docs.pytorch.org/ao/main/workflows/training.html
 """
@@ -40,9 +40,9 @@ from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, rec
 from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step_cost import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, in_any_window
-from fp8doctor.facts.record import Value
+from fp8doctor.facts import Arm, ArmName, Facts, Value, if_recorded, recorded
+from fp8doctor.facts.arm_names import in_any_window
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.recipes import BY_TREATMENT, named
 from fp8doctor.registry import check
@@ -58,11 +58,15 @@ MODEL_ERROR = 0.15
     "SHP005", "recipe-too-dear", area="shapes", severity="warning", changes_fp8=True, explained_by=("DST001",)
 )
 def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
-    own = sorted({linear.recipe or "unknown" for linear in facts.network.linears if linear.use == "training"})
+    own = sorted({linear.recipe or "unknown" for linear in facts.network.fp8})
     if not own:
         return NotApplicable(reason="no layer is set up for FP8 training")
     on_cpu = timed_on_cpu(facts)
-    slow = untimed(own, facts) if on_cpu or not recorded(facts, "trial.arms") else None
+    slow = (
+        (at_half_rate(own, facts) or if_recorded(modelled, own, facts))
+        if on_cpu or not recorded(facts, "trial.arms")
+        else None
+    )
     if slow:
         return slow
     if on_cpu:
@@ -100,19 +104,9 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         f"ms{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. The recipes also "
         "differ in exactness: watch the loss.",
         evidence=evidence,
-        saving_ms=Saving(
-            low=saved.low,
-            high=saved.high,
-            basis="measured",
-            gpu=timed_on(facts.trial),
-        ),
+        saving_ms=Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial)),
         treatment=describe(best.name, facts),
     )
-
-
-def untimed(own: list[str], facts: Facts) -> Finding | None:
-    """Say what is known without a trial."""
-    return at_half_rate(own, facts) or if_recorded(modelled, own, facts)
 
 
 def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
@@ -143,10 +137,7 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
 
 
 def modelled(own: list[str], facts: Facts) -> Finding | None:
-    """Report that tensorwise is modelled as faster, by more than the model's error.
-
-    Not for watched steps: they contain time that the model does not know.
-    """
+    """Report that tensorwise is modelled as faster by more than the model's error, for unwatched steps."""
     watched = recorded(facts, "observed.steps_ms") and facts.observed.steps_ms
     if watched or not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
         return None
@@ -187,22 +178,13 @@ def _recipe(timed: Arm) -> str:
 
 def _compiled(own: str, **step_ms: float) -> Facts:
     """Compiled decoders as measured on an H200, in ms; the model's own recipe is the step as it is."""
-    arms = [Arm(name=ArmName.AS_IS, tried=True, step_ms=step_ms[own], rounds_ms=(step_ms[own],) * 6)]
-    for recipe, ms in step_ms.items():
-        if recipe != own:
-            arms.append(
-                Arm(
-                    name=recipe_change(recipe),
-                    base=ArmName.AS_IS,
-                    tried=True,
-                    step_ms=ms,
-                    rounds_ms=(ms,) * 6,
-                )
-            )
-    return Facts(
-        network=Network(linears=(Linear(use="training", recipe=own),)),
-        trial=Trial(device="cuda", gpu="NVIDIA H200", arms=tuple(arms)),
-    )
+    others = [
+        variant(recipe_change(recipe), ms, base=ArmName.AS_IS)
+        for recipe, ms in step_ms.items()
+        if recipe != own
+    ]
+    arms = (variant(ArmName.AS_IS, step_ms[own]), *others)
+    return example(linears=(float8(recipe=own),), device="cuda", gpu="NVIDIA H200", arms=arms)
 
 
 SICK = _compiled("rowwise", tensorwise=88.31, rowwise=122.57, rowwise_with_gw_hp=94.21)

@@ -1,17 +1,15 @@
 """Rows that a layer's FP8 matmul cannot take
 
-What it finds. An FP8 layer multiplies a number of rows for which the step raises on a GPU. SHP001
-covers the batch's tokens.
+What it finds. An FP8 layer multiplies a number of rows for which the step raises on a GPU (tokens: SHP001).
 
-Why it matters. The inner side of a weight gradient's matmul is the rows, and FP8 kernels need a
-multiple of 16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 if the weight is
-frozen). A diffusion model's conditioning (time embedding, AdaLN) and a head over a pooled token see
-one row per sample: a batch of 4 samples is 4 rows. The forward works and the backward raises:
-"Expected self.size(1) to be divisible by 16, but got self.size(1)=4". A CPU computes any number of
-rows, so it first fails on a GPU.
+Why it matters. The inner side of a weight gradient's matmul is the rows, and FP8 kernels need a multiple of
+16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 if the weight is frozen). A diffusion model's
+conditioning (time embedding, AdaLN) and a head over a pooled token see one row per sample: a batch of 4
+samples is 4 rows. The forward works and the backward raises: "Expected self.size(1) to be divisible by 16,
+but got self.size(1)=4". A CPU computes any number of rows, so it first fails on a GPU.
 
-Fix. Leave these layers out: with so few rows they gain nothing. For experts in torchao's grouped
-matmul, pass `MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17 or newer).
+Fix. Leave these layers out: with so few rows they gain nothing. For experts in torchao's grouped matmul, pass
+`MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17 or newer).
 
     convert_to_float8_training(model)  # before
 
@@ -21,14 +19,12 @@ matmul, pass `MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17
 
 When to ignore it. If your real batches have other sizes that are multiples of 16.
 
-How it is detected, and limits. fp8doctor counts each layer's rows in one forward with your batch.
-Layers with `pad_inner_dim=True`, and steps already timed on a GPU, are not reported. A router
-decides each expert's rows: if your code may pad them, or te.GroupedLinear multiplies them, the
-answer is unknown.
+How it is detected, and limits. fp8doctor counts each layer's rows in one forward with your batch. Layers with
+`pad_inner_dim=True`, and steps already timed on a GPU, are not reported. A router decides each expert's rows:
+if your code may pad them, or te.GroupedLinear multiplies them, the answer is unknown.
 
-References. On torch's meta device (torch 2.13, torchao 0.18), a Float8Linear raises in the backward
-with 4 rows and not with 16.
-https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
+References. On torch's meta device (torch 2.13, torchao 0.18), a Float8Linear raises in the backward with 4
+rows and not with 16. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 https://github.com/NVIDIA/TransformerEngine/issues/1422
 """
 
@@ -39,7 +35,8 @@ from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Trial, Unrecorded, Workload, recorded
+from fp8doctor.facts import Facts, Linear, Trial, Unrecorded, Workload, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
@@ -63,7 +60,9 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         return None
     if groups := [linear for linear in fp8 if is_unpadded_group(linear) and not are_aligned(linear, facts)]:
         return of_groups(groups, fp8, facts)
-    in_te = [linear for linear in fp8 if is_grouped_in_te(linear)]
+    in_te = [
+        each for each in fp8 if each.stack == "transformer_engine" and each.kind.endswith(".GroupedLinear")
+    ]
     if facts.workload.batch_source != "given":
         if in_te:
             raise Unrecorded(Workload, "rows", rows_in_te(in_te))
@@ -122,11 +121,6 @@ def are_aligned(linear: Linear, facts: Facts) -> bool:
     return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
 
 
-def is_grouped_in_te(linear: Linear) -> bool:
-    """Whether this is Transformer Engine's grouped matmul, which pads nothing."""
-    return linear.stack == "transformer_engine" and linear.kind.endswith(".GroupedLinear")
-
-
 def rows_in_te(layers: list[Linear]) -> str:
     """Say what is unknown about Transformer Engine's grouped matmuls."""
     multiple = max(map(multiple_of, layers))
@@ -160,16 +154,9 @@ def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
         explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies. "
         f"Its FP8 grouped matmul takes only multiples of {multiple}, and pad_token_groups_for_grouped_mm is "
         "False: on a GPU the step raises, or stops with a device-side assert.",
-        evidence={
-            "layers": len(groups),
-            "fp8_layers": len(fp8),
-            "first": first.name,
-            "multiple": multiple,
-        },
+        evidence={"layers": len(groups), "fp8_layers": len(fp8), "first": first.name, "multiple": multiple},
         treatment=Treatment(
-            name="pad-token-groups",
-            summary="let torchao pad the rows of each expert",
-            code=pad_lines(first),
+            name="pad-token-groups", summary="let torchao pad the rows of each expert", code=pad_lines(first)
         ),
         breaks="step_raises",
     )
@@ -193,29 +180,10 @@ def unaligned(linear: Linear, facts: Facts) -> int | None:
 
 def _conditioned(samples: int) -> Facts:
     """A diffusion model's block, and its time embedding, which sees one row per sample."""
-
-    def linear(name: str) -> Linear:
-        return Linear(
-            name=name,
-            kind="torchao.float8.float8_linear.Float8Linear",
-            stack="torchao",
-            use="training",
-            recipe="tensorwise",
-            features={"pad_inner_dim": False},
-            weight_class=None,
-            in_features=1024,
-            out_features=1024,
-            requires_grad=True,
-            role="body",
-            adapter=None,
-        )
-
-    names = ("time_embedding", "blocks.0.up")
-    return Facts(
-        network=Network(linears=tuple(map(linear, names))),
-        workload=Workload(batch_source="given", batch_size=samples, tokens=samples * 4096),
-        trial=Trial(device="cpu", rows={"time_embedding": (samples,), "blocks.0.up": (samples * 4096,)}),
-    )
+    rows: dict[str, tuple[int, ...]] = {"time_embedding": (samples,), "blocks.0.up": (samples * 4096,)}
+    linears = tuple(float8(name, features={"pad_inner_dim": False}) for name in rows)
+    batch = {"batch_source": "given", "batch_size": samples, "tokens": samples * 4096}
+    return example(linears=linears, **batch, trial=Trial(device="cpu", rows=rows))
 
 
 SICK = _conditioned(samples=4)

@@ -1,19 +1,18 @@
 """A 16-bit matmul is slow because of its sides
 
-What it finds. A Linear that stays in 16 bits next to FP8 layers has a side that is not a multiple
-of 8, and costs 5% of the step or more.
+What it finds. A Linear that stays in 16 bits next to FP8 layers has a side that is not a multiple of 8, and
+costs 5% of the step or more.
 
-Why it matters. FP8 conversions leave the output head in 16 bits, and a vocabulary such as GPT-2's
-50257 is not a multiple of 8. Such a matrix has rows that do not begin at 16 bytes. cuBLAS then
-cannot use kernels that read whole vectors, and the matmul runs at a sixth of the speed. The faster
-the rest gets in FP8, the larger this layer's share. With a 454M decoder on an H200, padding 50,257
-to 50,304 took the compiled FP8 step from 129.8 ms to 95.1 ms.
+Why it matters. FP8 conversions leave the output head in 16 bits, and a vocabulary such as GPT-2's 50257 is
+not a multiple of 8. Such a matrix has rows that do not begin at 16 bytes. cuBLAS then cannot use kernels that
+read whole vectors, and the matmul runs at a sixth of the speed. The faster the rest gets in FP8, the larger
+this layer's share. With a 454M decoder on an H200, padding 50,257 to 50,304 took the compiled FP8 step from
+129.8 ms to 95.1 ms.
 
-Fix. Pad the side to a multiple of 64: the model's vocabulary, not the tokenizer's. The new rows are
-never a label. If head and embedding are tied, both grow. For a trained model, call
+Fix. Pad the side to a multiple of 64: the model's vocabulary, not the tokenizer's. The new rows are never a
+label. If head and embedding are tied, both grow. For a trained model, call
 `model.resize_token_embeddings(pad_to_multiple_of=64, mean_resizing=False)`.
 
-    from transformers import GPT2Config
     config = GPT2Config(vocab_size=50257)  # before
 
     from transformers import GPT2Config
@@ -21,14 +20,13 @@ never a label. If head and embedding are tied, both grow. For a trained model, c
 
 When to ignore it. If the checkpoint's shape must stay as it is.
 
-How it is detected, and limits. fp8doctor estimates what padding saves, and limits it by the 16-bit
-matmul time in the profiled step. In a compiled region Inductor may pad by itself, so such layers
-are reported only after a profile.
+How it is detected, and limits. fp8doctor estimates what padding saves, and limits it by the 16-bit matmul
+time in the profiled step. Compiled layers need a profile, because Inductor may pad by itself.
 
 References. `tests/benchmarks/measured/h200_padded_vocabulary.json.gz`; with 50257 the kernel is
 `cutlass_75_tensorop_bf16_s1688gemm`. NVIDIA asks for 8 elements, 64 on an A100:
-https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
-Inductor's `shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html Inductor's
+`shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py
 """
 
 from __future__ import annotations
@@ -41,7 +39,8 @@ from fp8doctor.cost import GpuSpec, calls_of, gemms, micro_batches, modelled_gpu
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gemm import MULTIPLE
 from fp8doctor.cost.step_cost import modelled_step
-from fp8doctor.facts import Facts, Linear, Network, Workload, recorded
+from fp8doctor.facts import Facts, Linear, Network, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
@@ -50,8 +49,7 @@ PADDED = 64
 """Elements to pad to: 128 bytes, as NVIDIA asks on an A100; 8 are enough elsewhere."""
 
 WORTH_PCT = 5.0
-"""Percent of the step from which padding is worth changing the model: twice the 2% within which a step
-measured twice repeats, and a margin."""
+"""Percent of the step from which padding is worth it: twice the noise of a step (2%), and a margin."""
 
 
 class Step(NamedTuple):
@@ -173,29 +171,10 @@ def padding(linear: Linear, network: Network) -> Treatment:
 
 
 def _decoder(vocabulary: int) -> Facts:
-    def linear(name: str, out_features: int, *, head: bool) -> Linear:
-        return Linear(
-            name=name,
-            stack="torch" if head else "torchao",
-            use="none" if head else "training",
-            recipe=None if head else "tensorwise",
-            features={},
-            in_features=1024,
-            out_features=out_features,
-            dtype="bfloat16",
-            requires_grad=True,
-            role="head" if head else "body",
-            adapter=None,
-            compiled=None if head else "",
-            checkpointed=None,
-            gemms=1,
-        )
-
-    linears = (linear("up", 4096, head=False), linear("head", vocabulary, head=True))
-    return Facts(
-        network=Network(linears=linears, vocabulary=vocabulary, blocks=(), trainable_parameters=10**8),
-        workload=Workload(batch_source="given", tokens=16384, sequence_length=1024, accumulate=1),
-    )
+    plain = {"stack": "torch", "use": "none", "recipe": None, "role": "head"}
+    linears = (float8("up", compiled=""), float8("head", out_features=vocabulary, **plain))
+    batch = {"batch_source": "given", "tokens": 16384, "sequence_length": 1024, "accumulate": 1}
+    return example(linears=linears, vocabulary=vocabulary, blocks=(), trainable_parameters=10**8, **batch)
 
 
 SICK = _decoder(vocabulary=50257)

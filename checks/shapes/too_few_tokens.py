@@ -1,18 +1,16 @@
 """Too few tokens in a step
 
-What it finds. With the tokens of one micro-batch (batch x sequence), the FP8 layers together are
-slower than in BF16; with more tokens they would gain.
+What it finds. With the tokens of one micro-batch (batch x sequence), the FP8 layers together are slower than
+in BF16; with more tokens they would gain.
 
-Why it matters. The tokens are the rows of every matmul. With a few hundred, a matmul ends before
-the GPU is full: reading the weight or launching the kernel takes most of its time, and FP8 tensor
-cores cannot speed that up. FP8's own cost hardly falls: the whole weight is scaled and cast twice a
-step, and each layer launches about nine more kernels, compiled. With 256 tokens, one job ran at
-0.59x of BF16 on an H200.
+Why it matters. The tokens are the rows of every matmul. With a few hundred, a matmul ends before the GPU is
+full: reading the weight or launching the kernel takes most of its time, and FP8 tensor cores cannot speed
+that up. FP8's own cost hardly falls: the whole weight is scaled and cast twice a step, and each layer
+launches about nine more kernels, compiled. With 256 tokens, one job ran at 0.59x of BF16 on an H200.
 
-Fix. Put more tokens into a micro-batch: a larger batch, longer or packed sequences. Use fewer
-accumulation steps in exchange, so training stays the same.
+Fix. Put more tokens into a micro-batch: a larger batch, longer or packed sequences. Use fewer accumulation
+steps in exchange, so training stays the same.
 
-    from transformers import TrainingArguments
     args = TrainingArguments(per_device_train_batch_size=1, gradient_accumulation_steps=32)  # before
 
     from transformers import TrainingArguments
@@ -20,11 +18,10 @@ accumulation steps in exchange, so training stays the same.
 
 When to ignore it. If your real batch is larger.
 
-How it is detected, and limits. fp8doctor needs a batch of yours. The layers must be slower by 25%
-when estimated, or by 3% when timed alone, counting only 45% of their casts (the least a step pays);
-more tokens must gain 3%. If no number of tokens helps, see SHP002. If the batch had to grow more
-than 16 times, the advice is BF16. The numbers are the layers'; a step that waits for the host or
-for data needs more tokens.
+How it is detected, and limits. fp8doctor needs a batch of yours. The layers must be slower by 25% when
+estimated, or by 3% when timed alone, counting only 45% of their casts (the least a step pays); more tokens
+must gain 3%. If no number of tokens helps, see SHP002. If the batch had to grow more than 16 times, the
+advice is BF16. The numbers are the layers'; a step that waits for the host or for data needs more tokens.
 
 References. `h200-few_tokens`. https://github.com/pytorch/ao/issues/572
 https://github.com/axolotl-ai-cloud/axolotl/issues/3969
@@ -36,7 +33,8 @@ from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.losing_layers import MOST_GROWTH, Crossing, crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.diagnosis.treatments import stay_in_bf16
-from fp8doctor.facts import Facts, Linear, Network, Workload
+from fp8doctor.facts import Facts, Workload
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
@@ -46,9 +44,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":
         return NotApplicable(reason="the batch is not the user's")
     if not gains(facts):
-        return NotApplicable(
-            reason="fp8doctor knows no FP8 layer's shape, recipe and tokens, or no FP8 datasheet of this GPU"
-        )
+        return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     found = crossing(facts)
     if found is None:
         return None
@@ -116,25 +112,9 @@ def _changed(workload: Workload, found: Crossing) -> tuple[int, int]:
 
 
 def _decoder(batch_size: int) -> Facts:
-    layer = Linear(
-        name="layers.0.up_proj",
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        in_features=2048,
-        out_features=8192,
-        requires_grad=True,
-        role="body",
-        flops_share_pct=100.0,
-    )
-    workload = Workload(
-        batch_source="given",
-        batch_size=batch_size,
-        sequence_length=256,
-        tokens=256 * batch_size,
-        accumulate=1,
-    )
-    return Facts(network=Network(linears=(layer,)), workload=workload)
+    layer = float8(in_features=2048, out_features=8192)
+    batch = {"batch_source": "given", "batch_size": batch_size, "sequence_length": 256, "accumulate": 1}
+    return example(linears=(layer,), tokens=256 * batch_size, **batch)
 
 
 SICK = _decoder(batch_size=1)

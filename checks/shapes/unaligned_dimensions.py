@@ -1,19 +1,17 @@
 """Sides that FP8 matmuls cannot take
 
-What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16, so the
-step raises or the layer cannot be converted.
+What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16, so the step
+raises or the layer cannot be converted.
 
-Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's
-blockwise scaling and NVFP4 128). A training step multiplies the weight, its transpose, and for the
-weight gradient activations whose inner side is the tokens. So in, out and tokens all count. A layer
-that breaks the rule raises on a GPU ("divisible by 16"), or the converter skipped it and it runs in
-16 bits.
+Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's blockwise scaling
+and NVFP4 128). A training step multiplies the weight, its transpose, and for the weight gradient activations
+whose inner side is the tokens. So in, out and tokens all count. A layer that breaks the rule raises on a GPU
+("divisible by 16"), or the converter skipped it and it runs in 16 bits.
 
-Fix. Pad to the next multiple: widths in the configuration, tokens in the collator. Leave a head's
-classes, and layers across patches or tokens, out of the conversion. `pad_inner_dim=True`
-(Accelerate's default for torchao) pads the tokens at the price of a copy, but not in and out.
+Fix. Pad to the next multiple: widths in the configuration, tokens in the collator. Leave a head's classes,
+and layers across patches or tokens, out of the conversion. `pad_inner_dim=True` (Accelerate's default for
+torchao) pads the tokens at the price of a copy, but not in and out.
 
-    from transformers import DataCollatorWithPadding
     collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens
 
     from transformers import DataCollatorWithPadding
@@ -21,10 +19,9 @@ classes, and layers across patches or tokens, out of the conversion. `pad_inner_
 
 When to ignore it. If only the output head is unaligned and stays in 16 bits: it is not reported.
 
-How it is detected, and limits. fp8doctor checks every FP8 layer's sides, the tokens if the batch is
-yours, and Linears that a converter must skip. A layer across patches or tokens has sides that no
-norm, embedding, convolution or head has. If it is as wide as the channels (gMixer), fp8doctor
-advises padding.
+How it is detected, and limits. fp8doctor checks every FP8 layer's sides, the tokens if the batch is yours,
+and Linears that a converter must skip. A layer across patches or tokens has sides that no norm, embedding,
+convolution or head has. If it is as wide as the channels (gMixer), fp8doctor advises padding.
 
 References. torch (`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`), Transformer Engine 2.20
 (`assert_dim_for_fp8_exec`). https://github.com/pytorch/ao/issues/571
@@ -43,18 +40,17 @@ from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unali
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import NOT_RECORDED, Environment, Facts, Linear, Network, Workload, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Workload, recorded
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 WORTH_MENTIONING_PCT = 1.0
-"""Percent of the matmul FLOPs below which skipped layers are not worth changing the model: half the 2% within
-which a step measured twice repeats."""
+"""Percent of the matmul FLOPs below which skipped layers do not matter: half the noise of a step (2%)."""
 
 LEAST_WIDTH = 2 * FP8_MULTIPLE
-"""Features from which on a side may be padded. Below it padding makes up to 1.9 times the work (17 to 32),
-and FP8 is at most 1.9 times as fast (`fp8doctor.cost.large_gemm_speedup`)."""
+"""Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
 
 
 @check(
@@ -155,8 +151,7 @@ def skipped_by_converters(facts: Facts) -> list[Linear]:
 
 
 def little_work(facts: Facts) -> Callable[[Linear], bool]:
-    """Return whether no width of a layer is worth padding: it has a handful of outputs or inputs, such as
-    scores, coordinates or actions, or next to no work in the step."""
+    """Return whether a layer is too narrow, or has too little work in the step, to be worth padding."""
     alike: dict[tuple[int, int], list[Linear]] = {}
     for each in facts.network.linears:
         alike.setdefault((each.in_features, each.out_features), []).append(each)
@@ -248,22 +243,9 @@ def padded_tokens(workload: Workload, multiple: int) -> int:
 
 
 def _mlp(in_features: int, tokens: int) -> Facts:
-    layer = Linear(
-        name="up",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        weight_class=None,
-        features={"pad_inner_dim": False},
-        in_features=in_features,
-        out_features=4096,
-        requires_grad=True,
-        role="body",
-        adapter=None,
-    )
-    workload = Workload(batch_source="given", batch_size=1, sequence_length=tokens, tokens=tokens)
-    return Facts(environment=Environment(variables={}), network=Network(linears=(layer,)), workload=workload)
+    layer = float8("up", in_features=in_features, features={"pad_inner_dim": False})
+    batch = {"batch_source": "given", "batch_size": 1, "sequence_length": tokens, "tokens": tokens}
+    return example(variables={}, linears=(layer,), **batch)
 
 
 SICK = _mlp(in_features=1000, tokens=1003)

@@ -1,1 +1,1 @@
-"""What the measured step says: does FP8 pay, and where does the time go?"""
+"""The measured step: does FP8 pay off, and where does the time go."""

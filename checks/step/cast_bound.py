@@ -2,14 +2,13 @@
 
 What it finds. FP8 is slower than BF16, and the FP8 casts cost more time than the FP8 matmuls save.
 
-Why it matters. FP8 pays off if its matmuls save more than the casts around them cost. A matmul
-grows with M x K x N, its casts with M x K + K x N + M x N. Narrow layers and few tokens lose. Casts
-that are not compiled always lose, because each runs as about ten kernels that read the tensor
-again. Rowwise recipes cast twice as much. In a 468M decoder that was not compiled, the casts took
-282.7 ms/step and the matmuls saved 24.3 ms.
+Why it matters. FP8 pays off if its matmuls save more than the casts around them cost. A matmul grows with M x
+K x N, its casts with M x K + K x N + M x N. Narrow layers and few tokens lose. Casts that are not compiled
+always lose, because each runs as about ten kernels that read the tensor again. Rowwise recipes cast twice as
+much. In a 468M decoder that was not compiled, the casts took 282.7 ms/step and the matmuls saved 24.3 ms.
 
-Fix. Compile, so casts fuse; leave small layers in BF16; use the recipe with the cheapest casts. If
-this does not help, BF16 is faster.
+Fix. Compile, so casts fuse; leave small layers in BF16; use the recipe with the cheapest casts. If this does
+not help, BF16 is faster.
 
     config = Float8LinearConfig.from_recipe_name("rowwise")     # before
 
@@ -21,11 +20,10 @@ this does not help, BF16 is faster.
 
 When to ignore it. If you study FP8 numerics and do not need speed.
 
-How it is detected, and limits. The trial profiles your step and the best BF16 step, kernel by
-kernel. A compiled cast also does the norm or activation before it; BF16's time for those is
-subtracted. Less than 3% of the BF16 step is not reported. A watched script has no BF16: its casts
-are compared with the most that its FP8 matmuls can save. Without a trial, only trained MXFP8
-experts on a B200 are estimated, as information.
+How it is detected, and limits. The trial profiles your step and the best BF16 step, kernel by kernel. A
+compiled cast also does the norm or activation before it; BF16's time for those is subtracted. Less than 3% of
+the BF16 step is not reported. A watched script has no BF16: its casts are compared with the most that its FP8
+matmuls can save. Without a trial, only trained MXFP8 experts on a B200 are estimated, as information.
 
 References. `h200-decoder_468m`; `h200-llama_8b_float8`, not compiled: 589.5 ms and 111.4 ms.
 https://github.com/pytorch/ao/issues/685 https://docs.pytorch.org/ao/main/workflows/training.html
@@ -39,22 +37,18 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.outcome import measured_speed, watched_job
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.step_difference import SHOWN_MS, breakdown_of, watched_on_gpu, waterfall, why_unknown
+from fp8doctor.analysis.step_difference import (
+    SHOWN_MS,
+    breakdown_of,
+    watched_on_gpu,
+    waterfall,
+    why_not_divided,
+    why_unknown,
+)
 from fp8doctor.cost import micro_batches, modelled_gpu, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.treatments import recipe
-from fp8doctor.facts import (
-    Arm,
-    Blocks,
-    Breakdown,
-    Facts,
-    Linear,
-    ModuleTime,
-    Network,
-    Training,
-    Trial,
-    recorded,
-)
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Blocks, Facts, ModuleTime, recorded
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import recipe_of
 from fp8doctor.registry import check
@@ -64,17 +58,13 @@ SMALL_PCT = 100 * EVEN
 """Percent of the BF16 step below which unpaid casts are not reported: what fp8doctor calls even."""
 
 LITTLE_PCT = 10.0
-"""Percent of FP8's extra time below which casts are not the reason. A choice; measured: 0.4 ms of casts in a
-step that waits for its host for 17 of 19 ms."""
+"""Percent of FP8's extra time below which casts are not the reason. A choice."""
 
 MOST_SAVED = 1.5
-"""Time that FP8 matmuls save over BF16 / their own, at most. Datasheet rates give 1.0; measured on an H200,
-which holds its clocks better in FP8: 1.3."""
+"""Time that FP8 matmuls save at most, per own time. Datasheets give 1.0; an H200 gave 1.3."""
 
 LITTLE = 1.10
-"""Speedup of experts over BF16 below which their casts are reported. A choice, as in STP003: published "
-"times of
-one shape differ by that much between versions of torchao."""
+"""Speedup of experts below which their casts are reported. A choice, as in STP003."""
 
 NAMED = 3
 """Modules that are named. A choice of length."""
@@ -112,11 +102,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     now, bf16 = measured.as_is, measured.bf16
     difference = waterfall(now, bf16)
     if difference is None:
-        return NotApplicable(
-            reason="; ".join(
-                f"{each.name} {why_unknown(each)}" for each in (now, bf16) if waterfall(each, each) is None
-            )
-        )
+        return NotApplicable(reason=why_not_divided(now, bf16))
     casts, saved = difference.parts_ms["casts"], difference.gemms_saved_ms
     if measured.status != "fp8_slower" or 100 * difference.casts_unpaid_ms < max(
         SMALL_PCT * (bf16.step_ms or 0.0), LITTLE_PCT * difference.difference_ms
@@ -172,7 +158,7 @@ def of_experts(facts: Facts) -> Finding | None:
     gpu = modelled_gpu(facts)
     if gpu is None or not is_given(facts):
         return None
-    layers = [linear for linear in facts.network.linears if linear.use == "training"]
+    layers = facts.network.fp8
     costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu))]
     times = micro_batches(facts)
     bf16, in_fp8, casts = (times * sum(cost[part] for _, cost in costs) for part in range(3))
@@ -216,53 +202,19 @@ def treatment(facts: Facts) -> Treatment | None:
     return recipe("recipe-tensorwise", facts) if rowwise else None
 
 
-def _decoder_of_width_1024(
-    compiled: str | None, step_ms: float, fp8_ms: float, casts_ms: float, pointwise_ms: float
-) -> Facts:
+def _decoder_468m(compiled: str | None, step_ms: float, **fp8_ms: float) -> Facts:
     """The 468M decoder on an H200: its matmuls, casts and attention as measured, the rest invented."""
-    bf16 = {"gemm_16bit": 62.4, "attention": 11.0, "pointwise": 18.0}
-    fp8 = {
-        "gemm_fp8": fp8_ms,
-        "gemm_16bit": 4.2,
-        "cast": casts_ms,
-        "attention": 10.4,
-        "pointwise": pointwise_ms,
-    }
-    modules = (
-        () if compiled else (ModuleTime(name="blocks.1.up", families_ms={"cast": 2.6, "gemm_fp8": 0.3}),)
-    )
+    bf16_ms = {"gemm_16bit": 62.4, "attention": 11.0, "pointwise": 18.0}
+    fp8_ms |= {"gemm_16bit": 4.2, "attention": 10.4}
+    modules = () if compiled else (ModuleTime(name="blocks.1.up", families_ms={"cast": 2.6}),)
     arms = tuple(
-        Arm(
-            name=name,
-            tried=True,
-            step_ms=ms,
-            rounds_ms=(ms,) * 6,
-            breakdown=Breakdown(
-                families_ms=families,
-                idle_ms=ms - sum(families.values()),
-                host_wait_pct=5.0,
-                busy_ms=sum(families.values()),
-                reliable=True,
-                kernels=2000,
-                unclassified_pct=0.0,
-                modules=modules,
-            ),
-        )
-        for name, ms, families in ((ArmName.AS_IS, step_ms, fp8), (ArmName.BF16_COMPILED, 92.7, bf16))
-    )
-    layer = Linear(
-        name="blocks.0.up",
-        kind="torchao.float8.float8_linear.Float8Linear",
-        stack="torchao",
-        use="training",
-        recipe="tensorwise",
-        compiled=compiled,
-        weight_class=None,
+        profiled(name, ms, whole - sum(ms.values()), host_wait_pct=5.0, unclassified_pct=0.0, modules=modules)
+        for name, ms, whole in ((ArmName.AS_IS, fp8_ms, step_ms), (ArmName.BF16_COMPILED, bf16_ms, 92.7))
     )
     blocks = (Blocks(name="blocks", count=24, compiled=24 if compiled else 0),)
-    network = Network(linears=(layer,), blocks=blocks, wrappers=())
-    return Facts(network=network, training=Training(use_cache=None), trial=Trial(device="cuda", arms=arms))
+    model = {"linears": (float8(compiled=compiled),), "blocks": blocks, "wrappers": (), "use_cache": None}
+    return example(**model, device="cuda", arms=arms)
 
 
-SICK = _decoder_of_width_1024(None, step_ms=366.1, fp8_ms=25.2, casts_ms=273.6, pointwise_ms=39.4)
-HEALTHY = _decoder_of_width_1024("blocks.0", step_ms=88.3, fp8_ms=32.1, casts_ms=19.7, pointwise_ms=18.8)
+SICK = _decoder_468m(None, 366.1, gemm_fp8=25.2, cast=273.6, pointwise=39.4)
+HEALTHY = _decoder_468m("blocks.0", 88.3, gemm_fp8=32.1, cast=19.7, pointwise=18.8)

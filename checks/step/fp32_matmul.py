@@ -2,24 +2,23 @@
 
 What it finds. Kernels that multiply matrices in fp32 or TF32 take 3% of the step or more.
 
-Why it matters. An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does
-nothing for it. The usual causes: adapters or a head left in fp32, a product that converts its
-operands to fp32 on purpose, or an autocast that ends too early. Nothing warns you. In one LoRA job,
-the fp32 adapters' matmuls took 40.3 ms/step.
+Why it matters. An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing
+for it. The usual causes: adapters or a head left in fp32, a product that converts its operands to fp32 on
+purpose, or an autocast that ends too early. Nothing warns you. In one LoRA job, fp32 adapters took 40.3
+ms/step.
 
-Fix. Keep the weights in BF16, or run the whole forward and the loss under autocast. If you want
-fp32, TF32 is cheaper.
+Fix. Keep the weights in BF16, or run the whole forward and the loss under autocast. TF32 is cheaper than
+fp32.
 
     logits = hidden.float() @ head.weight.float().T  # before
 
     logits = (hidden @ head.weight.T).float()        # after: the product in BF16
 
-When to ignore it. If you need the fp32 precision there. Small parts in fp32 on purpose (a router,
-rotary angles) stay far below the threshold.
+When to ignore it. If you need the fp32 precision there. Small parts in fp32 on purpose (a router, rotary
+angles) stay far below the threshold.
 
-How it is detected, and limits. fp8doctor sums the fp32 kernels of a profiled step on a GPU, and
-names the modules that launched them outside compiled regions. MEM004 covers attention without a
-fused kernel, which no autocast reaches.
+How it is detected, and limits. fp8doctor sums the fp32 kernels of a profiled step on a GPU, and names the
+modules that launched them outside compiled regions. MEM004 covers attention without a fused kernel.
 
 References. `h200-lora`. H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16.
 https://docs.pytorch.org/docs/stable/notes/cuda.html
@@ -31,8 +30,8 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, ModuleTime, Network, Training, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, ModuleTime, recorded
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -111,17 +110,10 @@ def treatment(facts: Facts) -> Treatment:
 def _head_in_fp32(fp32_ms: float) -> Facts:
     """A decoder whose head multiplies in fp32, with invented times."""
     families = {"gemm_fp8": 30.0, "gemm_fp32": fp32_ms, "cast": 6.0, "attention": 10.0, "pointwise": 12.0}
-    step = sum(families.values())
-    parts = Breakdown(
-        families_ms=families,
-        idle_ms=0.0,
-        busy_ms=step,
-        reliable=True,
-        modules=(ModuleTime(name="head", families_ms={"gemm_fp32": fp32_ms}),),
-    )
-    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
-    network = Network(linears=(Linear(name="head", dtype="float32"),), wrappers=())
-    return Facts(network=network, training=Training(autocast=None), trial=Trial(device="cuda", arms=arms))
+    modules = (ModuleTime(name="head", families_ms={"gemm_fp32": fp32_ms}),)
+    arms = (profiled(ArmName.AS_IS, families, modules=modules),)
+    head = float8("head", use="none", dtype="float32")
+    return example(linears=(head,), wrappers=(), autocast=None, device="cuda", arms=arms)
 
 
 SICK = _head_in_fp32(fp32_ms=14.0)

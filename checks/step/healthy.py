@@ -2,10 +2,9 @@
 
 What it finds. Your step is faster in FP8 than the best BF16 of the same model, compiled or not.
 
-Why it matters. FP8 matmuls ran, and the speedup is larger than the timing noise. Other findings may
-make the step faster still. The matmuls' share of the step limits what FP8 can gain (Amdahl): 60% at
-1.5x gives 1.25x, not 1.5x. If the steps were profiled, the finding says how far away that upper
-bound is. The difference is the casts.
+Why it matters. FP8 matmuls ran, and the speedup is larger than the timing noise. Other findings may make the
+step faster still. The matmuls' share of the step limits what FP8 can gain (Amdahl): 60% at 1.5x gives 1.25x,
+not 1.5x. If the steps were profiled, the finding shows that upper bound; the difference is the casts.
 
 Fix. Nothing to fix. Keep FP8, and guard the speedup against later changes.
 
@@ -15,20 +14,19 @@ Fix. Nothing to fix. Keep FP8, and guard the speedup against later changes.
 
 When to ignore it. Always, if you only look for problems.
 
-How it is detected, and limits. The trial times your step and BF16 in turn in one process, on a GPU.
-The upper bound assumes that every FP8 cast is free.
+How it is detected, and limits. The trial times your step and BF16 in turn in one process, on a GPU. The upper
+bound assumes that every FP8 cast is free.
 
-References. Compiled tensorwise FP8 gives 1.06x in `h200-decoder_468m_compiled` and 1.19x in
-`h200-llama_8b`; torchao reports 25% more throughput on eight H100.
-https://docs.pytorch.org/ao/main/workflows/training.html
+References. Compiled tensorwise FP8 gives 1.06x in `h200-decoder_468m_compiled` and 1.19x in `h200-llama_8b`;
+torchao reports 25% more throughput on eight H100. https://docs.pytorch.org/ao/main/workflows/training.html
 """
 
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.outcome import ceiling, fp8_never_ran, measured_speed
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial, if_recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts, if_recorded
+from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import times
@@ -73,13 +71,10 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     )
 
 
-def _timed(as_is: float, bf16: float) -> Facts:
-    arms = tuple(
-        Arm(name=name, tried=True, step_ms=ms, rounds_ms=(ms,) * 6)
-        for name, ms in ((ArmName.AS_IS, as_is), (ArmName.BF16_COMPILED, bf16))
-    )
-    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
+def _timed(as_is: float) -> Facts:
+    arms = (variant(ArmName.AS_IS, as_is), variant(ArmName.BF16_COMPILED, 92.7))
+    return example(linears=(float8(),), device="cuda", arms=arms)
 
 
-SICK = _timed(as_is=80.0, bf16=92.7)
-HEALTHY = _timed(as_is=366.1, bf16=92.7)
+SICK = _timed(as_is=80.0)
+HEALTHY = _timed(as_is=366.1)

@@ -1,19 +1,17 @@
 """The GPU waits for the host
 
-What it finds. The GPU is idle for more than 10% of the step, because the host launches kernels too
-late.
+What it finds. The GPU is idle for more than 10% of the step, because the host launches kernels too late.
 
-Why it matters. Python on the host launches every kernel, and FP8 adds launches: about 83 per
-torchao layer that is not compiled, and a Transformer Engine layer takes the host several times as
-long as an nn.Linear. With few tokens the GPU finishes before the next launch, and FP8 cannot
-shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64%
-of the step. A busy host alone proves nothing: it is busy for 84 to 99% of every sound step.
+Why it matters. Python on the host launches every kernel, and FP8 adds launches: about 83 per torchao layer
+that is not compiled, and a Transformer Engine layer takes the host several times as long as an nn.Linear.
+With few tokens the GPU finishes before the next launch, and FP8 cannot shorten a step that waits for the
+host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64% of the step. A busy host alone proves
+nothing: it is busy for 84 to 99% of every sound step.
 
-Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or
-CUDA graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled
-torchao layers, the trial times CUDA graphs in FP8 and in BF16, which gains too.
+Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or CUDA
+graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled torchao layers, the
+trial times CUDA graphs in FP8 and in BF16, which gains too.
 
-    from transformers import TrainingArguments
     args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=8)  # before
 
     from transformers import TrainingArguments
@@ -21,13 +19,12 @@ torchao layers, the trial times CUDA graphs in FP8 and in BF16, which gains too.
 
 When to ignore it. If your real batch is larger.
 
-How it is detected, and limits. Idle time is the unprofiled step minus its kernels' time. The gaps
-must end with a late launch, and even the shortest step that the rounds allow must be idle for 10%.
-Waits for data do not count. Without timing, a Transformer Engine step with your batch is estimated.
+How it is detected, and limits. Idle time is the unprofiled step minus its kernels' time. The gaps must end
+with a late launch, and even the shortest step that the rounds allow must be idle for 10%. Waits for data do
+not count. Without timing, a Transformer Engine step with your batch is estimated.
 
-References. `h200-few_tokens`. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in
-BF16, with CUDA graphs 134.9 ms and 131.6 ms.
-https://github.com/NVIDIA/TransformerEngine/issues/445
+References. `h200-few_tokens`. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in BF16,
+with CUDA graphs 134.9 ms and 131.6 ms. https://github.com/NVIDIA/TransformerEngine/issues/445
 https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 """
 
@@ -43,19 +40,8 @@ from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_T
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.treatments import stay_in_bf16
-from fp8doctor.facts import (
-    Arm,
-    Blocks,
-    Breakdown,
-    Facts,
-    Linear,
-    Network,
-    Training,
-    Trial,
-    Workload,
-    recorded,
-)
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Blocks, Breakdown, Facts, Training, Workload, recorded
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
@@ -107,7 +93,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 def modelled(found: HostBound, facts: Facts) -> Finding:
     """Report an untimed step: the host's time, and the tokens from which FP8 pays off."""
-    step, layers = found.step, sum(linear.use == "training" for linear in facts.network.linears)
+    step, layers = found.step, len(facts.network.fp8)
     tokens = facts.workload.tokens
     then = (
         f"FP8 pays off from about {found.pays_from:,} tokens per micro-batch."
@@ -215,26 +201,11 @@ def larger_batch(facts: Facts, accumulate: int) -> Treatment:
 
 def _llama_1b_in_te(idle_ms: float) -> Facts:
     """Transformer Engine, not compiled, 256 tokens: an H200's step; its parts are invented."""
-    step = 41.5
-    parts = Breakdown(
-        families_ms={"gemm_fp8": 4.0, "cast": 2.0, "pointwise": step - idle_ms - 6.0},
-        idle_ms=idle_ms,
-        host_wait_pct=92.0,
-        busy_ms=step - idle_ms,
-        reliable=True,
-        kernels=2400,
-        unclassified_pct=0.0,
-    )
-    now = Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts)
-    layer = Linear(name="layers.0.up", stack="transformer_engine", use="training", compiled=None)
-    blocks = (Blocks(name="layers", count=8, compiled=0),)
-    network = Network(linears=(layer,), blocks=blocks)
-    return Facts(
-        network=network,
-        training=Training(),
-        workload=Workload(tokens=256),
-        trial=Trial(device="cuda", arms=(now,)),
-    )
+    families = {"gemm_fp8": 4.0, "cast": 2.0, "pointwise": 35.5 - idle_ms}
+    arms = (profiled(ArmName.AS_IS, families, idle_ms, host_wait_pct=92.0, unclassified_pct=0.0),)
+    linears, blocks = (float8(stack="transformer_engine"),), (Blocks(name="layers", count=8, compiled=0),)
+    of_trial = {"device": "cuda", "arms": arms}
+    return example(linears=linears, blocks=blocks, training=Training(), tokens=256, **of_trial)
 
 
 SICK = _llama_1b_in_te(idle_ms=27.0)

@@ -1,12 +1,12 @@
 """The host was busy while the step was timed
 
-What it finds. Other programs, a hypervisor or a quota slowed the host down during the trial, and
-this can change which of two steps is faster.
+What it finds. Other programs, a hypervisor or a quota slowed the host down during the trial, and this can
+change which of two steps is faster.
 
-Why it matters. A step that waits for its host is as long as its launches take. Other programs on
-the same host make launches up to 1.8 times as long, in some rounds more than in others. FP8
-launches more kernels, so it loses the most. Even a step that waits only now and then is longer in
-some rounds, enough to hide or turn the result of two close steps.
+Why it matters. A step that waits for its host is as long as its launches take. Other programs on the same
+host make launches up to 1.8 times as long, in some rounds more than in others. FP8 launches more kernels, so
+it loses the most. Even a step that waits only now and then is longer in some rounds, enough to hide or turn
+the result of two close steps.
 
 Fix. Time again when the host is quiet, or on cores that nobody else uses.
 
@@ -16,17 +16,16 @@ Fix. Time again when the host is quiet, or on cores that nobody else uses.
     # after: time again
     fp8doctor model.py
 
-When to ignore it. If the step does not wait for the host: the load then changes nothing, and
-nothing is reported.
+When to ignore it. If the step does not wait for the host: then nothing is reported.
 
-How it is detected, and limits. fp8doctor reads others' use of the cores, steal time, quotas, the
-threads' wait for a core, and how evenly a fixed piece of Python ran. If the host sets the pace, the
-verdict is marked as unreliable. If the result is close, it is enough that one of the two steps
-leaves the GPU idle for over 3% with late launches. If a quarter of the rounds contradicts the
-result at the host's best pace, there is no verdict.
+How it is detected, and limits. fp8doctor reads others' use of the cores, steal time, quotas, the threads'
+wait for a core, and how evenly a fixed piece of Python ran. If the host sets the pace, the verdict is marked
+as unreliable. If the result is close, it is enough that one of the two steps leaves the GPU idle for over 3%
+with late launches. If a quarter of the rounds contradicts the result at the host's best pace, there is no
+verdict.
 
-References. In `h100-disturbed_host` FP8 takes 73.9 ms/step and BF16 70.7 ms, while Python ran up to twice
-as long as at its best. https://docs.kernel.org/scheduler/sched-stats.html
+References. In `h100-disturbed_host` FP8 takes 73.9 ms/step and BF16 70.7 ms, while Python ran up to twice as
+long as at its best. https://docs.kernel.org/scheduler/sched-stats.html
 https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 """
 
@@ -37,8 +36,9 @@ from fp8doctor.analysis.outcome import compared_pairs
 from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.treatment_table import QUIET_HOST
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
-from fp8doctor.facts import Arm, Breakdown, Facts, HostLoad, Trial
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, HostLoad
+from fp8doctor.facts.arm_names import BF16_BASELINES
+from fp8doctor.facts.examples import example, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -104,16 +104,8 @@ def late_launches(step: Arm) -> str:
 
 def _shared(others_pct: float) -> Facts:
     """A small model that waits for its host; invented, with an H200's proportions."""
-    parts = Breakdown(
-        families_ms={"gemm_fp8": 2.0, "pointwise": 1.4},
-        idle_ms=2.5,
-        host_wait_pct=95.0,
-        busy_ms=3.4,
-        reliable=True,
-        kernels=900,
-        unclassified_pct=0.0,
-    )
-    now = Arm(name=ArmName.AS_IS, tried=True, step_ms=5.9, rounds_ms=(5.9,) * 15, breakdown=parts)
+    families = {"gemm_fp8": 2.0, "pointwise": 1.4}
+    now = profiled(ArmName.AS_IS, families, 2.5, host_wait_pct=95.0, unclassified_pct=0.0)
     load = HostLoad(
         window_s=12.0,
         cores=16,
@@ -124,7 +116,7 @@ def _shared(others_pct: float) -> Facts:
         pace_low_ms=0.30,
         pace_median_ms=0.31,
     )
-    return Facts(trial=Trial(device="cuda", arms=(now,), host=load))
+    return example(device="cuda", arms=(now,), host=load)
 
 
 SICK = _shared(others_pct=94.0)

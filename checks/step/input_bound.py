@@ -1,17 +1,16 @@
 """The step waits for its data
 
-What it finds. The training thread waits in torch's DataLoader, or the GPU waits for copies from the
-host, for a share of the step that counts.
+What it finds. The training thread waits in torch's DataLoader, or the GPU waits for copies from the host, for
+a share of the step that counts.
 
-Why it matters. A step is as slow as its slowest part. While it waits for a batch no matmul runs, in
-FP8 as in BF16, and a faster matmul only makes the wait longer. A comparison of the two then says
-that FP8 gains nothing, although the loader is the reason.
+Why it matters. A step is as slow as its slowest part. While it waits for a batch no matmul runs, in FP8 as in
+BF16, and a faster matmul only makes the wait longer. A comparison of the two then says that FP8 gains
+nothing, although the loader is the reason.
 
-Fix. Let worker processes prepare batches ahead, and tokenize, decode and augment before training if
-possible. With a GPU, add `pin_memory=True` and copy with `batch.to("cuda", non_blocking=True)`; for
-many small batches also `prefetch_factor=4`. Then compare FP8 again.
+Fix. Let worker processes prepare batches ahead, and tokenize, decode and augment before training if possible.
+With a GPU, add `pin_memory=True` and copy with `batch.to("cuda", non_blocking=True)`; for many small batches
+also `prefetch_factor=4`. Then compare FP8 again.
 
-    from torch.utils.data import DataLoader
     loader = DataLoader(dataset, batch_size=16)                                          # before
 
     from torch.utils.data import DataLoader
@@ -19,9 +18,9 @@ many small batches also `prefetch_factor=4`. Then compare FP8 again.
 
 When to ignore it. If your real data comes from elsewhere, and this loader is only for a test.
 
-How it is detected, and limits. `fp8doctor run` measures the wait inside torch's DataLoader, on a
-GPU only while the GPU had nothing to do, and in one profiled step the copies that no other GPU work
-covered. It does not see other loaders; the time between two steps is shown next to it.
+How it is detected, and limits. `fp8doctor run` measures the wait inside torch's DataLoader, on a GPU only
+while the GPU had nothing to do, and in one profiled step the copies that no other GPU work covered. It does
+not see other loaders; the time between two steps is shown next to it.
 
 References. https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
 https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
@@ -31,7 +30,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.waiting import Waiting, waiting
-from fp8doctor.facts import Facts, Observation
+from fp8doctor.facts import Facts
+from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -94,12 +94,8 @@ def copies(waits: Waiting, job: str) -> Finding:
 
 
 def _watched(waited_ms: float) -> Facts:
-    observed = Observation(
-        steps_ms=(50.0, 52.0, 51.0),
-        data_ms=(waited_ms, waited_ms, waited_ms),
-        before_forward_ms=(waited_ms + 0.2,) * 3,
-    )
-    return Facts(observed=observed)
+    before = (waited_ms + 0.2,) * 3
+    return example(steps_ms=(50.0, 52.0, 51.0), data_ms=(waited_ms,) * 3, before_forward_ms=before)
 
 
 SICK = _watched(waited_ms=20.0)

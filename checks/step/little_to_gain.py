@@ -1,12 +1,10 @@
 """FP8 can gain little in this model
 
-What it finds. Even if every FP8 cast were free, FP8 would make this step less than 1.1 times as
-fast as BF16.
+What it finds. Even if every FP8 cast were free, FP8 would make this step less than 1.1 times as fast as BF16.
 
-Why it matters. Attention, the optimizer, the loss over a large vocabulary, norms and idle time stay
-as they are (Amdahl). If matmuls are a third of the step and run 1.8 times as fast, FP8 cannot give
-more than 1.17x, and the casts reduce that. No recipe and no filter helps. To gain time, shorten the
-largest other part; BF16 gains as much.
+Why it matters. Attention, the optimizer, the loss over a large vocabulary, norms and idle time stay as they
+are (Amdahl). If matmuls are a third of the step and run 1.8 times as fast, FP8 cannot give more than 1.17x,
+and the casts reduce that. No recipe and no filter helps. Shorten the largest other part: BF16 gains as much.
 
 Fix. Stay in BF16, or first shorten the largest part: fused attention, a fused optimizer, a fused
 cross-entropy, larger batches.
@@ -18,8 +16,8 @@ cross-entropy, larger batches.
 
 When to ignore it. If you use FP8 for another reason than speed.
 
-How it is detected, and limits. The trial profiles the best BF16 step, and times the matmuls in FP8
-or estimates them. The upper bound is this step with FP8 matmuls and no casts.
+How it is detected, and limits. The trial profiles the best BF16 step, and times the matmuls in FP8 or
+estimates them. The upper bound is this step with FP8 matmuls and no casts.
 
 References. In `h200-few_tokens` the matmuls are 22% of the step and FP8 cannot give more than 1.05x.
 torchao's own numbers at 8B are 10 to 25% more throughput.
@@ -39,16 +37,14 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
 )
 from fp8doctor.diagnosis.treatments import stay_in_bf16
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Facts
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 LITTLE = 1.10
-"""Upper bound below which there is little to gain: the least that torchao reports at 8B, casts included "
-"(10 to
-25% more throughput). A bound that low leaves nothing once the casts are paid."""
+"""Upper bound below which casts leave no gain: the least that torchao reports at 8B (10% more throughput)."""
 
 
 @check("STP003", "little-to-gain", area="step", severity="info")
@@ -90,30 +86,12 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def _two_steps(bf16: dict[str, float], fp8: dict[str, float]) -> Facts:
+def _two_steps(matmuls_ms: float, fp8_ms: float, **others_ms: float) -> Facts:
     """Compiled steps without idle time: families in ms."""
-    arms = tuple(
-        Arm(
-            name=name,
-            tried=True,
-            treatments=(),
-            step_ms=sum(families.values()),
-            rounds_ms=(sum(families.values()),) * 6,
-            breakdown=Breakdown(
-                families_ms=families, idle_ms=0.0, reliable=True, busy_ms=sum(families.values())
-            ),
-        )
-        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
-    )
-    network = Network(linears=(Linear(use="training", recipe="tensorwise"),))
-    return Facts(network=network, trial=Trial(device="cuda", arms=arms))
+    bf16, fp8 = {"gemm_16bit": matmuls_ms}, {"gemm_fp8": fp8_ms, "cast": 4.0}
+    arms = (profiled(ArmName.AS_IS, fp8 | others_ms), profiled(ArmName.BF16_COMPILED, bf16 | others_ms))
+    return example(linears=(float8(),), device="cuda", arms=arms)
 
 
-SICK = _two_steps(
-    {"gemm_16bit": 12.0, "attention": 60.0, "optimizer": 8.0},
-    {"gemm_fp8": 7.0, "cast": 4.0, "attention": 60.0, "optimizer": 8.0},
-)
-HEALTHY = _two_steps(
-    {"gemm_16bit": 62.4, "attention": 11.0, "optimizer": 2.5},
-    {"gemm_fp8": 36.3, "cast": 19.7, "attention": 10.1, "optimizer": 2.4},
-)
+SICK = _two_steps(12.0, 7.0, attention=60.0, optimizer=8.0)
+HEALTHY = _two_steps(62.4, 36.3, attention=11.0, optimizer=2.5)

@@ -1,15 +1,13 @@
 """The optimizer takes many kernels
 
-What it finds. The optimizer takes 5% of the step or more, and its torch class has a fused form that
-is not used.
+What it finds. The optimizer takes 5% of the step or more, and its fused form is not used.
 
-Why it matters. FP8 makes the matmuls shorter and leaves the optimizer as it is, so its share grows.
-A foreach AdamW reads and writes weights, gradients and both moments in a dozen passes. A loop over
-the parameters launches a dozen kernels for each. The fused form needs one pass for all.
+Why it matters. FP8 makes the matmuls shorter and leaves the optimizer as it is, so its share grows. A foreach
+AdamW reads and writes weights, gradients and both moments in a dozen passes. A loop over the parameters
+launches a dozen kernels for each. The fused form needs one pass for all.
 
 Fix. Ask for the fused form.
 
-    import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)              # before: foreach
 
     import torch
@@ -17,13 +15,12 @@ Fix. Ask for the fused form.
 
 When to ignore it. If your optimizer's settings do not work with the fused form.
 
-How it is detected, and limits. fp8doctor sums the optimizer's kernels in a profiled step on a GPU,
-and looks at the optimizer's settings or the kernels' names. An optimizer that is already fused is
-not reported, even if its share is large, as with few tokens and many parameters.
+How it is detected, and limits. fp8doctor sums the optimizer's kernels in a profiled step on a GPU, and looks
+at the optimizer's settings or the kernels' names. An optimizer that is already fused is not reported, even if
+its share is large, as with few tokens and many parameters.
 
-References. Fused AdamW took 3 to 8% of the steps of two decoders on one H200 (torch 2.11), and 18% of a
-step with 4,096 tokens at 8B widths.
-https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
+References. Fused AdamW took 3 to 8% of the steps of two decoders on one H200 (torch 2.11), and 18% of a step
+with 4,096 tokens at 8B widths. https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
 from __future__ import annotations
@@ -32,16 +29,14 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.step_difference import profiled_on_gpu
 from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Linear, Network, Training, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import ArmName, Breakdown, Facts, KernelGroup, recorded
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
 SHARE_PCT = 5.0
-"""Percent of the step from which it is reported. A choice: above what fp8doctor calls even (3%), because "
-"fusing
-gives back only a part."""
+"""Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
 
 FUSED_ARM = "fused-optimizer"
 """The trial's variant if the optimizer's settings say that it could be fused and is not."""
@@ -83,10 +78,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def could_be_fused(facts: Facts, found: Breakdown) -> bool:
-    """Whether the optimizer is known to have a fused form and not to use it.
-
-    The trial knows by the optimizer's settings; without its variant, by kernels without "fused" in the name.
-    """
+    """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
@@ -106,30 +98,10 @@ def could_be_fused(facts: Facts, found: Breakdown) -> bool:
 def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
     """AdamW over four layers of 8B widths; the foreach form's times are invented."""
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
-    step = sum(families.values())
-    parts = Breakdown(
-        families_ms=families,
-        idle_ms=0.0,
-        busy_ms=step,
-        reliable=True,
-        groups=(KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms),),
-    )
-    arms = (Arm(name=ArmName.AS_IS, tried=True, step_ms=step, rounds_ms=(step,) * 6, breakdown=parts),)
-    network = Network(linears=(Linear(use="training"),))
-    return Facts(
-        network=network,
-        training=Training(optimizer="torch.optim.adamw.AdamW"),
-        trial=Trial(device="cuda", arms=arms),
-    )
+    group = KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms)
+    arms = (profiled(ArmName.AS_IS, families, groups=(group,)),)
+    return example(linears=(float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
 
 
-SICK = _adamw(
-    "multi_tensor_apply_kernel<TensorListMetadata<2>, PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>",
-    count=96,
-    spent_ms=19.0,
-)
-HEALTHY = _adamw(
-    "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<BFloat16, 4>>",
-    count=8,
-    spent_ms=7.5,
-)
+SICK = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 96, 19.0)
+HEALTHY = _adamw("multi_tensor_apply_kernel<FusedAdamMathFunctor<BFloat16, 4>>", 8, 7.5)

@@ -1,15 +1,13 @@
 """FP8 is slower, and the reason is unknown
 
-What it finds. FP8 is slower than BF16, and fp8doctor's known causes explain less than four fifths
-of the difference.
+What it finds. FP8 is slower than BF16, and known causes explain less than four fifths of the difference.
 
-Why it matters. fp8doctor reports this when it cannot explain most of the gap. The fixes it proposes
-cannot close it, and BF16 stays faster with all of them. The parts of the step show where the rest
-is: attention on a slower backend, an optimizer with more work, copies, communication, or matmuls
-that are no faster in FP8.
+Why it matters. fp8doctor reports this when it cannot explain most of the gap. The fixes it proposes cannot
+close it, and BF16 stays faster with all of them. The parts of the step show where the rest is: attention on a
+slower backend, an optimizer with more work, copies, communication, or matmuls that are no faster in FP8.
 
-Fix. Compare the step's trace with BF16's, at the parts that the finding names. Please report the
-case: an unexplained gap is a missing check.
+Fix. Compare the step's trace with BF16's, at the parts that the finding names. Please report the case: an
+unexplained gap is a missing check.
 
     fp8doctor model.py                       # before: only the parts
 
@@ -17,12 +15,12 @@ case: an unexplained gap is a missing check.
 
 When to ignore it. If you stay in BF16.
 
-How it is detected, and limits. The trial profiles both steps. Explained are: fixes that were timed
-and gave time back, casts that the matmuls do not pay for, a GPU that waits for the host, and, if
-only BF16 is compiled, the norms and pointwise kernels that compilation fuses.
+How it is detected, and limits. The trial profiles both steps. Explained are: fixes that were timed and gave
+time back, casts that the matmuls do not pay for, a GPU that waits for the host, and, if only BF16 is
+compiled, the norms and pointwise kernels that compilation fuses.
 
-References. The parts add up to the measured difference of the two steps. With torchao not compiled at
-width 1024 on one H200, casts beyond the matmuls' savings explain 88% of it.
+References. The parts add up to the measured difference of the two steps. With torchao not compiled at width
+1024 on one H200, casts beyond the matmuls' savings explain 88% of it.
 https://docs.pytorch.org/docs/stable/profiler.html
 """
 
@@ -38,18 +36,17 @@ from fp8doctor.analysis.step_difference import (
     parts_in_words,
     waits_for_the_host,
     waterfall,
-    why_unknown,
+    why_not_divided,
 )
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
-from fp8doctor.facts import Arm, Breakdown, Facts, Linear, Network, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, ArmName, Facts, recorded
+from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
 EXPLAINED = 0.8
-"""Share of the difference that must be explained. The rest is within the spread between two profiles of the
-same kernels, 4 to 27% on an H200."""
+"""Share of the difference that must be explained; two profiles of the same kernels differ by 4 to 27%."""
 
 
 @check("STP006", "unexplained", area="step", severity="warning")
@@ -75,11 +72,7 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         return None
     found = waterfall(best, bf16)
     if found is None:
-        return NotApplicable(
-            reason="; ".join(
-                f"{each.name} {why_unknown(each)}" for each in (best, bf16) if waterfall(each, each) is None
-            )
-        )
+        return NotApplicable(reason=why_not_divided(best, bf16))
     casts, idle = found.casts_unpaid_ms, max(0.0, found.parts_ms[IDLE]) if waits_for_the_host(best) else 0.0
     fused = gained_by_compiling(facts, best, bf16, found)
     explained = given_back + casts + idle + fused
@@ -126,12 +119,9 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
-    """Whether an FP8 layer is compiled in this variant.
-
-    Compiled regions do not show it: Transformer Engine compiles its own functions.
-    """
+    """Whether an FP8 layer is compiled in this variant; compiled regions may be TE's own."""
     treatments = fp8.treatments if recorded(fp8, "treatments") else ()
-    as_is = any(linear.compiled is not None for linear in facts.network.linears if linear.use == "training")
+    as_is = any(linear.compiled is not None for linear in facts.network.fp8)
     return as_is or any(name.startswith(("compile-", CUDA_GRAPHS)) for name in treatments)
 
 
@@ -139,23 +129,9 @@ def _slower_by(attention_ms: float, casts_ms: float) -> Facts:
     """FP8 that is slower by these parts, with invented times."""
     bf16 = {"gemm_16bit": 40.0, "attention": 10.0}
     fp8 = {"gemm_fp8": 22.0, "cast": 18.0 + casts_ms, "attention": 10.0 + attention_ms}
-    arms = tuple(
-        Arm(
-            name=name,
-            tried=True,
-            step_ms=sum(families.values()),
-            rounds_ms=(sum(families.values()),) * 6,
-            breakdown=Breakdown(
-                families_ms=families,
-                idle_ms=0.0,
-                host_wait_pct=None,
-                busy_ms=sum(families.values()),
-                reliable=True,
-            ),
-        )
-        for name, families in ((ArmName.AS_IS, fp8), (ArmName.BF16_COMPILED, bf16))
-    )
-    return Facts(network=Network(linears=(Linear(use="training"),)), trial=Trial(device="cuda", arms=arms))
+    both = {ArmName.AS_IS: fp8, ArmName.BF16_COMPILED: bf16}
+    arms = tuple(profiled(name, families, host_wait_pct=None) for name, families in both.items())
+    return example(linears=(float8(),), device="cuda", arms=arms)
 
 
 SICK = _slower_by(attention_ms=8.0, casts_ms=2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8doctor.facts import Accelerate, Converter, Facts, recorded
+from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, recorded
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
@@ -65,6 +65,19 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
     if trainer and trainer.mixed_precision == "fp8":
         return "TrainingArguments"
     return None
+
+
+def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None) -> str | None:
+    """Find the precision in force: Accelerate's, else the one TrainingArguments will pass to it.
+
+    Under DeepSpeed, Accelerate's state says "no" for everything but fp8.
+    """
+    of_state, of_trainer = accelerate.mixed_precision if accelerate else None, None
+    if trainer:
+        of_trainer = trainer.mixed_precision or ("fp16" if trainer.fp16 else "bf16" if trainer.bf16 else None)
+    if accelerate and accelerate.distributed == "DEEPSPEED" and of_state != "fp8":
+        return of_trainer or of_state
+    return of_state or of_trainer
 
 
 def asked_by_environment(variables: Mapping[str, str]) -> str | None:

@@ -191,6 +191,11 @@ def why_unknown(arm: Arm) -> str:
     return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
 
 
+def why_not_divided(*arms: Arm) -> str:
+    """Say why `waterfall` of these arms is None."""
+    return "; ".join(f"{each.name} {why_unknown(each)}" for each in arms if waterfall(each, each) is None)
+
+
 def part_ms(breakdown: Breakdown, part: str) -> float:
     """Sum up one of `PARTS` in a step."""
     return sum(breakdown.families_ms.get(family, 0.0) for family in PARTS[part])

@@ -10,6 +10,9 @@ OP_CONFIGS_SINCE = Version("0.17.0")
 """First torchao with ``Float8TrainingOpConfig`` and ``MXFP8TrainingOpConfig``, without ``MoETrainingConfig``
 and ``MXLinearConfig``. Source: ``prototype/moe_training`` and ``prototype/mx_formats`` of 0.12 to 0.17."""
 
+READS_BACKEND_SINCE = Version("1.9.0")
+"""First accelerate whose ``Accelerator`` and ``prepare`` read ACCELERATE_FP8_BACKEND."""
+
 TE_WITH_CUDNN_FLOOR, CUDNN_FLOOR = Version("2.20"), Version("9.12")
 """First Transformer Engine that refuses an older cuDNN at import, and the first cuDNN that it takes. torch
 2.8 to 2.10 pin 9.10.2.21. Source: ``transformer_engine/common/__init__.py`` of 2.19.0 and 2.20.2."""
@@ -28,22 +31,28 @@ def transformer_engine_line(facts: Facts) -> str:
     return f'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]{bounds}"{why}'
 
 
-def cudnn_version(facts: Facts) -> Version | None:
-    """Read the version of pip's cuDNN; None where it is missing or was not recorded."""
+def parsed(version: str | None) -> Version | None:
+    """Parse a version; None for one that is missing or no version."""
     try:
-        return Version((recorded(facts, "software.cudnn") and facts.software.cudnn) or "")
+        return Version(version or "")
     except InvalidVersion:
         return None
+
+
+def cudnn_version(facts: Facts) -> Version | None:
+    """Read the version of pip's cuDNN; None if it is missing or was not recorded."""
+    return parsed(facts.software.cudnn) if recorded(facts, "software.cudnn") else None
 
 
 def installed(facts: Facts, package: str) -> Version | None:
-    """Read the version of a package; None where it is missing or says none."""
-    if not recorded(facts, "software.packages") or package not in facts.software.packages:
-        return None
-    try:
-        return Version(facts.software.packages[package].version or "")
-    except InvalidVersion:
-        return None
+    """Read the version of a package; None if it is missing or says none."""
+    found = facts.packages().get(package)
+    return parsed(found.version) if found is not None and recorded(found, "version") else None
+
+
+def at_least(facts: Facts, package: str, version: Version) -> bool:
+    """Whether a package is installed in this version or a newer one; an unknown version counts as new."""
+    return package in facts.software.packages and (installed(facts, package) or version) >= version
 
 
 def has_op_configs(facts: Facts) -> bool:

@@ -46,6 +46,16 @@ MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
 
+ORDINARY_WEIGHTS = Treatment(
+    name="no-float8-all-gather",
+    summary="switch FSDP's float8 all-gather off if you do not use FSDP: the layers then keep ordinary "
+    "weights, which can be saved and which the optimizer holds",
+    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
+    "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
+)
+"""For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
+
+
 def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
     """Write how to train without FP8, in the fastest BF16 that was timed."""
     bf16 = fastest_bf16(facts)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.incomplete import without_incomplete_lists
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
@@ -19,6 +20,7 @@ from fp8doctor.facts.ranks import Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
+    Value,
     from_builtins,
     restore_unknown_keys,
     to_builtins,
@@ -60,6 +62,7 @@ __all__ = [
     "Accelerate",
     "Arm",
     "ArmCut",
+    "ArmName",
     "Attention",
     "Blocks",
     "Breakdown",
@@ -98,6 +101,7 @@ __all__ = [
     "Trial",
     "Unrecorded",
     "Use",
+    "Value",
     "Workload",
     "if_recorded",
     "recorded",

@@ -177,3 +177,8 @@ class Network(Record, frozen=True, kw_only=True):
     DTensors, which are gathered first, are left out."""
     save_pretrained: bool = NOT_RECORDED
     """Whether the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""
+
+    @property
+    def fp8(self) -> list[Linear]:
+        """Layers that are set up for FP8 training."""
+        return [each for each in self.linears if each.use == "training"]

@@ -68,7 +68,7 @@ def test_a_model_whose_forward_is_called(observer: Observer, heard: Heard) -> No
     finding = finding_of(heard)
     assert (
         finding.title
-        == "torch.compile has no effect: the training step calls model.forward(), which stays uncompiled"
+        == "torch.compile has no effect: the training step calls model.forward(), which is not compiled"
     )
     assert finding.treatment.code.splitlines()[0].startswith("output = model(")
     assert finding.evidence["idle_fp8_linears"] == 4

@@ -37,7 +37,7 @@ def test_a_trainer_that_fails_before_its_first_step(
     observer.failed()
     report = diagnose(heard.facts)
     (finding,) = (each for each in report.findings if each.code == "ENV001")
-    assert finding.title.endswith("and TrainingArguments(bf16=True) made it bf16")
+    assert finding.title.endswith("but TrainingArguments(bf16=True) made it bf16")
     assert "prepare() will fail: 'NoneType' object has no attribute 'config'" in finding.explanation
     assert [step.code for step in report.prescription] == ["ENV001"]
     assert answer(report).why[0].startswith("FP8 was asked for (ACCELERATE_MIXED_PRECISION=fp8)")

@@ -117,7 +117,7 @@ def test_without_an_accelerator_nothing_is_decided_yet() -> None:
     outcome = outcome_of("ENV001", facts_of("", **FP8))
     assert (outcome.outcome, outcome.reason) == (
         "not_applicable",
-        "there is neither an Accelerator nor TrainingArguments, so nothing has set the precision",
+        "no Accelerator or TrainingArguments has set the precision",
     )
 
 

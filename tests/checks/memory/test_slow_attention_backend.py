@@ -163,7 +163,7 @@ def test_looking_at_the_backends_changes_none() -> None:
 def test_only_math_does_not_matter_to_what_never_asks(look: Look) -> None:
     with sdpa_kernel([SDPBackend.MATH]):
         assert reason(look(nn.Sequential(nn.Linear(32, 32)))).startswith(
-            "no configuration says how attention is computed"
+            "neither a configuration nor a profiled GPU step"
         )
 
 

@@ -114,8 +114,8 @@ def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
-    assert finding.title == "1 FP8 layer gives NaN or infinity alone, not compiled; all steps were finite"
-    assert "down gives it." in finding.explanation
+    assert finding.title == "NaN or infinity in 1 FP8 layer run alone, not compiled; all steps were finite"
+    assert "it begins in down." in finding.explanation
     assert "BF16" in finding.explanation
 
 

@@ -136,7 +136,7 @@ def test_where_every_layer_loses_bf16_is_the_treatment(look: Look) -> None:
     ("make", "tokens", "reason"),
     [
         (lambda: llama(), TOKENS, "no FP8 layer"),
-        (lambda: float8(llama()), None, "no FP8 layer's shape"),
+        (lambda: float8(llama()), None, "no FP8 layer with known"),
         (lambda: float8(llama(8)), 256, "SHP003"),
     ],
     ids=["BF16", "no batch", "few tokens"],
