@@ -61,7 +61,7 @@ def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
         ):  # its children too; it may not lead a group yet
             with suppress(ProcessLookupError, PermissionError):
                 end(child, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the user may have waited for all children
+        with suppress(ChildProcessError):  # if the user has all children waited for
             os.waitpid(child, 0)
     if told[:1] != TOLD:
         raise NothingTold(told[1:].decode() if told else None)

@@ -50,7 +50,7 @@ class Check(msgspec.Struct, frozen=True):
     about_shapes: bool = False
     """It proposes BF16 for layers because of their shapes alone; timing may refute it."""
     may_raise: bool = False
-    """It can predict from the facts that the step raises; unknown means unknown.
+    """It can predict that the step raises. If it is unknown, so is that prediction.
 
     Not for a check of the GPU, which is unknown on any machine without one.
     """

@@ -1,7 +1,7 @@
 """Private names of torch, torchao and Transformer Engine: each works, and stands in one module alone.
 
 The names of torch and torchao are tried with the installed libraries. Transformer Engine needs a GPU: its
-names are looked up in `tests.stand_ins.transformer_engine` and in recorded facts.
+names are looked up in `tests.stand_ins.transformer_engine`.
 """
 
 from __future__ import annotations
