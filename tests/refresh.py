@@ -25,6 +25,9 @@ WRITERS = {
 }
 """What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""
 
+LONGEST_S = 1800.0
+"""Seconds that one writer may take; the slowest takes about 120."""
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.refresh", description=__doc__)
@@ -42,7 +45,8 @@ def written(name: str) -> bool:
     """Run the writer of these files. Return whether it succeeded."""
     begun = time.monotonic()
     command = [sys.executable, "-m", *WRITERS[name].split()]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"UPDATE_GOLDEN": "1"}, check=False)
+    env = os.environ | {"UPDATE_GOLDEN": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, check=False, timeout=LONGEST_S)
     print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
     return done.returncode == 0
 

@@ -427,7 +427,7 @@ def test_fp8_doubles_bf16_on_amd_and_the_formats_go_with_the_architecture() -> N
 
 
 def test_an_amd_gpu_that_is_assumed_models_nothing() -> None:
-    with pytest.raises(UserError, match="no costs are modelled on AMD's GPUs, such as MI300X"):
+    with pytest.raises(UserError, match="no estimates for AMD GPUs such as MI300X"):
         gpu_spec("mi300x")
 
 
@@ -498,7 +498,7 @@ def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_furthe
     }
     facts = load_report(recorded_steps.JOBS / "h200-gemma2_2b_eager_attention.json.gz").facts
     report = diagnose(recorded_steps.without_trial(facts))
-    assert certainty(report).startswith(f"Not quite: {ERROR}.")
+    assert certainty(report).startswith(f"{ERROR[:1].upper()}{ERROR[1:]}.")
 
 
 def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[recorded_steps.Told]) -> None:

@@ -42,7 +42,7 @@ def test_one_trace_and_two(traces: tuple[Path, Path]) -> None:
     assert (one.exit_code, one.stderr) == (0, "")
     assert "FP8 matmuls ran: 1 a step in 60.0 ms" in one.stdout
     both = fp8doctor("trace", bf16, fp8)
-    assert "fp8.json takes 100.0 ms/step, bf16.json 100.0" in both.stdout
+    assert "fp8.json takes 100.0 ms a step, bf16.json 100.0" in both.stdout
     assert "GEMMs −40.0" in both.stdout
 
 

@@ -202,7 +202,7 @@ def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: p
     both = fp8doctor("demo", "-o", "a.html", "-o", "a.md", "--save", "b.json")
     assert (both.stdout, both.stderr) == ("", f"{verdict}fp8doctor: wrote a.html, a.md, b.json\n")
     saved = fp8doctor("demo", "--save", "b.json")
-    assert "FP8 is 2.5× slower" in saved.stdout
+    assert "FP8 is 2.5x slower" in saved.stdout
     assert saved.stderr == "fp8doctor: wrote b.json\n"
     machine = fp8doctor("demo", "--format", "json", "--save", "b.json")
     assert json.loads(machine.stdout)["verdict"]["status"] == "fp8_slower"

@@ -95,7 +95,7 @@ def outcome(report: Report) -> str:
 def test_a_step_that_opens_no_autocast_runs_its_layers_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     report = of(nn.Sequential(te.Linear(32, 32), te.Linear(32, 32)), plain, monkeypatch)
     finding = next(each for each in report.findings if each.code == "MOD002")
-    assert finding.title == "the training step opens no FP8 autocast around 2 Transformer Engine layers"
+    assert finding.title == "The training step opens no FP8 autocast around 2 Transformer Engine layers"
     assert report.verdict.status == "fp8_not_engaged"
 
 

@@ -126,7 +126,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     assert "fp8doctor" not in out
     assert err.count("LlamaForCausalLM: ") == 1
     assert "15 of 15 FP8 Linears are not compiled" in " ".join(err.split())
-    assert f"a step in {STEPS} steps of the training" in " ".join(err.split())
+    assert f"ms/step in {STEPS} steps of the training" in " ".join(err.split())
     assert 'Next  callback.report.save("report.json") · ' in err
     assert "-o report.html" not in err
     report = watching.report

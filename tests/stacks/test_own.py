@@ -180,7 +180,7 @@ def told(module: nn.Module) -> Any:
 
 def test_the_verdict_never_denies_fp8() -> None:
     by_code, by_name = told(Float8Linear(64, 32, bias=False)), told(FP8Linear(64, 32))
-    assert by_code.verdict.summary.startswith("FP8 is set up in 1 of 2 Linears (67 % of the matmul FLOPs)")
+    assert by_code.verdict.summary.startswith("FP8 is set up in 1 of 2 Linears (67% of the matmul FLOPs)")
     assert by_name.verdict.status == "not_measured"
     assert by_name.verdict.summary.startswith(
         "FP8 by name in 1 of 2 Linears (FP8Linear), a class of no known"

@@ -170,7 +170,7 @@ def test_what_exceeds_the_gpu_says_by_how_much() -> None:
     )
     assert found
     assert baseline
-    assert found.sentence == modelled + "120.5 GiB for it, of which a step may fill 90 %"
+    assert found.sentence == modelled + "120.5 GiB for it, of which a step may fill 90%"
     assert baseline.sentence == modelled + "120.5 GiB for it"
 
 
