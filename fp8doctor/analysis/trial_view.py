@@ -113,7 +113,8 @@ def trial_view(facts: Facts) -> TrialView:
     fp8 = if_recorded(best_fp8, facts)
     bf16_of_fp8 = if_recorded(fair_bf16, facts, fp8) if fp8 else None
     bf16_of_plan = if_recorded(fair_bf16, facts, prescribed) if prescribed else None
-    best = ratio_on_screen(bf16_of_fp8, fp8).median if fp8 and bf16_of_fp8 else None
+    shown = if_recorded(ratio_on_screen, bf16_of_fp8, fp8) if fp8 and bf16_of_fp8 else None
+    best = shown.median if shown else None
     return TrialView(
         facts=facts,
         on_gpu=timed_on_gpu(facts),
