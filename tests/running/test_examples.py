@@ -123,7 +123,7 @@ def test_a_trainer_whose_arguments_override_the_launcher(tmp_path: Path) -> None
     code, out, err = run(options, TRAINER, tmp_path, **FP8)
     assert out.endswith("trained\n"), err
     assert "Found ENV001, MOD001 with --fail-on error." in err
-    assert "4 × 32 tokens" in err
+    assert "4 x 32 tokens" in err
     assert code == 1
 
 
