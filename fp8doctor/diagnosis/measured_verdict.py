@@ -231,7 +231,7 @@ def _offer(view: TrialView) -> str:
 
 
 def _caveat(trial: Trial) -> str:
-    caveat = " Timed on a CPU, which says nothing about a GPU." if trial.device == "cpu" else ""
+    caveat = " Timed on a CPU, which does not predict a GPU." if trial.device == "cpu" else ""
     return (
         f"{caveat} The timing is unreliable: {trial.reason}."
         if trial.reliable is False and trial.reason

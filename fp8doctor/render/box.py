@@ -268,7 +268,7 @@ def _no_cause_known(report: Document) -> str:
     if verdict.status == "not_measured":
         return "BF16 was not timed, so there is nothing to compare with."
     if timed_on_cpu(report.facts):
-        return "Timed on a CPU, which says nothing about a GPU."
+        return "Timed on a CPU, which does not predict a GPU."
     return "The step was not profiled."
 
 
@@ -367,7 +367,7 @@ def where_to_time(facts: Facts) -> str:
     """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
     on_a_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
     other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
-    return f"beside {other}" if on_a_gpu else "on a GPU"
+    return f"next to {other}" if on_a_gpu else "on a GPU"
 
 
 def with_budget(facts: Facts, seconds: float) -> str:
@@ -392,7 +392,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
         speed = f"{verdict.achievable_speedup:.2f}x"
         here = how == "measured" and timed_on_cpu(report.facts)
-        where = f"{ON_CPU}, which says nothing about a GPU" if here else ""
+        where = f"{ON_CPU}, which does not predict a GPU" if here else ""
         return End(f"FP8 would run at {speed} the speed of the best BF16, {HOW_KNOWN[how]}{where}.", how)
     if verdict.status == "no_fp8":
         what = "FP8" if verdict.basis == "measured" else "the step"

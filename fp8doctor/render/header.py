@@ -141,13 +141,13 @@ def _batch(facts: Facts) -> str:
     elif size:
         text = f"a batch of {size}"
     else:
-        why = "batch not looked at" if steps_are_watched(facts) else "no batch made up"
+        why = "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
         return why if lacks_batch(workload) else "batch unknown"
     count = workload.accumulate if recorded(workload, "accumulate") else 1
     if count > 1:
         text += f" in each of {count} micro-batches"
     made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
-    return f"{text} (made up)" if made_up else text
+    return f"{text} (synthetic)" if made_up else text
 
 
 def steps_are_watched(facts: Facts) -> bool:
@@ -275,7 +275,7 @@ def made_up(facts: Facts) -> str:
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
     without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
-    told = [f"Made up: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
+    told = [f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
     return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
 
 

@@ -80,7 +80,7 @@ def _anything_timed(report: Document) -> bool:
 def not_looked_at(report: Document) -> str:
     """List what this report says nothing about."""
     watched = recorded(report.facts, "observed.steps_ms")
-    speed = "BF16 beside it (no copies were timed)" if watched else "speed (nothing was timed)"
+    speed = "BF16 next to it (no copies were timed)" if watched else "speed (nothing was timed)"
     gaps = [
         *([] if _anything_timed(report) else [speed]),
         *_batch(report.facts),

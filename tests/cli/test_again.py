@@ -79,7 +79,7 @@ def test_a_long_command_stands_whole_on_a_line_of_its_own(here: Path, watched: N
     words = [f"--option{each}=value" for each in range(20)]
     screen = fp8doctor("run", "train.py", *words).stdout
     assert f"      fp8doctor run --stop train.py {' '.join(words)}\n" in screen
-    assert "Next  This times it beside BF16:\n" in screen
+    assert "Next  This times it next to BF16:\n" in screen
 
 
 def test_arguments_are_printed_and_not_saved(here: Path, watched: None) -> None:

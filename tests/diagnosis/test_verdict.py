@@ -369,7 +369,7 @@ def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
 
 
 def test_a_cpu_says_nothing_about_a_gpu_and_an_unreliable_timing_says_so() -> None:
-    assert "says nothing about a GPU" in diagnose(Of(SLOW, device="cpu").facts()).verdict.summary
+    assert "does not predict a GPU" in diagnose(Of(SLOW, device="cpu").facts()).verdict.summary
     assert (
         "The timing is unreliable: the step timed against its own copy gives 1.100"
         in diagnose(Of(SLOW, reliable=False).facts()).verdict.summary

@@ -254,7 +254,7 @@ def test_no_time_of_a_cpu_stands_without_its_name(facts: Facts) -> None:
     said = answer(diagnose(replace(facts, trial=replace(facts.trial, device="cpu", gpu=None))))
     assert said.numbers.endswith("measured on the CPU")
     if said.then.basis == "measured":
-        assert said.then.sentence.endswith(", measured on the CPU, which says nothing about a GPU.")
+        assert said.then.sentence.endswith(", measured on the CPU, which does not predict a GPU.")
 
 
 def routed(*, compiled: bool) -> Document:

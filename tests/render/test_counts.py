@@ -262,7 +262,7 @@ def test_the_model() -> None:
     batch = Workload(batch_source="made up", batch_size=2, sequence_length=512, tokens=1024)
     assert (
         model(Facts(target=target, network=network, workload=batch))
-        == "m.py: 1.24 B parameters, 2 x 512 tokens (made up)"
+        == "m.py: 1.24 B parameters, 2 x 512 tokens (synthetic)"
     )
     assert model(Facts(target=target, workload=Workload(batch_source="given", tokens=77))) == "m.py: 77 rows"
     assert model(Facts(target=target, workload=Workload(batch_source=None))) == "m.py: batch unknown"
@@ -276,7 +276,7 @@ def test_the_model() -> None:
         (
             "file",
             "no batch could be made up: forward takes 'img', whose size the model does not tell",
-            "no batch made up",
+            "no synthetic batch",
         ),
         ("script", COMPILED_FUNCTION, "batch not looked at"),
         ("live", NO_CALL, "batch not looked at"),
