@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor import registry
-from fp8doctor.known_errors import KNOWN_ERRORS, KnownError, recognise
+from fp8doctor.known_errors import CUTEDSL, KNOWN_ERRORS, KnownError, recognise
 
 F8 = torch.float8_e4m3fn
 
@@ -531,3 +531,8 @@ def test_entries_are_whole() -> None:
         assert error.cause.endswith(".")
         assert not error.versions.endswith(".")
         assert not error.source.endswith(".")
+
+
+def test_the_packages_of_mxfp8_casts_are_pinned_as_their_check_pins_them() -> None:
+    (known,) = recognise("mxfp8_quantize_cuda_3d requires additional Python runtime package(s): x")
+    assert known.lines == f"pip install {' '.join(CUTEDSL.values())}"
