@@ -7,8 +7,8 @@ Examining finds out whether one is possible. If so, a forward on fake tensors se
 from __future__ import annotations
 
 import ast
+import os
 import re
-import sysconfig
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,7 +34,7 @@ WITHOUT_FP8_AUTOCAST = frozenset(
 )
 """Packages that open Transformer Engine's autocast for nobody by themselves."""
 
-INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|^{re.escape(sysconfig.get_path('stdlib'))}")
+INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|^{re.escape(os.path.dirname(os.__file__))}")
 """Files of installed packages and of Python itself."""
 
 LIGHTNING = ("lightning.", "pytorch_lightning.")
