@@ -188,7 +188,7 @@ def _timed(
     ``within`` is a budget that began at a clock.
     """
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
-    from fp8doctor.trial.measure.device import choose_device
+    from fp8doctor.trial.measure.trial_run import choose_device
 
     where = choose_device(device)
     if where is None:

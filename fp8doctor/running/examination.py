@@ -146,7 +146,7 @@ class Examination:
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, where there is something to time on."""
         from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
-        from fp8doctor.trial.measure.device import choose_device
+        from fp8doctor.trial.measure.trial_run import choose_device
 
         settings = self.settings
         device = choose_device(settings.device)

@@ -24,8 +24,8 @@ from fp8doctor.profiling.trace import read_trace
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, counted, quiet_profiler, why_not_profiled
+from fp8doctor.trial.measure.results import breakdown
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -19,16 +19,15 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
-from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_rows import with_calls, with_rows
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.cuts import compiled_as_one
-from fp8doctor.trial.measure.device import DeviceLost, choose_device, gpu_name
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.layout import compiled_as_one
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
+from fp8doctor.trial.planning import arms
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, with_harm
 

@@ -4,7 +4,7 @@ What is dropped last comes first: the step as it is, every form of BF16, the pre
 explorations. An arm that fails (out of memory, a compile error) costs itself and nothing else. An arm without
 proof that it ran what its label says has a reason instead of a number. `fp8doctor.trial.measure.budget` tells
 whether an optional arm still fits. The profile that proves a compared arm also explains it
-(`fp8doctor.trial.measure.profile_step`). `fp8doctor.trial.combining` makes one prescription of what gained.
+(`fp8doctor.trial.measure.profile_step`). `fp8doctor.trial.final_round` makes one prescription of what gained.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stages import Stage
-from fp8doctor.trial.admission import build_until, costs_of, enough_for_all_s, no_time_for
-from fp8doctor.trial.against_host import add_against_host
-from fp8doctor.trial.combining import Window, best_total
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.final_round import Window, best_total
 from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Budget, Cost
-from fp8doctor.trial.measure.decided import gains
-from fp8doctor.trial.measure.device import DeviceLost, gpu_name, still_there
-from fp8doctor.trial.measure.pairs import time_in_pairs
+from fp8doctor.trial.measure.budget import Budget, Cost, build_until, costs_of, enough_for_all_s, no_time_for
+from fp8doctor.trial.measure.host_bound_probe import add_against_host
+from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib, not_fitting, room_gib
-from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.measure.rounds import time_in_pairs, time_in_turn
+from fp8doctor.trial.measure.timer import gains
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state import dynamo_state
 from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
 from fp8doctor.trial.state.guard import Guard
@@ -127,7 +124,7 @@ def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the arms, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
-    enough_s = enough_for_all_s(attempts, run)
+    enough_s = enough_for_all_s(attempts, run.budget)
     run.begin(Stage.TIMING)
     samples = _samples(attempts, tracer)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
@@ -230,7 +227,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
     if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
         attempt.no_number = (
             _no_base_for(attempt.plan, attempts)
-            or no_time_for(attempt.plan, attempts, run)
+            or no_time_for(attempt.plan, attempts, run.budget)
             or not_fitting(attempt.plan, attempts, room_gib(bench.device), bench.frees_gib())
         )
     if attempt.no_number is not None:
@@ -239,7 +236,7 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
         attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
-    until = build_until(attempt.plan, attempts, run)
+    until = build_until(attempt.plan, attempts, run.budget)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)

@@ -135,7 +135,7 @@ def _sees_a_gpu(surroundings: Facts) -> bool:
 def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
     """Time the job and what the checks would change about it; None where there is nothing to time it on."""
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
-    from fp8doctor.trial.measure.device import choose_device
+    from fp8doctor.trial.measure.trial_run import choose_device
 
     request, skip = TrialRequest(**asked["trial"]), asked["skip"]
     device = choose_device(request.device)

@@ -12,11 +12,11 @@ from torch import nn
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import ArmBuilder, arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import ArmBuilder, arms
 from fp8doctor.trial.variant import ArmPlan
 
 

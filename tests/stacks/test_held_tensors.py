@@ -23,7 +23,7 @@ from fp8doctor.stacks.held_tensors import named_tensors, tensors, with_tensors
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import move
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")

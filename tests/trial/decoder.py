@@ -10,10 +10,10 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import eager_bf16, on_model
 from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 

@@ -9,7 +9,7 @@ import torch
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import chain
+from fp8doctor.trial.planning import chain
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import BF16, Decoder, job
 

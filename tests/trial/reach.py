@@ -15,10 +15,10 @@ from torch import nn
 
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import ArmPlan
 
 AFTER_THE_FIRST_STEP = 3

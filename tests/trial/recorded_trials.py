@@ -12,14 +12,14 @@ import torch
 
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial import admission, conductor
+from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import timer, window
+from fp8doctor.trial.measure import budget, rounds, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.run import TrialRun
-from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.measure.rounds import time_in_turn
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
 from tests.trial.decoder import CPU
 
@@ -214,7 +214,7 @@ def took(
     conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.no_number is None]
     costs, explored = (
-        admission.costs_of(timed),
+        budget.costs_of(timed),
         [each.plan.name for each in timed if explores(each.plan)],
     )
     parts = {"before": load_s + before_s, "arms": of_trial.elapsed_s - load_s - before_s}
@@ -233,7 +233,7 @@ def took(
         expected_ms=steps,
         told=lambda samples: len(next(iter(samples.values()), ())) >= told_at,
     )
-    monkeypatch.setattr(window, "interleave_arms", interleave_arms)
+    monkeypatch.setattr(rounds, "interleave_arms", interleave_arms)
     tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
     samples = time_in_turn(
         tracer,

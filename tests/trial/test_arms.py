@@ -19,17 +19,15 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial import against_host
-from fp8doctor.trial.against_host import STAYS_IN_THIS_PROCESS
-from fp8doctor.trial.arms import arms
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
-from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure import host_bound_probe, timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.head_start import saves, waits_for_host
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.host_bound_probe import STAYS_IN_THIS_PROCESS, saves, waits_for_host
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import arms
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
@@ -463,7 +461,7 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
 def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     waits: bool, own_process: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(against_host, "waits_for_host", lambda ready, device: waits)
+    monkeypatch.setattr(host_bound_probe, "waits_for_host", lambda ready, device: waits)
     of = job(compiled_by_block())
     planned = [
         plan
@@ -491,7 +489,7 @@ def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
         raise torch.OutOfMemoryError("the launches of two steps at once")
 
     left: list[nn.Parameter] = []
-    monkeypatch.setattr(against_host, "waits_for_host", raises)
+    monkeypatch.setattr(host_bound_probe, "waits_for_host", raises)
     of, cleared = job(compiled_by_block()), []
     build = Bench.build
 

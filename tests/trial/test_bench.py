@@ -18,16 +18,16 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, cuts, evidence, layout, timer
+from fp8doctor.trial.measure import bench, evidence, layout, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.treatments.switches import could_be_fused
 from fp8doctor.trial.variant import ArmPlan, Variant
@@ -333,14 +333,14 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
     model = Decoder(2)
     wrapped = mark(model)
     job = Job(model=model if wrapped is None else wrapped, target=Target(), workload=Workload())
-    assert cuts.compiled_as_one(job, ["blocks"]) is as_one
+    assert layout.compiled_as_one(job, ["blocks"]) is as_one
 
 
 def test_one_graph_holds_the_blocks_of_a_step_that_is_compiled() -> None:
     step = torch.compile(lambda model, batch: model(batch).mean())
     job = Job(model=Decoder(2), target=Target(), workload=Workload(), training_step=step)
-    assert cuts.compiled_as_one(job, ["blocks"])
-    assert not cuts.compiled_as_one(job, []), "it has none"
+    assert layout.compiled_as_one(job, ["blocks"])
+    assert not layout.compiled_as_one(job, []), "it has none"
 
 
 def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int, list[Any]]:

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from fp8doctor.examine import examine
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial import admission, budget_for
+from fp8doctor.trial import budget_for
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
-from fp8doctor.trial.measure.run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
-from tests.trial.decoder import CPU, job
+from tests.trial.decoder import job
 
 COSTS = {
     "as_is": Cost(1.0, (0.1, 0.2)),
@@ -216,7 +215,7 @@ def enough(*built: tuple[str, bool, float, float]) -> float:
         ArmPlan("prescribed", as_it_is, ("compile-blocks",), True, "as_is", compiled=True),
         no_number=Budget(10.0).used_up,
     )
-    found = admission.enough_for_all_s([*done, late], TrialRun(CPU, Budget(10.0)))
+    found = budget.enough_for_all_s([*done, late], Budget(10.0))
     assert found is not None
     return found
 
@@ -263,10 +262,10 @@ def test_the_arm_that_is_built_has_its_own_window_kept_free() -> None:
             build_s=2.0,
         )
     ]
-    of = TrialRun(CPU, Budget(60.0, 1000.0))
-    found = admission.build_until(ArmPlan("bf16", as_it_is, fp8=False), done, of)
+    of = Budget(60.0, 1000.0)
+    found = budget.build_until(ArmPlan("bf16", as_it_is, fp8=False), done, of)
     both = {name: Cost(2.0, (0.5,)) for name in ("as_is", "bf16")}
-    assert found == of.budget.build_until(both) < of.budget.build_until({"as_is": both["as_is"]})
+    assert found == of.build_until(both) < of.build_until({"as_is": both["as_is"]})
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fp8doctor.stages import BUDGET_S
 from fp8doctor.trial import conductor
-from fp8doctor.trial.measure import bench, budget, timer, window
+from fp8doctor.trial.measure import bench, budget, rounds, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import CPU, Decoder, job
 from tests.trial.recorded_trials import TRIALS, Clock, Seen, took
@@ -92,7 +92,7 @@ def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
 
         return make
 
-    monkeypatch.setattr(window, "sign_is_told", lambda *known: False)
+    monkeypatch.setattr(rounds, "sign_is_told", lambda *known: False)
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=clock))
     of, raises_at = Budget(60.0, clock()), 1065.0
     laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)

@@ -11,13 +11,13 @@ import torch
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial import combining
-from fp8doctor.trial.combining import Window, best_total
+from fp8doctor.trial import final_round
 from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.final_round import Window, best_total
 from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.results import _both_windows
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 BLOCKWISE = ArmPlan(
@@ -115,8 +115,8 @@ def test_the_fair_bf16_is_timed_in_the_window_of_the_prescription(
         windows.append([each.plan.name for each in attempts])
         return {(each.plan.name, 0): [20.0, 20.1, 20.2] for each in attempts}
 
-    monkeypatch.setattr(combining, "time_in_turn", in_turn)
-    monkeypatch.setattr(combining, "beyond_gpu", lambda *of: None)
+    monkeypatch.setattr(final_round, "time_in_turn", in_turn)
+    monkeypatch.setattr(final_round, "beyond_gpu", lambda *of: None)
     bench = SimpleNamespace(
         plan=Plan((), (Cut({}),)), build=lambda *of: None, device=torch.device("cpu"), drop=lambda *of: None
     )

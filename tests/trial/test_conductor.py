@@ -18,7 +18,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import StepProof
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import AS_IS, BF16, CPU, PRESCRIBED, Block, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, STEP_MS, Ticking, explored, failing, ticking

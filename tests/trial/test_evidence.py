@@ -17,7 +17,6 @@ from fp8doctor.facts import ArmCut, Target, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.trial.measure import timer
@@ -25,7 +24,8 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations, StepProof, compilations
 from fp8doctor.trial.measure.profile_step import refuted
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import ArmPlan
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.treatments import NotTried
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 from tests.logged import Records

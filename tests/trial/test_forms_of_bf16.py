@@ -19,9 +19,9 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import arms
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.planning import arms
 from fp8doctor.trial.treatments import carry_out
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.variant import ArmPlan, Variant

@@ -16,9 +16,9 @@ from torch import nn
 
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import ArmPlan
 from tests.trial.reach import Net, Reach, attempt, mend, trained
 from tests.trial.users_state import entries

@@ -14,8 +14,8 @@ import torch
 from fp8doctor.examine.device import NoDriverError
 from fp8doctor.facts import recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial.measure import health
-from fp8doctor.trial.measure.health import Observer
+from fp8doctor.trial.measure import observers
+from fp8doctor.trial.measure.observers import Observer
 
 CUDA = torch.device("cuda", 0)
 UUID = "11111111-2222-3333-4444-555555555555"
@@ -66,7 +66,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         yield stand_in
         stand_in.open = False
 
-    monkeypatch.setattr(health, "open_nvml", opened)
+    monkeypatch.setattr(observers, "open_nvml", opened)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
     return stand_in
 
@@ -134,7 +134,7 @@ def test_without_a_driver_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     def closed() -> None:
         raise NoDriverError
 
-    monkeypatch.setattr(health, "open_nvml", closed)
+    monkeypatch.setattr(observers, "open_nvml", closed)
     observer = Observer(CUDA)
     observer.look()
     assert observer.health() is NOT_RECORDED

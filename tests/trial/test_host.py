@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fp8doctor.facts import Trial, recorded
-from fp8doctor.trial.measure import host
-from fp8doctor.trial.measure.host import HostObserver
+from fp8doctor.trial.measure import observers
+from fp8doctor.trial.measure.observers import HostObserver
 from tests.waiting import wait_for
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -22,9 +22,9 @@ Write = Callable[..., None]
 @pytest.fixture
 def linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
     """Two cores of four, of which the second is named too by what the process may use."""
-    monkeypatch.setattr(host, "PROC", tmp_path)
-    monkeypatch.setattr(host, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(host, "own_cores", lambda: {0, 1})
+    monkeypatch.setattr(observers, "PROC", tmp_path)
+    monkeypatch.setattr(observers, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(observers, "own_cores", lambda: {0, 1})
     (tmp_path / "cgroup" / "job").mkdir(parents=True)
     (tmp_path / "self" / "task" / "7").mkdir(parents=True)
     (tmp_path / "self" / "cgroup").write_text("3:cpuset:/\n0::/job\n")
@@ -46,14 +46,14 @@ def linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
         (tmp_path / "self" / "task" / "7" / "schedstat").write_text(f"5 {waited_s * 1e9:.0f} 3\n")
         (tmp_path / "cgroup" / "job" / "cpu.stat").write_text(quota)
         used = SimpleNamespace(user=own, system=0.0, children_user=0.0, children_system=0.0)
-        monkeypatch.setattr(host, "os", SimpleNamespace(**{**vars(os), "times": lambda: used}))
+        monkeypatch.setattr(observers, "os", SimpleNamespace(**{**vars(os), "times": lambda: used}))
 
     return write
 
 
 def at(clock_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        host, "time", SimpleNamespace(monotonic=lambda: clock_s, perf_counter=lambda: clock_s)
+        observers, "time", SimpleNamespace(monotonic=lambda: clock_s, perf_counter=lambda: clock_s)
     )
 
 
@@ -97,7 +97,7 @@ def test_windows_are_summed_up_and_without_a_quota_none_is_used_up(
 def test_a_system_that_tells_nothing_leaves_it_unrecorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host, "PROC", tmp_path / "absent")
+    monkeypatch.setattr(observers, "PROC", tmp_path / "absent")
     observer = HostObserver()
     with observer.window():
         observer.look()
@@ -110,13 +110,13 @@ def test_a_real_window_is_told() -> None:
 
     def later() -> bool:
         observer.look()
-        now = host.counters()
+        now = observers.counters()
         return now is not None and before is not None and now.total > before.total
 
     with observer.window():
-        before = host.counters()
+        before = observers.counters()
         wait_for("the clock of the kernel's counters to tick", later)
     load = observer.load()
     assert 0 < load.pace_low_ms <= load.pace_median_ms
     assert 0 <= load.others_pct <= 100
-    assert load.cores == len(host.own_cores()) >= 1
+    assert load.cores == len(observers.own_cores()) >= 1

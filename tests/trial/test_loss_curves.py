@@ -13,7 +13,6 @@ from torch import nn
 
 from fp8doctor.facts import LossCurve, Workload
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.trial.arms import as_it_is, eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import loss_curves
 from fp8doctor.trial.layers.loss_curves import LOSSES, disturb, why_not
@@ -21,7 +20,8 @@ from fp8doctor.trial.layers.part import NotMeasured
 from fp8doctor.trial.measure import layout, timer
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import as_it_is, eager_bf16
 from fp8doctor.trial.variant import ArmPlan
 from tests.trial.test_numerics import CPU, NEVER, Block, batch, fp8, job, loss, stack
 

@@ -15,12 +15,11 @@ from torchao.optim import AdamW8bit
 from fp8doctor.facts import MemoryParts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import fp8_copies
-from fp8doctor.trial.arms import as_it_is
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.copies.step import training_step
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.memory import (
+from fp8doctor.trial.measure.peak_memory import (
     FullPeak,
     Held,
     Turn,
@@ -32,6 +31,7 @@ from fp8doctor.trial.measure.memory import (
     memory_parts,
     rounding,
 )
+from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.stand_ins import transformer_engine
@@ -365,7 +365,7 @@ def test_what_the_allocator_rounds_up_is_read_from_it(monkeypatch: pytest.Monkey
     """43 of every 44 MiB are asked for where a weight is 11008 by 2048 in BF16."""
     stats = {"requested_bytes.all.current": 430, "allocated_bytes.all.current": 440}
     model = nn.Linear(8, 8)
-    monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
+    monkeypatch.setattr("fp8doctor.trial.measure.peak_memory.gib", lambda tensors, device: gib(tensors, CPU))
     for counted, share in ((stats, 1 / 43), ({}, 0.0), ({**stats, "requested_bytes.all.current": 0}, 0.0)):
         monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, counted=counted: counted)
         assert rounding(model, OTHER) == pytest.approx(share)
@@ -403,7 +403,7 @@ def test_the_peak_is_that_of_the_arm_alone(
     bench._rounding = rounded
     bench.guard = Guard(Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload()))
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
-    monkeypatch.setattr("fp8doctor.trial.measure.memory.gib", lambda tensors, device: gib(tensors, CPU))
+    monkeypatch.setattr("fp8doctor.trial.measure.peak_memory.gib", lambda tensors, device: gib(tensors, CPU))
     turns = Turns(OTHER)
     turns.note()
     assert turns.above(0.0) is None, "it was not told to note anything"

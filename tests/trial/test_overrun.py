@@ -14,10 +14,9 @@ import pytest
 
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.measure import bench, overrun
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.overrun import Overrun, given_up
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure import bench, budget
+from fp8doctor.trial.measure.budget import Budget, Overrun, given_up
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 from tests.trial.decoder import CPU, Decoder, job
 
@@ -36,7 +35,7 @@ def test_it_is_given_up_when_the_time_is_over() -> None:
 
 
 def test_what_swallows_it_meets_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrun, "AGAIN_S", 1e-2)
+    monkeypatch.setattr(budget, "AGAIN_S", 1e-2)
 
     def swallow_one() -> None:
         with suppress(BaseException):

@@ -11,7 +11,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.memory import Held, Turn
+from fp8doctor.trial.measure.peak_memory import Held, Turn
 from fp8doctor.trial.measure.results import _arm, _self_check, _unknown_peaks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.variant import ArmPlan, as_it_is

@@ -16,14 +16,12 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.measure import layout, pairs
+from fp8doctor.trial.measure import layout, rounds
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
-from fp8doctor.trial.measure.memory import Held, Turn
-from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import (
+from fp8doctor.trial.measure.memory_fit import (
     beyond_gpu,
     is_roomy,
     laid_out_gib,
@@ -31,7 +29,9 @@ from fp8doctor.trial.measure.room import (
     not_fitting,
     step_gib,
 )
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.peak_memory import Held, Turn
+from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
 CPU = torch.device("cpu")
@@ -238,10 +238,10 @@ def test_an_arm_is_tried_in_a_pair_where_letting_go_of_the_others_frees_memory(
         tried.append(attempt.plan.name)
         return attempt, {}
 
-    monkeypatch.setattr(pairs, "room_gib", lambda device: 60.0)
-    monkeypatch.setattr(pairs, "_pair", pair)
+    monkeypatch.setattr(rounds, "room_gib", lambda device: 60.0)
+    monkeypatch.setattr(rounds, "_pair", pair)
     tracer = Tracer(cast(Bench, StandInBench(frees_gib)), TrialRun(CPU, Budget(1e6)))
-    pairs.time_in_pairs(tracer, [AS_IS, failed], {})
+    rounds.time_in_pairs(tracer, [AS_IS, failed], {})
     assert tried == (["heavy"] if again else [])
 
 

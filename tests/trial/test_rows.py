@@ -23,7 +23,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import fake_rows, rows, shapes
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, in_time, job
 
 pytestmark = pytest.mark.slow

@@ -18,9 +18,9 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial import conductor
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import bench, timer, window
+from fp8doctor.trial.measure import bench, rounds, timer
 from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
 from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
@@ -75,7 +75,7 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, timed = [], window.interleave_arms
+    ends, timed = [], rounds.interleave_arms
 
     def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
         began = time.monotonic()  # a busy host may take long for the rounds
@@ -84,7 +84,7 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
         ends.append(tuple(each - began for each in (until(result), latest, soon)))
         return result
 
-    monkeypatch.setattr(window, "interleave_arms", noted)
+    monkeypatch.setattr(rounds, "interleave_arms", noted)
     began = time.monotonic()
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
     ((until, latest, soon),) = ends

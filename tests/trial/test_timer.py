@@ -15,13 +15,14 @@ from fp8doctor.analysis.significance import CONFIDENCE
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.decided import is_decided, sign_is_told
 from fp8doctor.trial.measure.timer import (
     ASKED_EACH,
     LEAST_ROUNDS,
     MOST_ROUNDS,
     Visit,
     interleave,
+    is_decided,
+    sign_is_told,
     visit_ms,
     visits,
 )

@@ -24,13 +24,11 @@ from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, Event, Trace, read_trace
-from fp8doctor.trial.arms import eager_bf16
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import bench, evidence, timer
 from fp8doctor.trial.measure import profile_step as trace
-from fp8doctor.trial.measure.breakdown import breakdown
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import (
     ANOTHER_PROFILER,
@@ -40,7 +38,9 @@ from fp8doctor.trial.measure.evidence import (
     profiler_in_use,
 )
 from fp8doctor.trial.measure.profile_step import annotated
-from fp8doctor.trial.measure.run import KeepTrace, TrialRun
+from fp8doctor.trial.measure.results import breakdown
+from fp8doctor.trial.measure.trial_run import KeepTrace, TrialRun
+from fp8doctor.trial.planning import eager_bf16
 from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
 
 pytestmark = pytest.mark.slow
@@ -447,7 +447,7 @@ def test_a_model_without_fp8_explains_its_best_conversion(monkeypatch: pytest.Mo
 
 def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "fp8doctor.trial.combining.full_ms",
+        "fp8doctor.trial.final_round.full_ms",
         lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6,
     )
     better = ArmPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)

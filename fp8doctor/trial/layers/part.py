@@ -10,7 +10,7 @@ import torch
 
 from fp8doctor.facts import Trial, recorded
 from fp8doctor.trial.copies.replica import NotReplicable
-from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.treatments import NotTried
 from fp8doctor.wording import sentence
 

@@ -27,8 +27,8 @@ from fp8doctor.trial.copies.step import call, move
 from fp8doctor.trial.layers.expert_rows import ExpertRows
 from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.layers.shapes import of_interest
-from fp8doctor.trial.measure.cuts import cut_of
-from fp8doctor.trial.measure.device import still_there
+from fp8doctor.trial.measure.layout import cut_of
+from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.digest import harm, of_the_users
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import Undisturbed, free

@@ -35,7 +35,7 @@ from fp8doctor.trial.layers.gemms import (
     bf16_gemms,
     fp8_gemms,
 )
-from fp8doctor.trial.measure.device import DeviceLost, still_there
+from fp8doctor.trial.measure.trial_run import DeviceLost, still_there
 from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.wording import percent, sentence
 

@@ -14,7 +14,7 @@ from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.memory import FullPeak, Held, Turn, full_peak
+from fp8doctor.trial.measure.peak_memory import FullPeak, Held, Turn, full_peak
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import sentence
 

@@ -8,15 +8,29 @@ arm is begun, time is kept for the least window, the profiles of what is compare
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import FrameType
 
 from fp8doctor.analysis.arms import BF16_WITH
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
-from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.arm_names import (
+    BASELINES,
+    BF16_BASELINES,
+    LEFT_OUT_FOR_TIME,
+    ArmName,
+    Reason,
+    is_conversion,
+)
 from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.variant import ArmPlan, explores
 
 WITHIN = 1.25
 """Budgets within which the whole command ends: the one hard deadline. The conductor starts no variant that is
@@ -332,3 +346,129 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
         + timer.LEAST_ROUNDS * round_s([*baselines, best, best])
         + 2 * profile_s(best)
     )
+
+
+NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
+"""Arms that a report cannot do without. The first conversion of a model without FP8 is needed too."""
+
+
+def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
+    """Tell why the arm may not be begun: it has to end in time by what it is expected to take, the first BF16
+    by what is left for its build."""
+    costs = costs_of(attempts)
+    until = build_until(plan, attempts, budget) if is_needed(plan, costs) else budget.end
+    if budget.began + budget.spent_s >= until:
+        return budget.used_up
+    cost = _expected(plan, costs)
+    if is_first_bf16(plan, attempts) or cost is None:
+        return None
+    if budget.fits(cost, plan.name, costs, budget.spent_s, within=_within(plan, costs)):
+        return None
+    return budget.too_short(budget.takes_s(cost, plan.name, costs))
+
+
+def build_until(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> float:
+    """Return the clock at which the build of the arm is given up, so that it and all others can be timed."""
+    costs = costs_of(attempts)
+    cost = _expected(plan, costs)
+    return budget.build_until({**costs, plan.name: cost} if cost else costs)
+
+
+def _within(plan: ArmPlan, costs: Mapping[str, Cost]) -> float:
+    """Choose the budgets within which the arm has to fit."""
+    if is_needed(plan, costs):
+        return WITHIN
+    return 1.0 if plan.explored else ASKED_WITHIN
+
+
+def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
+    """Whether a report cannot do without the arm."""
+    return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
+
+
+def is_first_bf16(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
+    """Whether the arm is the first BF16, without which a trial says nothing."""
+    return plan.name in BF16_BASELINES and not any(
+        each.plan.name in BF16_BASELINES and each.ready for each in attempts
+    )
+
+
+def _expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
+    return expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=plan.fp8)
+
+
+def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
+    """Collect what the arms that were built have cost."""
+    return {
+        each.plan.name: Cost(
+            each.build_s,
+            tuple(ready.step_s for ready in each.ready),
+            any(_compiled(ready) for ready in each.ready),
+            bool(each.plan.fp8),
+            each.plan.by_block,
+        )
+        for each in attempts
+        if each.ready
+    }
+
+
+def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
+    """Return the budget in which nothing would be left out for time, though the caches hold nothing of it;
+    None where nothing is, or where nobody knows."""
+    spent_s, costs = budget.elapsed_s, costs_of(attempts)
+    anew = {
+        each.plan.name: compiled_anew(costs[each.plan.name], sum(ready.from_caches_s for ready in each.ready))
+        for each in attempts
+        if each.ready
+    }
+    left: dict[str, Cost] = {}
+    for attempt in attempts:
+        if attempt.why in LEFT_OUT_FOR_TIME:
+            cost = _expected(attempt.plan, {**anew, **left})
+            if cost is None:
+                return None
+            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
+    explored = [each.plan.name for each in attempts if explores(each.plan)]
+    return budget.enough_s(costs, left, explored, spent_s) if left else None
+
+
+def _compiled(ready: Ready) -> bool:
+    return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
+
+
+AGAIN_S = 1.0
+"""Seconds after which it is raised again, where what it was raised in swallowed it, as a destructor does."""
+
+
+class Overrun(BaseException):
+    """The time of a build is over. No `Exception`: the compiler takes those for failures of its own."""
+
+
+@contextmanager
+def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
+    """Raise `Overrun` inside when the clock (``time.monotonic``) passes ``at``.
+
+    Only in the main thread, where signals are handled, and only with ``interrupts``: a user's process has
+    alarms of its own. What runs in C++ then is waited for.
+    """
+    in_time = at - time.monotonic()
+    if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    armed = [True]
+
+    def over(number: int, frame: FrameType | None) -> None:
+        if armed:
+            raise Overrun
+
+    before = signal.signal(signal.SIGALRM, over)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(in_time, 1e-3), AGAIN_S)
+        yield
+    finally:
+        try:
+            armed.clear()
+        finally:  # the alarm may come before that
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)

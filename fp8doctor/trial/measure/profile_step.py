@@ -33,7 +33,6 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Cost
-from fp8doctor.trial.measure.device import DeviceLost, still_there
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
@@ -42,7 +41,7 @@ from fp8doctor.trial.measure.evidence import (
     prove,
     why_not_profiled,
 )
-from fp8doctor.trial.measure.run import TrialRun
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, still_there
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

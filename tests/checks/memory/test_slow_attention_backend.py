@@ -31,7 +31,7 @@ from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, 
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
 from fp8doctor.registry import discover, run, select
-from fp8doctor.trial.arms import ArmBuilder
+from fp8doctor.trial.planning import ArmBuilder
 from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.checks.arms import ran, timed

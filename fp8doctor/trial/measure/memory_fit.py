@@ -20,7 +20,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.memory import gib
+from fp8doctor.trial.measure.peak_memory import gib
 from fp8doctor.trial.variant import ArmPlan
 from fp8doctor.wording import percent
 

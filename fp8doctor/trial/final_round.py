@@ -17,13 +17,13 @@ from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.treatment_table import family, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, ArmName
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.admission import costs_of
-from fp8doctor.trial.arms import together
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms, raised
-from fp8doctor.trial.measure.device import DeviceLost
+from fp8doctor.trial.measure.budget import costs_of
+from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.room import beyond_gpu, gpu_gib
-from fp8doctor.trial.measure.window import time_in_turn
+from fp8doctor.trial.measure.rounds import time_in_turn
+from fp8doctor.trial.measure.trial_run import DeviceLost
+from fp8doctor.trial.planning import together
 from fp8doctor.trial.variant import ArmPlan, explores
 
 _log = logging.getLogger("fp8doctor")
