@@ -137,7 +137,7 @@ def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
     budget = tracer.run.budget
-    late = None if budget.final_fits(costs, gaining, budget.spent_s) else budget.used_up
+    late = None if budget.final_fits(costs, gaining) else budget.used_up
     against = run.skipped(ArmName.COMBINATION) or late
     return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
 
@@ -152,7 +152,7 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
         costs, plans = costs_of(timed), [each.plan for each in timed]
         until = partial(_window_until, plan=bench.plan, plans=plans, costs=costs, budget=run.budget)
         try:
-            return time_in_turn(tracer, timed, until, run.budget.window_latest(costs))
+            return time_in_turn(tracer, timed, until, run.budget.rounds_latest(costs))
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
@@ -166,7 +166,7 @@ def _window_until(
     samples: Samples, plan: Plan, plans: Sequence[ArmPlan], costs: Mapping[str, Cost], budget: Budget
 ) -> float:
     """Return the clock until which rounds are added, with time kept for what seems to gain so far."""
-    return budget.window_until(costs, _gaining(samples, plan, plans))
+    return budget.rounds_until(costs, _gaining(samples, plan, plans))
 
 
 def _gaining(samples: Samples, plan: Plan, plans: Sequence[ArmPlan]) -> list[str]:

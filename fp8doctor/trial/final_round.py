@@ -142,9 +142,9 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
     references = _references(window, single, both)
     attempts = [*references, single, both]
     run.progress("timing what gained, together", ArmName.COMBINATION)
-    until = run.budget.window_until(costs_of([single, both]), ())
+    until = run.budget.rounds_until(costs_of([single, both]), ())
     samples = time_in_turn(
-        tracer, attempts, lambda _: until, run.budget.window_latest(costs_of([single, both]))
+        tracer, attempts, lambda _: until, run.budget.rounds_latest(costs_of([single, both]))
     )
     if Window(tracer, attempts, samples).gain(both, single).median > 0:
         both.plan = replace(both.plan, name=ArmName.PRESCRIBED)

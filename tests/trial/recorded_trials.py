@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,7 +146,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
     ),
 }
 """Model -> seconds before the first arm, seconds after the last proof, and the arms. The recipes of the
-Mixtral were left out: their seconds are `budget.DEARER_RECIPE` times those of what they change."""
+Mixtral were left out: their seconds are `budget.RECIPE_BUILD` times those of what they change."""
 
 REPORT_S = 4.0
 """Seconds from the end of a trial to that of the command: not recorded, but what is kept for them."""
@@ -192,11 +193,11 @@ def took(
             for ms in of.steps_ms
         ]  # type: ignore[misc]
 
-    def visit(ms: float, device: torch.device, visit: timer.Visit, look: Callable[[], None]) -> float:
-        clock.now_s += visit.steps * ms / 1e3
+    def block_ms(ms: float, device: torch.device, block: timer.Block, look: Callable[[], None]) -> float:
+        clock.now_s += block.steps * ms / 1e3
         return ms + clock.now_s % 10  # varies, so that rounds do not end because all are known sharply
 
-    monkeypatch.setattr(timer, "visit_ms", visit)
+    monkeypatch.setattr(timer, "block_ms", block_ms)
     plans = [
         ArmPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
         for arm, of in seen.items()
@@ -206,7 +207,11 @@ def took(
     attempts, bench, of_trial = (
         [Attempt(plan) for plan in plans],
         SimpleNamespace(
-            build=build, device=CPU, frees_gib=lambda: 0.0, plan=Plan((), (Cut({}),)), as_one=False
+            build=build,
+            device=CPU,
+            frees_gib=lambda: 0.0,
+            plan=Plan((), (Cut({}),)),
+            host=SimpleNamespace(window=nullcontext),
         ),
         Budget.since(command_began, budget_s),
     )
@@ -223,25 +228,25 @@ def took(
         for arm, cost in costs.items()
         for number, ms in enumerate(1e3 * step for step in cost.steps_s)
     }
-    interleave_arms = lambda bench, timed, until, last, soon, more_s: timer.interleave(  # noqa: E731
-        steps,
-        CPU,
-        until,
-        soon=soon,
-        latest=last if latest is None else of_trial.began + latest,
-        more_s=more_s,
-        expected_ms=steps,
-        told=lambda samples: len(next(iter(samples.values()), ())) >= told_at,
-    )
-    monkeypatch.setattr(rounds, "interleave_arms", interleave_arms)
-    tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), of_trial.spent_s  # type: ignore[arg-type]
+
+    def in_turn(of: Any, device: torch.device, limits: timer.Limits, *_: Any, **asked: Any) -> Any:
+        return timer.interleave(
+            steps,
+            CPU,
+            limits if latest is None else replace(limits, latest=of_trial.began + latest),
+            expected_ms=steps,
+            sign_known=lambda samples: len(next(iter(samples.values()), ())) >= told_at,
+        )
+
+    monkeypatch.setattr(rounds, "interleave", in_turn)
+    tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), clock.now_s  # type: ignore[arg-type]
     samples = time_in_turn(
         tracer,
         timed,
-        lambda samples: of_trial.window_until(costs, explored),
-        of_trial.window_latest(costs),
+        lambda samples: of_trial.rounds_until(costs, explored),
+        of_trial.rounds_latest(costs),
     )
-    parts["window"] = of_trial.spent_s - began
+    parts["window"] = clock.now_s - began
     parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
     clock.now_s += parts["shown"]
     parts["report"] = REPORT_S

@@ -21,6 +21,13 @@ from fp8doctor.trial.measure.budget import Budget, Cost, expected
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from tests.trial.decoder import job
 
+
+def estimate(
+    costs: dict[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool | None = None
+) -> Cost | None:
+    return expected(ArmPlan(name, as_it_is, (), fp8, base, compiled=compiles), costs)
+
+
 COSTS = {
     "as_is": Cost(1.0, (0.1, 0.2)),
     "bf16": Cost(0.5, (0.1, 0.3)),
@@ -40,9 +47,9 @@ COSTS = {
 def test_an_arm_is_expected_to_cost_what_it_changes_or_the_dearest_compilation(
     name: str, compiles: bool, fp8: bool, cost: Cost
 ) -> None:
-    assert expected(COSTS, "as_is", name=name, compiles=compiles, fp8=fp8) == cost
-    assert expected(COSTS, "was not built", name=name, compiles=compiles, fp8=fp8) == cost
-    assert expected({}, "as_is", name=name, compiles=compiles, fp8=fp8) is None
+    assert estimate(COSTS, "as_is", name=name, compiles=compiles, fp8=fp8) == cost
+    assert estimate(COSTS, "was not built", name=name, compiles=compiles, fp8=fp8) == cost
+    assert estimate({}, "as_is", name=name, compiles=compiles, fp8=fp8) is None
 
 
 FP8 = Cost(11.0, (0.1, 0.2), compiles=True, fp8=True)
@@ -50,43 +57,43 @@ FP8 = Cost(11.0, (0.1, 0.2), compiles=True, fp8=True)
 
 def test_a_compilation_of_fp8_tells_more_than_one_of_bf16() -> None:
     costs = {"as_is": FP8, "bf16_compiled": COSTS["bf16_compiled"]}
-    assert expected(costs, "as_is", name="arm", compiles=True, fp8=True) == FP8
-    in_bf16 = expected(costs, "bf16_compiled", name="arm", compiles=True, fp8=False)
+    assert estimate(costs, "as_is", name="arm", compiles=True, fp8=True) == FP8
+    in_bf16 = estimate(costs, "bf16_compiled", name="arm", compiles=True, fp8=False)
     assert in_bf16 == Cost(4.0, (0.1, 0.25), True), "what FP8 took says nothing of it"
 
 
 def test_bf16_is_expected_to_compile_in_less_than_fp8_did() -> None:
     """Of a step whose own compilation took 35 s, that of BF16 took 12.5 (a small Flux, H200, torch 2.11)."""
-    in_bf16 = expected({"as_is": replace(FP8, build_s=36.0)}, None, name="a", compiles=True, fp8=False)
+    in_bf16 = estimate({"as_is": replace(FP8, build_s=36.0)}, None, name="a", compiles=True, fp8=False)
     assert in_bf16 == Cost(14.4, (0.1, 0.2), True)
 
 
 def test_eager_bf16_is_expected_to_compile_nothing() -> None:
     """However long the step as it is compiled."""
     costs = {"as_is": replace(FP8, build_s=36.0)}
-    found = expected(costs, None, name=ArmName.BF16, compiles=False, fp8=False)
+    found = estimate(costs, None, name=ArmName.BF16, compiles=False, fp8=False)
     assert found == Cost(pytest.approx(0.9), (0.1, 0.2))
 
 
 def test_the_copy_of_the_check_is_expected_to_cost_what_eager_bf16_did() -> None:
     """However long the step as it is compiled. It has one cut."""
     costs = {"as_is": replace(FP8, build_s=36.0), "bf16": Cost(0.5, (0.1, 0.3))}
-    found = expected(costs, None, name=ArmName.SELF_CHECK, compiles=False, fp8=False)
+    found = estimate(costs, None, name=ArmName.SELF_CHECK, compiles=False, fp8=False)
     assert found == Cost(0.5, (0.1,))
 
 
 def test_the_second_recipe_is_expected_to_cost_what_the_first_did() -> None:
     costs = {"as_is": FP8, "recipe-rowwise": replace(FP8, build_s=18.0)}
-    second = expected(costs, "as_is", name="recipe-rowwise-with-gw-hp", compiles=True, fp8=True)
+    second = estimate(costs, "as_is", name="recipe-rowwise-with-gw-hp", compiles=True, fp8=True)
     assert second == replace(FP8, build_s=18.0)
 
 
 def test_compiling_blocks_costs_a_part_of_what_is_compiled_as_one() -> None:
     as_one = {"as_is": Cost(30.0, (0.04,), True), "bf16": Cost(0.5, (0.04,))}
-    assert expected(as_one, "as_is", name="compile-blocks", compiles=True) == Cost(
+    assert estimate(as_one, "as_is", name="compile-blocks", compiles=True) == Cost(
         9.0, (0.04,), True, by_block=True
     )
-    assert expected(COSTS, "as_is", name="compile-blocks", compiles=True) == Cost(4.0, (0.1, 0.2), True), (
+    assert estimate(COSTS, "as_is", name="compile-blocks", compiles=True) == Cost(4.0, (0.1, 0.2), True), (
         "an eager base tells nothing of it"
     )
 
@@ -95,9 +102,9 @@ def test_a_recipe_by_block_costs_what_blocks_cost() -> None:
     """However long the graph of the step as it is compiled."""
     blocks = Cost(10.0, (0.04,), True, True, by_block=True)
     costs = {"as_is": Cost(94.0, (0.04,), True, True), "compile-blocks": blocks}
-    found = expected(costs, "compile-blocks", name="recipe-tensorwise", compiles=True, fp8=True)
+    found = estimate(costs, "compile-blocks", name="recipe-tensorwise", compiles=True, fp8=True)
     assert found == replace(blocks, build_s=15.0)
-    last = expected(
+    last = estimate(
         {**costs, "recipe-tensorwise": replace(blocks, build_s=12.0)},
         "compile-blocks",
         name="recipe-rowwise-with-gw-hp",
@@ -105,10 +112,17 @@ def test_a_recipe_by_block_costs_what_blocks_cost() -> None:
         fp8=True,
     )
     assert last == replace(blocks, build_s=12.0)
-    assert expected(costs, "as_is", name="checkpointing-off", compiles=True, fp8=True) == costs["as_is"]
+    assert estimate(costs, "as_is", name="checkpointing-off", compiles=True, fp8=True) == costs["as_is"]
 
 
-def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -> None:
+def at(monkeypatch: pytest.MonkeyPatch, now_s: float) -> None:
+    """Stop the budget's clock."""
+    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+
+def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     least = timer.LEAST_ROUNDS
     # the shallow cuts for three steps; the deep ones, of which the first is no long step, for two and three
     window = least * (3 * 0.1 + 2 * 0.3 + 3 * 0.1 + 3 * 0.2)
@@ -117,32 +131,36 @@ def test_an_arm_fits_when_its_build_the_least_window_and_all_that_follows_do() -
     for numerics, noted_s, closing_s in ((False, 0.0, 5.2), (True, 0.0, 7.6), (True, 3.0, 10.6)):
         of = Budget(60.0, 0.0, numerics=numerics, noted_s=noted_s)
         spent = 60 - 0.5 - window - profiles - closing_s
-        for within in (1.0, 1.25):
-            begun = spent + (within - 1) * 60
-            assert of.fits(Cost(0.5, (0.1, 0.3)), "bf16", two, begun - 0.01, within=within)
-            assert not of.fits(Cost(0.5, (0.1, 0.3)), "bf16", two, begun + 0.01, within=within)
+        for by in (of.end, of.last):
+            begun = spent + by - of.end
+            for now, fits in ((begun - 0.01, True), (begun + 0.01, False)):
+                at(monkeypatch, now)
+                assert of.fits(Cost(0.5, (0.1, 0.3)), "bf16", two, by) is fits
 
 
 def test_the_copy_of_the_check_is_not_proven() -> None:
     with_copy = {**COSTS, ArmName.SELF_CHECK: Cost(0.1, (0.1,))}
-    assert Budget(60.0, 0.0).after_window_s(with_copy) == Budget(60.0, 0.0).after_window_s(COSTS)
+    assert Budget(60.0, 0.0).after_rounds_s(with_copy) == Budget(60.0, 0.0).after_rounds_s(COSTS)
     other = {**COSTS, "another": Cost(0.1, (0.1,))}
-    assert Budget(60.0, 0.0).after_window_s(other) == pytest.approx(
-        Budget(60.0, 0.0).after_window_s(COSTS) + 0.3
+    assert Budget(60.0, 0.0).after_rounds_s(other) == pytest.approx(
+        Budget(60.0, 0.0).after_rounds_s(COSTS) + 0.3
     )
 
 
-def test_a_window_of_what_gained_is_kept_free_where_two_were_explored() -> None:
+def test_a_window_of_what_gained_is_kept_free_where_two_were_explored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     of, costs = Budget(60.0, 0.0), {**COSTS, "a": Cost(7.0, (0.1, 0.1)), "b": Cost(2.0, (0.1, 0.1))}
-    assert of.window_until(costs, ["a"]) == of.window_until(costs, []) == 60 - of.after_window_s(costs)
+    assert of.rounds_until(costs, ["a"]) == of.rounds_until(costs, []) == 60 - of.after_rounds_s(costs)
     final = (
         7.0
         + timer.LEAST_ROUNDS * budget.round_s([*COSTS.values(), costs["a"], costs["b"]])
-        + 2 * budget.profile_s(costs["a"])
+        + 2 * costs["a"].profile_s
     )
-    assert of.window_until(costs, ["a", "b"]) == pytest.approx(60 - of.after_window_s(costs) - final)
-    assert of.final_fits(costs, ["a", "b"], 60 - 5.2 - final - 0.01)
-    assert not of.final_fits(costs, ["a", "b"], 60 - 5.2 - final + 0.01)
+    assert of.rounds_until(costs, ["a", "b"]) == pytest.approx(60 - of.after_rounds_s(costs) - final)
+    for over_s, fits in ((-0.01, True), (0.01, False)):
+        at(monkeypatch, 60 - 5.2 - final + over_s)
+        assert of.final_fits(costs, ["a", "b"]) is fits
 
 
 arm_costs = st.builds(
@@ -166,31 +184,36 @@ def test_a_trial_that_knew_its_costs_would_keep_the_budget(
 ) -> None:
     """Whatever is begun because it fits ends within 1.25 budgets, and all fit in the budget that is named."""
 
-    def built(of: Budget) -> tuple[dict[str, Cost], dict[str, Cost], float]:
+    now_s = before_s
+
+    def built(of: Budget) -> tuple[dict[str, Cost], dict[str, Cost]]:
+        nonlocal now_s
         costs: dict[str, Cost] = {}
         left: dict[str, Cost] = {}
-        spent_s = before_s
+        now_s = before_s
         for number, (cost, unasked) in enumerate(arms):
-            within = 1.0 if unasked else budget.WITHIN
-            if number < 2 or of.fits(cost, f"arm{number}", costs, spent_s, within=within):
+            by = of.end if unasked else of.last
+            if number < 2 or of.fits(cost, f"arm{number}", costs, by):
                 costs[f"arm{number}"] = cost
-                spent_s += cost.build_s
+                now_s += cost.build_s
             else:
                 left[f"arm{number}"] = cost
-        return costs, left, spent_s
+        return costs, left
 
     of = Budget(budget_s, 0.0, numerics=numerics, noted_s=noted_s)
-    costs, left, spent_s = built(of)
-    if len(costs) > 2:
-        assert spent_s + of.after_builds_s(costs) <= budget.WITHIN * budget_s + 1e-6
-    if left:
-        enough_s = of.enough_s(costs, left, [*costs, *left], spent_s)
-        assert enough_s > budget_s
-        enough = replace(of, seconds=enough_s)
-        again, still_left, took_s = built(enough)
-        assert not still_left
-        before_final_s = took_s + enough.after_builds_s(again) - enough.closing_s()
-        assert enough.final_fits(again, list(again), before_final_s - 1e-6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: now_s))
+        costs, left = built(of)
+        if len(costs) > 2:
+            assert now_s + of.after_builds_s(costs) <= budget.HARD_LIMIT * budget_s + 1e-6
+        if left:
+            enough_s = of.enough_s(costs, left, [*costs, *left])
+            assert enough_s > budget_s
+            enough = replace(of, seconds=enough_s)
+            again, still_left = built(enough)
+            assert not still_left
+            now_s += enough.after_builds_s(again) - enough.closing_s() - 1e-6
+            assert enough.final_fits(again, list(again))
 
 
 def enough(*built: tuple[str, bool, float, float]) -> float:
@@ -224,7 +247,7 @@ def test_the_budget_that_is_named_is_enough_where_the_caches_hold_nothing_of_wha
     """The blocks of a BF16 that compile in 8 s come from the caches in 1.3 s, of which 0.3 s are steps."""
     eager = ("as_is", True, 0.4, 0.0)
     cold, warm = (enough(eager, ("bf16_compiled", False, *each)) for each in ((8.0, 0.0), (1.3, 1.0)))
-    assert warm >= cold >= 8.0 * budget.DEARER_FP8
+    assert warm >= cold >= 8.0 * budget.FP8_BUILD
     fp8 = [enough(eager, ("compile-blocks", True, *each)) for each in ((16.0, 0.0), (3.2, 2.9))]
     assert fp8[1] >= fp8[0] >= 16.0
 
@@ -276,15 +299,15 @@ def test_the_load_counts_but_leaves_the_trial_half_of_the_budget(
     load_s: float, ends: float, deadline: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is ready 4 s after the deadline."""
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1000.0 + load_s))
+    at(monkeypatch, 1000.0 + load_s)
     of = Budget.since(1000.0, 60.0)
     assert (of.end, of.deadline, of.elapsed_s) == (1000.0 + ends, 1000.0 + deadline, load_s)
 
 
 def test_a_trial_that_begins_again_has_the_deadline_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1040.0))
+    at(monkeypatch, 1040.0)
     first = Budget.since(1000.0, 60.0)
-    monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda: 1080.0))
+    at(monkeypatch, 1080.0)
     again = Budget.since(1000.0, 60.0, first.deadline)
     assert (again.deadline, again.end, again.elapsed_s) == (first.deadline, first.end, 80.0)
     assert Budget.since(1000.0, 60.0).deadline == first.deadline + 40.0
@@ -292,7 +315,7 @@ def test_a_trial_that_begins_again_has_the_deadline_of_the_first(monkeypatch: py
 
 def test_profiles_are_left_out_where_they_would_not_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     of, cost = Budget(60.0, 0.0), Cost(1.0, (0.1, 0.2))
-    last = 75 - of.closing_s() - budget.profile_s(cost)
+    last = 75 - of.closing_s() - cost.profile_s
     for now, fits in ((last - 0.01, True), (last + 0.01, False)):
-        monkeypatch.setattr(budget, "time", SimpleNamespace(monotonic=lambda now=now: now))
+        at(monkeypatch, now)
         assert of.profile_fits(cost) is fits

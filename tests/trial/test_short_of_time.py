@@ -18,8 +18,8 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial import conductor
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import bench, rounds, timer
-from fp8doctor.trial.measure.budget import CLOSING_S, WINDOW_SHARE, WITHIN, Budget, Cost
+from fp8doctor.trial.measure import rounds, timer
+from fp8doctor.trial.measure.budget import CLOSING_S, HARD_LIMIT, ROUNDS_SHARE, Budget, Cost
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
 
 def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "fits", lambda self, *cost, within: within == WITHIN)
+    monkeypatch.setattr(Budget, "fits", lambda self, cost, name, costs, by: by == self.last)
     proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
     arms = run(
         job(blocks=3),
@@ -60,11 +60,11 @@ def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budg
     of = TrialRun(CPU, Budget(600.0, time.monotonic() - spent * 600))
     arms = conduct(job(blocks=3), ["blocks"], [AS_IS, replace(BF16, name=name, base="as_is")], of).arms
     assert arms[-1].name == name
-    assert arms[-1].tried is (spent < (1.0 if name == "keep-in-bf16" else WITHIN))
+    assert arms[-1].tried is (spent < (1.0 if name == "keep-in-bf16" else HARD_LIMIT))
 
 
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Budget, "fits", lambda self, *cost, within: within == WITHIN)
+    monkeypatch.setattr(Budget, "fits", lambda self, cost, name, costs, by: by == self.last)
     arms = run(
         job(blocks=3),
         AS_IS,
@@ -75,23 +75,23 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends, timed = [], rounds.interleave_arms
+    ends = []
 
-    def noted(of: bench.Bench, attempts: Any, until: Any, latest: float, soon: float, more_s: float) -> Any:
+    def noted(steps: Any, device: Any, limits: timer.Limits, *given: Any, **asked: Any) -> Any:
         began = time.monotonic()  # a busy host may take long for the rounds
-        result = timed(of, attempts, until, latest, soon, more_s)
-        assert more_s == (WITHIN - 1) * 600
-        ends.append(tuple(each - began for each in (until(result), latest, soon)))
+        result = timer.interleave(steps, device, limits, *given, **asked)
+        assert limits.overtime_s == (HARD_LIMIT - 1) * 600
+        ends.append(tuple(each - began for each in (limits.until(result), limits.latest, limits.soon)))
         return result
 
-    monkeypatch.setattr(rounds, "interleave_arms", noted)
+    monkeypatch.setattr(rounds, "interleave", noted)
     began = time.monotonic()
     run(job(blocks=3), AS_IS, explored("unasked", as_it_is, AS_IS))
     ((until, latest, soon),) = ends
-    assert WINDOW_SHARE * 600 - 10 <= soon <= WINDOW_SHARE * 600
+    assert ROUNDS_SHARE * 600 - 10 <= soon <= ROUNDS_SHARE * 600
     took_s = time.monotonic() - began
     assert 600 - CLOSING_S - 10 - took_s <= until < 600 - CLOSING_S
-    assert WITHIN * 600 - CLOSING_S - 10 - took_s <= latest <= WITHIN * 600
+    assert HARD_LIMIT * 600 - CLOSING_S - 10 - took_s <= latest <= HARD_LIMIT * 600
 
 
 def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> None:
@@ -106,8 +106,8 @@ def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> 
         samples = {("as_is", 0): [100.0] * 5, ("a", 0): [a_ms] * 5, ("b", 0): [b_ms] * 5}
         return conductor._window_until(samples, Plan((), (Cut({}),)), plans, costs, budget)
 
-    assert until(90.0, 110.0) == until(110.0, 110.0) == budget.window_until(costs, [])
-    assert until(90.0, 95.0) == budget.window_until(costs, ["a", "b"]) < until(90.0, 110.0)
+    assert until(90.0, 110.0) == until(110.0, 110.0) == budget.rounds_until(costs, [])
+    assert until(90.0, 95.0) == budget.rounds_until(costs, ["a", "b"]) < until(90.0, 110.0)
 
 
 def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +120,12 @@ def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch
         kept.add(tuple(explored))
         return 0.0
 
-    def fits(self: Budget, costs: Any, explored: Any, spent_s: float) -> bool:
+    def fits(self: Budget, costs: Any, explored: Any) -> bool:
         asked.add(tuple(explored))
         return False
 
     monkeypatch.setattr(conductor, "gains", lambda *arguments: found)
-    monkeypatch.setattr(Budget, "window_until", until)
+    monkeypatch.setattr(Budget, "rounds_until", until)
     monkeypatch.setattr(Budget, "final_fits", fits)
     run(job(blocks=3), AS_IS, *(explored(name, as_it_is, AS_IS) for name in "abc"))
     assert kept == asked == {("a", "b")}
@@ -137,7 +137,7 @@ def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
 ) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
     latest = itertools.chain([0.0 if window == "first" else math.inf], itertools.repeat(0.0))
-    monkeypatch.setattr(Budget, "window_latest", lambda self, costs: next(latest))
+    monkeypatch.setattr(Budget, "rounds_latest", lambda self, costs: next(latest))
     result = trial(
         ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS)
     )
@@ -154,9 +154,9 @@ def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
 def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of one job have structure; those of the other are as an initialiser draws them."""
     seen: list[bool] = []
-    rest = Budget.after_window_s
+    rest = Budget.after_rounds_s
     monkeypatch.setattr(
-        Budget, "after_window_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1]
+        Budget, "after_rounds_s", lambda self, costs: (seen.append(self.numerics), rest(self, costs))[1]
     )
     trained, fresh = job(blocks=3), job(blocks=3)
     for parameter in trained.model.parameters():

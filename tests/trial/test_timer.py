@@ -19,12 +19,13 @@ from fp8doctor.trial.measure.timer import (
     ASKED_EACH,
     LEAST_ROUNDS,
     MOST_ROUNDS,
-    Visit,
+    Block,
+    Limits,
+    block_ms,
+    blocks,
     interleave,
     is_decided,
-    sign_is_told,
-    visit_ms,
-    visits,
+    sign_is_known,
 )
 from fp8doctor.trial.variant import ArmPlan, as_it_is
 
@@ -47,7 +48,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     monkeypatch.setattr(timer, "LEAST_ROUNDS", rounds_taken)
     order: list[str] = []
     samples = interleave(
-        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, until=now
+        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, Limits(now)
     )
     assert {key: len(times) for key, times in samples.items()} == dict.fromkeys(
         [("A", 0), ("B", 0), ("C", 0)], rounds_taken
@@ -55,7 +56,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     seen, number = "", 0
     while number < len(order):  # the first round knows no times, and a step that takes none settles longest
         seen += order[number]
-        number += visits([0.0 if len(seen) <= 3 else 1e-6])[0].steps
+        number += blocks([0.0 if len(seen) <= 3 else 1e-6])[0].steps
     rounds = [seen[at : at + 3] for at in range(0, len(seen), 3)]
     assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * rounds_taken
     assert len({each.index("B") for each in rounds}) == 3
@@ -63,8 +64,8 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
 
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: noise.uniform(1, 2))
-    samples = interleave({("A", 0): lambda: None}, CPU, until=an_hour)
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: noise.uniform(1, 2))
+    samples = interleave({("A", 0): lambda: None}, CPU, Limits(an_hour))
     assert len(samples["A", 0]) == MOST_ROUNDS
 
 
@@ -83,12 +84,11 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
 ) -> None:
     """After ``soon`` it is asked once, and then only after some rounds more."""
     noise = random.Random(1)
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: noise.uniform(1, 2))
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: noise.uniform(1, 2))
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
-        until=an_hour,
-        soon=soon,
+        Limits(an_hour, soon),
         decided=lambda known: len(known["A", 0]) >= decided_at,
     )
     assert len(samples["A", 0]) == rounds
@@ -134,7 +134,7 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
     rounds more."""
     now, noise, looks = [0.0], random.Random(1), []
 
-    def visit(step: object, device: torch.device, visit: Visit, look: object) -> float:
+    def ms_of(step: object, device: torch.device, block: Block, look: object) -> float:
         now[0] += 2.0
         return noise.uniform(1, 2)
 
@@ -142,23 +142,28 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
         looks.append(len(samples["A", 0]))
         return looks[-1] >= told_at
 
-    monkeypatch.setattr(timer, "visit_ms", visit)
+    monkeypatch.setattr(timer, "block_ms", ms_of)
     monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     samples = interleave(
-        {("A", 0): lambda: None}, CPU, lambda samples: until, soon=soon, more_s=more_s, told=told
+        {("A", 0): lambda: None},
+        CPU,
+        Limits(lambda samples: until, soon, overtime_s=more_s),
+        sign_known=told,
     )
     assert (len(samples["A", 0]), looks) == (rounds, asked)
 
 
 def test_what_else_is_open_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: random.uniform(1, 2))
-    samples = interleave({("A", 0): lambda: None}, CPU, now, more_s=3600.0, decided=lambda known: False)
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: random.uniform(1, 2))
+    samples = interleave(
+        {("A", 0): lambda: None}, CPU, Limits(now, overtime_s=3600.0), decided=lambda known: False
+    )
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: 10.0)
-    samples = interleave({("A", 0): lambda: None}, CPU, until=now, decided=lambda known: False)
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: 10.0)
+    samples = interleave({("A", 0): lambda: None}, CPU, Limits(now), decided=lambda known: False)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
@@ -261,62 +266,62 @@ NOISY = [8, 11, 10, 12, 9]
 )
 def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[ArmPlan, list[float]], told: bool) -> None:
     samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
-    assert sign_is_told(samples, WHOLE, list(arms)) is told
+    assert sign_is_known(samples, WHOLE, list(arms)) is told
     assert told or not is_decided(samples, WHOLE, list(arms)), "one notion of it"
 
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "visit_ms", lambda step, device, visit, look: 10.0)
-    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, until=an_hour)
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: 10.0)
+    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(an_hour))
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
 @pytest.mark.parametrize(
     ("steps_ms", "expected"),
     [
-        ([0.0], [Visit(1, 2)]),
-        ([600.0], [Visit(1, 1)]),
-        ([750.0], [Visit(1, 1)]),
-        ([751.0], [Visit(0, 1)]),
-        ([160.0, 800.0], [Visit(1, 2), Visit(0, 1)]),
-        ([201.0], [Visit(1, 1)]),
-        ([200.0], [Visit(1, 2)]),
-        ([150.0], [Visit(1, 2)]),
-        ([92.0], [Visit(2, 2)]),
-        ([30.0], [Visit(5, 2)]),
-        ([2.0], [Visit(8, 8)]),
-        ([10.0], [Visit(8, 3)]),
-        ([22.0, 62.0], [Visit(1, 2), Visit(3, 2)]),
-        ([0.4, 1.1, 5.0], [Visit(8, 8), Visit(8, 8), Visit(8, 6)]),
-        ([5.0, 15.0], [Visit(3, 6), Visit(8, 2)]),
-        ([0.0, 0.0], [Visit(1, 2), Visit(1, 2)]),
-        ([90.0, 210.0, 149.0], [Visit(1, 2), Visit(1, 1), Visit(2, 2)]),
+        ([0.0], [Block(1, 2)]),
+        ([600.0], [Block(1, 1)]),
+        ([750.0], [Block(1, 1)]),
+        ([751.0], [Block(0, 1)]),
+        ([160.0, 800.0], [Block(1, 2), Block(0, 1)]),
+        ([201.0], [Block(1, 1)]),
+        ([200.0], [Block(1, 2)]),
+        ([150.0], [Block(1, 2)]),
+        ([92.0], [Block(2, 2)]),
+        ([30.0], [Block(5, 2)]),
+        ([2.0], [Block(8, 8)]),
+        ([10.0], [Block(8, 3)]),
+        ([22.0, 62.0], [Block(1, 2), Block(3, 2)]),
+        ([0.4, 1.1, 5.0], [Block(8, 8), Block(8, 8), Block(8, 6)]),
+        ([5.0, 15.0], [Block(3, 6), Block(8, 2)]),
+        ([0.0, 0.0], [Block(1, 2), Block(1, 2)]),
+        ([90.0, 210.0, 149.0], [Block(1, 2), Block(1, 1), Block(2, 2)]),
     ],
     ids=str,
 )
-def test_the_first_visit_of_an_arm_waits_until_the_gpu_has_settled(
-    steps_ms: list[float], expected: list[Visit]
+def test_the_first_block_of_a_variant_waits_until_the_gpu_has_settled(
+    steps_ms: list[float], expected: list[Block]
 ) -> None:
-    assert visits(steps_ms) == expected
+    assert blocks(steps_ms) == expected
 
 
 def test_the_cuts_of_an_arm_follow_each_other_the_last_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[tuple[str, Visit]] = []
+    order: list[tuple[str, Block]] = []
     times_ms = {"a shallow": 25.0, "a deep": 50.0, "b": 240.0}
 
-    def visit_of(step: str, device: torch.device, visit: Visit, look: object) -> float:
-        order.append((step, visit))
+    def ms_of(step: str, device: torch.device, block: Block, look: object) -> float:
+        order.append((step, block))
         return times_ms[step]
 
-    monkeypatch.setattr(timer, "visit_ms", visit_of)
+    monkeypatch.setattr(timer, "block_ms", ms_of)
     steps = {("a", 0): "a shallow", ("b", 0): "b", ("a", 1): "a deep"}
-    interleave(steps, CPU, until=now, expected_ms={("b", 0): 240.0})  # type: ignore[arg-type]
-    together = [("a deep", Visit(3, 2)), ("a shallow", Visit(1, 2))]
+    interleave(steps, CPU, Limits(now), expected_ms={("b", 0): 240.0})  # type: ignore[arg-type]
+    together = [("a deep", Block(3, 2)), ("a shallow", Block(1, 2))]
     rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
     assert len(rounds) == LEAST_ROUNDS
-    assert sorted(rounds[0]) == sorted([("a deep", Visit(1, 2)), together[1], ("b", Visit(1, 1))])
+    assert sorted(rounds[0]) == sorted([("a deep", Block(1, 2)), together[1], ("b", Block(1, 1))])
     for each in rounds[1:]:
-        assert each in ([*together, ("b", Visit(1, 1))], [("b", Visit(1, 1)), *together])
+        assert each in ([*together, ("b", Block(1, 1))], [("b", Block(1, 1)), *together])
 
 
 def test_the_least_rounds_are_what_the_interval_needs() -> None:
@@ -327,11 +332,11 @@ def test_the_least_rounds_are_what_the_interval_needs() -> None:
 def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     now, noise = [0.0], random.Random(1)
 
-    def visit(step: object, device: torch.device, visit: Visit, look: object) -> float:
+    def ms_of(step: object, device: torch.device, block: Block, look: object) -> float:
         now[0] += 2.0
         return noise.uniform(1, 2)
 
-    monkeypatch.setattr(timer, "visit_ms", visit)
+    monkeypatch.setattr(timer, "block_ms", ms_of)
     monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for until, latest, rounds in (
         (17.0, math.inf, 8),
@@ -342,9 +347,9 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
         now[0] = 0.0
         assert (
             len(
-                interleave({("A", 0): lambda: None}, CPU, lambda samples, until=until: until, latest=latest)[
-                    "A", 0
-                ]
+                interleave(
+                    {("A", 0): lambda: None}, CPU, Limits(lambda samples, until=until: until, latest=latest)
+                )["A", 0]
             )
             == rounds
         )
@@ -352,7 +357,7 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
 
 def test_the_gpu_is_looked_at_once_a_visit() -> None:
     looks: list[int] = []
-    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, now, lambda: looks.append(1))
+    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(now), lambda: looks.append(1))
     assert len(looks) == 2 * LEAST_ROUNDS
 
 
@@ -363,5 +368,5 @@ def test_the_first_steps_of_a_visit_are_not_counted(monkeypatch: pytest.MonkeyPa
         now[0] += next(waits)
 
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert visit_ms(step, CPU, Visit(2, 2)) == pytest.approx(1.0)
+    assert block_ms(step, CPU, Block(2, 2)) == pytest.approx(1.0)
     assert next(waits, None) is None

@@ -1,8 +1,8 @@
-"""What the rest of a trial takes, and whether an arm still fits: arithmetic over what the arms before it
-cost.
+"""Budget a trial: estimate what each variant costs, and decide whether it is still built.
 
-An arm costs more than its build: its steps in every round of the window, and its proof. Before an optional
-arm is begun, time is kept for the least window, the profiles of what is compared, the numerics and the end.
+Variants come in the order of their importance. Each costs its build, its steps in every round, and its proof
+or profile. One that the report needs may use the time up to the hard deadline; every other has to fit into
+the budget, next to the least rounds and all that follows them.
 """
 
 from __future__ import annotations
@@ -32,68 +32,76 @@ from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.variant import ArmPlan, explores
 
-WITHIN = 1.25
-"""Budgets within which the whole command ends: the one hard deadline. The conductor starts no variant that is
-not expected to end by then, gives up a build that takes longer, and the parent process ends a child that
-overstays. The project's bound."""
+HARD_LIMIT = 1.25
+"""Budgets within which the whole command ends: no variant is begun that is not expected to end by then, a
+build that takes longer is given up, and the parent process ends a child that overstays. The project's
+bound."""
+
+PROPOSAL_LIMIT = 1.05
+"""Budgets within which a finding's own proposal is expected to fit; what no finding proposes has to fit into
+one. Estimates are rather high: with 1.0 a recorded Llama with LoRA times one proposal less, and with 1.05 for
+all variants a recorded Mixtral takes longer than its budget (H200, tests/trial/recorded_trials.py)."""
 
 LEAST_SHARE = 0.5
-"""Share of the budget that the trial has however long the import and the load took, which count otherwise. A
-choice: a model that loads for minutes is timed too."""
+"""Share of the budget that the trial has however long the import and the load took. A choice: a model that
+loads for minutes is timed too."""
 
 REPORT_S, CLOSING_S, ENDING_SHARE = 4.0, 1.2, 0.12
-"""Seconds kept for the end of the process and the report, seconds kept before for letting go of everything,
-and the share of a small budget that both are at most. A process that lets go of a GPU has 2 s
-(`fp8doctor.worker.parent.GRACE_S`)."""
-
-ASKED_WITHIN = 1.05
-"""Budgets within which a finding's own proposal is expected to fit, and what no finding proposes in one. The
-rest of the trial is rather overestimated, and a proposal that is timed alone is worth a few seconds."""
+"""Seconds kept for the report, seconds kept before it to let go of the GPU, and the share of a small budget
+that both are at most. A process that lets go of a GPU has 2 s (`fp8doctor.worker.parent.GRACE_S`)."""
 
 NUMERICS_SHARE = 0.04
 """Share of the budget for the numerics and the loss, if they can say something. 11 jobs took 0.6 to 2.6 s of
 60 or 120 s."""
 
-WINDOW_SHARE = 0.2
-"""Share of the budget in which rounds are added to the least ones where what they are taken for is decided. A
-choice: with 15 rounds instead of 6 a Llama 3B was predicted no better (0.3 to 1.5 % off, and 1.0 to 1.7), and
-its trial took 16 s longer (H200, torch 2.11)."""
+ROUNDS_SHARE = 0.2
+"""Share of the budget for rounds that nothing depends on. With 15 rounds instead of 6 a Llama 3B was
+predicted no better (0.3 to 1.5 % off, and 1.0 to 1.7), and took 16 s longer (H200, torch 2.11)."""
 
-DEARER_RECIPE = 1.5
-"""Time to build the first other recipe / time to build the arm that it changes. Rowwise compiled 1.2 to 1.6
-times as long as tensorwise in five models on an H200 (torch 2.11)."""
+RECIPE_BUILD = 1.5
+"""Build time of another recipe / of its base: 1.2 to 1.6 for rowwise in five models (H200, torch 2.11)."""
 
-DEARER_FP8 = 2.5
-"""Time to build compiled FP8 / compiled BF16: 1.5 to 3.5, in the median 2.6 of nine models on an H200 (torch
-2.11)."""
+FP8_BUILD = 2.5
+"""Build time of compiled FP8 / compiled BF16: 1.5 to 3.5, median 2.6 of nine models (H200, torch 2.11)."""
 
-CACHED_SHARE = 0.13
-"""Time to compile with everything in the caches / without, at the least. The blocks of a Llama 3B took 0.13
-in BF16, 0.24 and 0.18 in FP8, tensorwise and rowwise (H200, torch 2.11)."""
+BLOCKWISE_BUILD = 0.3
+"""Build time block by block / as one graph: 8 s and 30 s for 8 blocks, 8 s and 72 to 93 s for 24 (FP8, H200,
+torch 2.11)."""
+
+CACHED_BUILD = 0.13
+"""Least compile time with everything in the caches / without: 0.13 for the blocks of a Llama 3B in BF16, 0.18
+to 0.24 in FP8 (H200, torch 2.11)."""
 
 LEAST_WARM_UP = 3
-"""Steps of an arm before it is timed, at least; so many where the first finds everything compiled."""
+"""Least steps of a variant before it is timed."""
 
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
-"""A profile takes so many steps and seconds at each cut (seen: 3 to 9 steps; warming up, tracing, reading), a
-plain proof so many steps of the deepest (1.3 to 4)."""
+"""Steps and seconds of a profile at each depth (seen: 3 to 9 steps, with warm-up and reading), and steps of a
+plain proof at the deepest (1.3 to 4)."""
 
-BLOCKWISE_SHARE = 0.3
-"""Time to build block by block / time to build as one graph: 8 blocks take 8 s and 30 s, 24 blocks 8 s and 72
-to 93 s (FP8, one H200, torch 2.11)."""
+NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
+"""Variants that a report cannot do without; the first conversion of a model without FP8 is needed too."""
+
+AGAIN_S = 1.0
+"""Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What an arm has cost, or is expected to."""
+    """What a variant has cost, or is expected to."""
 
     build_s: float
     steps_s: tuple[float, ...]
-    """One step at each cut."""
+    """One step at each depth."""
     compiles: bool = False
     fp8: bool = False
     by_block: bool = False
     """Whether it compiles single blocks, in place of the user's own marks."""
+
+    @property
+    def profile_s(self) -> float:
+        """Seconds of a profile at every depth."""
+        return sum(PROFILE_S + PROFILE_STEPS * step for step in self.steps_s)
 
 
 @dataclass(frozen=True)
@@ -102,20 +110,20 @@ class Budget:
 
     seconds: float
     began: float = field(default_factory=lambda: time.monotonic())
-    """On ``time.monotonic``."""
+    """On ``time.monotonic``, as all clocks here."""
     uncounted_s: float = 0.0
     """Seconds of the load before that, which do not count."""
     numerics: bool = False
     """Whether the numerics can say something, so that time is kept for them."""
     noted_s: float = 0.0
-    """Seconds that noting the state of the model took, which is looked at once more at the end."""
+    """Seconds that noting the model's state took; it is compared with once more at the end."""
 
     @classmethod
     def since(cls, began: float, seconds: float, deadline: float | None = None) -> Budget:
-        """Make the budget of a command that began at this clock, for the trial that begins now: what was done
-        before counts, but leaves the trial `LEAST_SHARE`.
+        """Make the budget of a command that began at this clock, for a trial that begins now.
 
-        A trial that begins again has the ``deadline`` of the first, whatever that leaves.
+        What was done before counts, but leaves the trial `LEAST_SHARE`. A trial that begins again has the
+        ``deadline`` of the first, whatever that leaves.
         """
         counted = max(began, time.monotonic() - (1.0 - LEAST_SHARE) * seconds)
         first = cls(seconds, counted, uncounted_s=counted - began)
@@ -131,7 +139,7 @@ class Budget:
     @property
     def last(self) -> float:
         """The clock at which the whole command has to be over."""
-        return self.began + WITHIN * self.seconds
+        return self.began + HARD_LIMIT * self.seconds
 
     @property
     def deadline(self) -> float:
@@ -139,143 +147,121 @@ class Budget:
         return self.last - self._at_most(REPORT_S)
 
     @property
-    def elapsed_s(self) -> float:
-        """The seconds since the command began."""
-        return self.spent_s + self.uncounted_s
-
-    @property
-    def open_sign_s(self) -> float:
-        """The seconds by which a window may go on while it does not tell FP8 from BF16."""
+    def overtime_s(self) -> float:
+        """The seconds by which rounds may go on while they do not tell FP8 from BF16."""
         return self.last - self.end
 
     @property
-    def spent_s(self) -> float:
-        return time.monotonic() - self.began
+    def elapsed_s(self) -> float:
+        """The seconds since the command began."""
+        return time.monotonic() - self.began + self.uncounted_s
 
     @property
     def used_up(self) -> NoNumber:
-        """Make the reason for what it leaves no time for."""
+        """The reason of a variant that no time was left for."""
         return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s ran out")
 
     def too_short(self, takes_s: float) -> NoNumber:
-        """Make the reason for what is not expected to fit into its rest."""
+        """Make the reason of a variant that is not expected to fit."""
         return NoNumber(
             Reason.NOT_EXPECTED_TO_FIT,
             f"the budget of {self.seconds:g} s has no room for the {max(1.0, takes_s):.0f} s that it takes",
         )
 
-    @property
-    def numerics_share(self) -> float:
-        """The share that is kept for the numerics."""
-        return NUMERICS_SHARE if self.numerics else 0.0
-
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
-        return self.seconds * self.numerics_share + self._ending_s
+        return self.seconds * self._numerics_share + self._ending_s
+
+    @property
+    def _numerics_share(self) -> float:
+        return NUMERICS_SHARE if self.numerics else 0.0
 
     @property
     def _ending_s(self) -> float:
-        """The seconds kept for the end, after the numerics."""
         return self._at_most(CLOSING_S + REPORT_S) + self.noted_s
 
     def _at_most(self, seconds: float) -> float:
-        """Take a part of the seconds kept for the end; less of a small budget."""
+        """Take less of a small budget for the end."""
         return seconds * min(1.0, ENDING_SHARE * self.seconds / (CLOSING_S + REPORT_S))
 
-    def after_window_s(self, costs: Mapping[str, Cost]) -> float:
-        """Sum up what follows the window."""
+    def after_rounds_s(self, costs: Mapping[str, Cost]) -> float:
+        """Sum up what follows the rounds: profiles, proofs, and the end."""
         profiled = compared(costs)
         proven = [cost for name, cost in costs.items() if name not in profiled and name != ArmName.SELF_CHECK]
         return (
-            sum(map(profile_s, profiled.values()))
+            sum(cost.profile_s for cost in profiled.values())
             + sum(PROOF_STEPS * cost.steps_s[-1] for cost in proven)
             + self.closing_s()
         )
 
-    def takes_s(self, cost: Cost, name: str, costs: Mapping[str, Cost]) -> float:
-        """Sum up what one more arm takes beside those that were built: its build, its share of the least
-        window, and its profiles or proof."""
-        every = {**costs, name: cost}
-        after = self.after_window_s(every) - self.after_window_s(costs)
-        return cost.build_s + timer.LEAST_ROUNDS * round_s([cost]) + max(0.0, after)
-
-    def fits(
-        self, cost: Cost, name: str, costs: Mapping[str, Cost], spent_s: float, *, within: float
-    ) -> bool:
-        """Whether one more arm, beside those that were built, can be built and timed within so many
-        budgets."""
-        return spent_s + cost.build_s + self.after_builds_s({**costs, name: cost}) <= within * self.seconds
-
     def after_builds_s(self, costs: Mapping[str, Cost]) -> float:
-        """Sum up the least window and what follows it."""
-        return timer.LEAST_ROUNDS * round_s(costs.values()) + self.after_window_s(costs)
+        """Sum up the least rounds and what follows them."""
+        return timer.LEAST_ROUNDS * round_s(costs.values()) + self.after_rounds_s(costs)
+
+    def takes_s(self, cost: Cost, name: str, costs: Mapping[str, Cost]) -> float:
+        """Sum up what one more variant takes next to those that were built."""
+        return cost.build_s + self.after_builds_s({**costs, name: cost}) - self.after_builds_s(costs)
+
+    def fits(self, cost: Cost, name: str, costs: Mapping[str, Cost], by: float) -> bool:
+        """Return whether one more variant, built now, leaves time for all that follows by this clock."""
+        return time.monotonic() + cost.build_s + self.after_builds_s({**costs, name: cost}) <= by
 
     def build_until(self, costs: Mapping[str, Cost]) -> float:
-        """Return the clock at which the build of an arm is given up, so that what is in ``costs``, as the arm
-        itself, can be timed. While no step is known, half of the time beyond the budget is kept for that."""
+        """Return the clock at which a build is given up, so that what is in ``costs`` can be timed.
+
+        While no step is known, half of the time beyond the budget is kept for that.
+        """
         if not costs:
             return (self.end + self.last) / 2 - self.closing_s()
         return self.last - self.after_builds_s(costs)
 
-    def enough_s(
-        self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str], spent_s: float
-    ) -> float:
-        """Return the budget in which the arms that were left out are built and timed too, ``spent_s`` being
-        the seconds until all others were built.
-
-        What is put together of those that gained is in it, and the end of a budget that is not small. In
-        steps of ten seconds.
-        """
-        every = {**costs, **left}
-        builds_s = sum(cost.build_s for cost in left.values())
-        whole_s = spent_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
-        parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s + REPORT_S
-        return 10.0 * math.ceil(parts / (1.0 - self.numerics_share) / 10.0)
-
-    def window_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
+    def rounds_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
         """Return the clock until which rounds are added to the least ones."""
-        return self.end - self.after_window_s(costs) - final_s(costs, explored)
+        return self.end - self.after_rounds_s(costs) - final_s(costs, explored)
 
-    def window_soon(self) -> float:
-        """Return the clock until which rounds are added where they are not needed to decide."""
-        return time.monotonic() + WINDOW_SHARE * self.seconds
+    def rounds_soon(self) -> float:
+        """Return the clock until which rounds are added that nothing depends on."""
+        return time.monotonic() + ROUNDS_SHARE * self.seconds
 
-    def final_fits(self, costs: Mapping[str, Cost], explored: Iterable[str], spent_s: float) -> bool:
-        """Whether what gained can be put together and timed."""
-        return self.began + spent_s + final_s(costs, explored) + self.closing_s() <= self.end
-
-    def window_latest(self, costs: Mapping[str, Cost]) -> float:
-        """Return the clock after which not even the least rounds go on. They are worth more than profiles,
-        and nothing without proofs."""
+    def rounds_latest(self, costs: Mapping[str, Cost]) -> float:
+        """Return the clock at which even the least rounds end: they are worth nothing without proofs."""
         proofs_s = sum(PROOF_STEPS * cost.steps_s[-1] for cost in costs.values())
         return self.last - proofs_s - self.closing_s()
 
+    def final_fits(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> bool:
+        """Return whether what gained can be put together and timed."""
+        return time.monotonic() + final_s(costs, explored) + self.closing_s() <= self.end
+
     def profile_fits(self, cost: Cost) -> bool:
-        """Whether an arm can be profiled at every cut before the end."""
-        return time.monotonic() + profile_s(cost) <= self.last - self.closing_s()
+        """Return whether a variant can be profiled at every depth before the end."""
+        return time.monotonic() + cost.profile_s <= self.last - self.closing_s()
 
     def numerics_until(self) -> float:
-        """Return the clock after which no layer is compared any more, so that the end is in time too."""
+        """Return the clock after which no further layer is compared."""
         until = max(self.end - self._ending_s, time.monotonic() + NUMERICS_SHARE * self.seconds)
         return min(until, self.last - self._ending_s)
 
+    def enough_s(self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str]) -> float:
+        """Return the budget, in steps of ten seconds, in which the variants that were ``left`` out are built
+        and timed too, and what gained together."""
+        every = {**costs, **left}
+        builds_s = sum(cost.build_s for cost in left.values())
+        whole_s = self.elapsed_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
+        parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s + REPORT_S
+        return 10.0 * math.ceil(parts / (1.0 - self._numerics_share) / 10.0)
+
 
 def round_s(costs: Iterable[Cost]) -> float:
-    """Sum up one round of the window."""
+    """Sum up one round."""
     return sum(
-        visit.steps * step
+        block.steps * step
         for cost in costs
-        for step, visit in zip(cost.steps_s, timer.visits([1e3 * step for step in cost.steps_s]), strict=True)
+        for step, block in zip(cost.steps_s, timer.blocks([1e3 * step for step in cost.steps_s]), strict=True)
     )
 
 
-def profile_s(cost: Cost) -> float:
-    """Sum up the profiles of one arm, at every cut."""
-    return sum(PROFILE_S + PROFILE_STEPS * step for step in cost.steps_s)
-
-
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Name what will be profiled: as it is, the fastest BF16, and the prescription or the fastest
+    """Pick what will be profiled: the step as it is, the fastest BF16, and the prescription or the fastest
     conversion."""
     groups = ([ArmName.AS_IS], BF16_BASELINES, [ArmName.PRESCRIBED], filter(is_conversion, costs))
     fastest = (
@@ -285,57 +271,8 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
     return {name: costs[name] for name in fastest if name is not None}
 
 
-def expected(
-    costs: Mapping[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool | None = None
-) -> Cost | None:
-    """Estimate what the arm ``name`` will cost: as much as its ``base``, or as the dearest that compiles when
-    it compiles too; its steps then take as long as those of the fastest that does.
-
-    ``fp8`` says whether it runs in FP8; None as its base does. Compiling blocks costs a part of a base that
-    is compiled as one graph, and what changes such an arm is held to others by block. FP8 costs more than
-    BF16, and another recipe as much as the last one, which was dearer than the base. The copy of BF16 costs
-    what BF16 did, at its one cut. None when there is nothing to go by.
-    """
-    copied = costs.get(ArmName.BF16)
-    if name == ArmName.SELF_CHECK and copied:
-        return replace(copied, steps_s=copied.steps_s[:1])
-    like = costs.get(base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
-    if like is None:
-        return None
-    if name == ArmName.BF16:  # which compiles nothing, whatever the step as it is does
-        eager_s = min(like.build_s, LEAST_WARM_UP * sum(like.steps_s))
-        return Cost(eager_s, like.steps_s)
-    if name == COMPILE_BLOCKS and like.compiles:
-        return Cost(BLOCKWISE_SHARE * like.build_s, like.steps_s, like.compiles, like.fp8, by_block=True)
-    recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
-    if changes_recipe(name) and recipes:
-        return Cost(max(recipes), like.steps_s, like.compiles, like.fp8, like.by_block)
-    compiles, fp8 = compiles or like.compiles, like.fp8 if fp8 is None else fp8
-    alike = [
-        cost
-        for cost in costs.values()
-        if compiles and cost.compiles and (fp8 or not cost.fp8) and (cost.by_block or not like.by_block)
-    ]
-    dearer = DEARER_FP8 if fp8 and not any(cost.fp8 for cost in alike) else 1.0
-    of_base = like.build_s / (DEARER_FP8 if like.compiles and like.fp8 and not fp8 else 1.0)
-    build_s = max(of_base, *(dearer * cost.build_s for cost in alike), 0.0)
-    build_s *= DEARER_RECIPE if changes_recipe(name) else 1.0
-    steps_s = min((like, *([] if like.compiles else alike)), key=lambda cost: cost.steps_s).steps_s
-    return Cost(build_s, steps_s, compiles, fp8, like.by_block)
-
-
-def compiled_anew(cost: Cost, from_caches_s: float) -> Cost:
-    """Raise the cost of an arm to what it takes where the caches hold nothing of it, as they hold nothing of
-    an arm that was never built. So many seconds were spent on graphs that all came from there."""
-    steps_s = LEAST_WARM_UP * sum(cost.steps_s)
-    if not from_caches_s:
-        return cost
-    return replace(cost, build_s=max(cost.build_s, steps_s + from_caches_s / CACHED_SHARE))
-
-
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """Sum up the window of what gained together, the best of it and BF16 in each of its forms; 0 where fewer
-    than two can have gained."""
+    """Sum up the final rounds of what gained together; 0 if fewer than two can have gained."""
     tried = [costs[name] for name in explored if name in costs]
     if len(tried) < 2:
         return 0.0
@@ -344,66 +281,76 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
     return (
         max(cost.build_s for cost in tried)
         + timer.LEAST_ROUNDS * round_s([*baselines, best, best])
-        + 2 * profile_s(best)
+        + 2 * best.profile_s
     )
 
 
-NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
-"""Arms that a report cannot do without. The first conversion of a model without FP8 is needed too."""
+def expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
+    """Estimate what a variant will cost by those that were built; None if there is nothing to go by.
+
+    It costs as much as its base. If it compiles, it costs as much as the slowest build of its like: FP8 or
+    BF16, block by block or as one graph. Then its steps take as long as those of the fastest.
+    """
+    copied = costs.get(ArmName.BF16)
+    if plan.name == ArmName.SELF_CHECK and copied:
+        return replace(copied, steps_s=copied.steps_s[:1])
+    like = costs.get(plan.base or ArmName.AS_IS) or costs.get(ArmName.AS_IS)
+    if like is None:
+        return None
+    if plan.name == ArmName.BF16:  # compiles nothing, whatever the step as it is does
+        return Cost(min(like.build_s, LEAST_WARM_UP * sum(like.steps_s)), like.steps_s)
+    if plan.name == COMPILE_BLOCKS and like.compiles:
+        return replace(like, build_s=BLOCKWISE_BUILD * like.build_s, by_block=True)
+    recipes = [cost.build_s for other, cost in costs.items() if changes_recipe(other)]
+    if changes_recipe(plan.name) and recipes:
+        return replace(like, build_s=max(recipes))
+    compiles, fp8 = plan.compiled or like.compiles, like.fp8 if plan.fp8 is None else plan.fp8
+    alike = [
+        cost
+        for cost in costs.values()
+        if compiles and cost.compiles and (fp8 or not cost.fp8) and (cost.by_block or not like.by_block)
+    ]
+    slower = FP8_BUILD if fp8 and not any(cost.fp8 for cost in alike) else 1.0
+    of_base = like.build_s / (FP8_BUILD if like.compiles and like.fp8 and not fp8 else 1.0)
+    build_s = max(of_base, *(slower * cost.build_s for cost in alike), 0.0)
+    build_s *= RECIPE_BUILD if changes_recipe(plan.name) else 1.0
+    steps_s = min((like, *([] if like.compiles else alike)), key=lambda cost: cost.steps_s).steps_s
+    return Cost(build_s, steps_s, compiles, fp8, like.by_block)
 
 
 def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
-    """Tell why the arm may not be begun: it has to end in time by what it is expected to take, the first BF16
-    by what is left for its build."""
+    """Explain why a variant is not begun; None if it is. The first BF16 is begun while its build has time."""
     costs = costs_of(attempts)
-    until = build_until(plan, attempts, budget) if is_needed(plan, costs) else budget.end
-    if budget.began + budget.spent_s >= until:
+    cost, needed = expected(plan, costs), is_needed(plan, costs)
+    if time.monotonic() >= (build_until(plan, attempts, budget) if needed else budget.end):
         return budget.used_up
-    cost = _expected(plan, costs)
-    if is_first_bf16(plan, attempts) or cost is None:
+    first_bf16 = plan.name in BF16_BASELINES and not any(name in BF16_BASELINES for name in costs)
+    if first_bf16 or cost is None:
         return None
-    if budget.fits(cost, plan.name, costs, budget.spent_s, within=_within(plan, costs)):
-        return None
-    return budget.too_short(budget.takes_s(cost, plan.name, costs))
+    limit = HARD_LIMIT if needed else 1.0 if plan.explored else PROPOSAL_LIMIT
+    fits = budget.fits(cost, plan.name, costs, budget.began + limit * budget.seconds)
+    return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
 
 
 def build_until(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> float:
-    """Return the clock at which the build of the arm is given up, so that it and all others can be timed."""
+    """Return the clock at which the variant's build is given up, so that it and all others can be timed."""
     costs = costs_of(attempts)
-    cost = _expected(plan, costs)
+    cost = expected(plan, costs)
     return budget.build_until({**costs, plan.name: cost} if cost else costs)
 
 
-def _within(plan: ArmPlan, costs: Mapping[str, Cost]) -> float:
-    """Choose the budgets within which the arm has to fit."""
-    if is_needed(plan, costs):
-        return WITHIN
-    return 1.0 if plan.explored else ASKED_WITHIN
-
-
 def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
-    """Whether a report cannot do without the arm."""
+    """Return whether a report cannot do without the variant."""
     return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
 
 
-def is_first_bf16(plan: ArmPlan, attempts: Sequence[Attempt]) -> bool:
-    """Whether the arm is the first BF16, without which a trial says nothing."""
-    return plan.name in BF16_BASELINES and not any(
-        each.plan.name in BF16_BASELINES and each.ready for each in attempts
-    )
-
-
-def _expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
-    return expected(costs, plan.base, name=plan.name, compiles=plan.compiled, fp8=plan.fp8)
-
-
 def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
-    """Collect what the arms that were built have cost."""
+    """Collect what the variants that were built have cost."""
     return {
         each.plan.name: Cost(
             each.build_s,
             tuple(ready.step_s for ready in each.ready),
-            any(_compiled(ready) for ready in each.ready),
+            any(map(_compiled, each.ready)),
             bool(each.plan.fp8),
             each.plan.by_block,
         )
@@ -412,44 +359,45 @@ def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
     }
 
 
-def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
-    """Return the budget in which nothing would be left out for time, though the caches hold nothing of it;
-    None where nothing is, or where nobody knows."""
-    spent_s, costs = budget.elapsed_s, costs_of(attempts)
-    anew = {
-        each.plan.name: compiled_anew(costs[each.plan.name], sum(ready.from_caches_s for ready in each.ready))
-        for each in attempts
-        if each.ready
-    }
-    left: dict[str, Cost] = {}
-    for attempt in attempts:
-        if attempt.why in LEFT_OUT_FOR_TIME:
-            cost = _expected(attempt.plan, {**anew, **left})
-            if cost is None:
-                return None
-            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
-    explored = [each.plan.name for each in attempts if explores(each.plan)]
-    return budget.enough_s(costs, left, explored, spent_s) if left else None
-
-
 def _compiled(ready: Ready) -> bool:
     return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
 
 
-AGAIN_S = 1.0
-"""Seconds after which it is raised again, where what it was raised in swallowed it, as a destructor does."""
+def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
+    """Return the budget in which no variant would be left out for time, even if the caches hold nothing of
+    those; None if none was, or nobody knows."""
+    costs = costs_of(attempts)
+    anew = {each.plan.name: _compiled_anew(each, costs) for each in attempts if each.ready}
+    left: dict[str, Cost] = {}
+    for attempt in attempts:
+        if attempt.why in LEFT_OUT_FOR_TIME:
+            cost = expected(attempt.plan, {**anew, **left})
+            if cost is None:
+                return None
+            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
+    explored = [each.plan.name for each in attempts if explores(each.plan)]
+    return budget.enough_s(costs, left, explored) if left else None
+
+
+def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:
+    """Raise the cost of a variant whose graphs came from the caches to what compiling them takes."""
+    cost, cached_s = costs[attempt.plan.name], sum(ready.from_caches_s for ready in attempt.ready)
+    if not cached_s:
+        return cost
+    compiled_s = LEAST_WARM_UP * sum(cost.steps_s) + cached_s / CACHED_BUILD
+    return replace(cost, build_s=max(cost.build_s, compiled_s))
 
 
 class Overrun(BaseException):
-    """The time of a build is over. No `Exception`: the compiler takes those for failures of its own."""
+    """A build has no time left. No `Exception`: the compiler takes those for failures of its own."""
 
 
 @contextmanager
 def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
-    """Raise `Overrun` inside when the clock (``time.monotonic``) passes ``at``.
+    """Raise `Overrun` inside when the clock passes ``at``, in the middle of a compilation.
 
-    Only in the main thread, where signals are handled, and only with ``interrupts``: a user's process has
-    alarms of its own. What runs in C++ then is waited for.
+    Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
+    of its own. A call into C++ ends first.
     """
     in_time = at - time.monotonic()
     if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():

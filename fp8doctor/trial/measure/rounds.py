@@ -16,26 +16,24 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost
 from fp8doctor.trial.measure.memory_fit import WORTH_FREEING, beyond_gpu, gpu_gib, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.timer import interleave, is_decided, sign_is_told
+from fp8doctor.trial.measure.timer import Limits, interleave, is_decided, sign_is_known
+
+_log = logging.getLogger("fp8doctor")
 
 
 def time_in_turn(
-    tracer: Tracer, attempts: Sequence[Attempt], until: Callable[[Samples], float], latest: float
-) -> Samples:
-    """Time the arms in turn, beyond ``until`` while the sign is open."""
-    budget = tracer.run.budget
-    return interleave_arms(tracer.bench, attempts, until, latest, budget.window_soon(), budget.open_sign_s)
-
-
-def interleave_arms(
-    bench: Bench,
+    tracer: Tracer,
     attempts: Sequence[Attempt],
     until: Callable[[Samples], float],
     latest: float,
-    soon: float,
-    more_s: float = 0.0,
+    *,
+    overtime: bool = True,
 ) -> Samples:
-    """Time the arms at every cut by `interleave`, whose clocks these are, and watch the GPU and the host."""
+    """Time the variants at every depth, and watch the GPU and the host meanwhile.
+
+    With ``overtime`` the rounds go on after ``until`` while they do not tell FP8 from BF16.
+    """
+    bench, budget = tracer.bench, tracer.run.budget
     ready = {
         (attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)
     }
@@ -50,22 +48,19 @@ def interleave_arms(
         return interleave(
             {key: _watched(bench, key[0], each) for key, each in ready.items()},
             bench.device,
-            until,
+            Limits(until, budget.rounds_soon(), latest, budget.overtime_s if overtime else 0.0),
             look,
-            soon=soon,
-            latest=latest,
-            more_s=more_s,
             expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
-            told=lambda samples: sign_is_told(samples, bench.plan, plans),
+            sign_known=lambda samples: sign_is_known(samples, bench.plan, plans),
             decided=lambda samples: is_decided(samples, bench.plan, plans),
         )
 
 
-def _watched(bench: Bench, arm: str, ready: Ready) -> Callable[[], object]:
+def _watched(bench: Bench, name: str, ready: Ready) -> Callable[[], object]:
     """Take the step, noting whose it is and whether something was compiled in it."""
 
     def step() -> object:
-        bench.at_work, before = arm, frames_compiled()
+        bench.at_work, before = name, frames_compiled()
         result = ready.step()
         ready.frames_in_window += frames_compiled() - before
         return result
@@ -73,11 +68,8 @@ def _watched(bench: Bench, arm: str, ready: Ready) -> Callable[[], object]:
     return step
 
 
-_log = logging.getLogger("fp8doctor")
-
-
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
-    """Time every arm that did not fit, each alone beside the reference, and add it to ``samples``.
+    """Time every variant that did not fit, each alone next to the reference, and add it to ``samples``.
 
     The reference is eager BF16, else the step as it is.
     """
@@ -85,12 +77,10 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
     reference = timed.get(ArmName.BF16) or timed.get(ArmName.AS_IS)
     if reference is None:
         return
-    budget = tracer.run.budget
-    latest = budget.window_latest({})
     for attempt in attempts:
-        takes_s = reference.build_s + attempt.build_s  # at the least: what runs out of memory does so early
-        fits = time.monotonic() + takes_s <= _built_by(reference, budget)
-        if attempt.why is not Reason.OUT_OF_MEMORY or not fits:
+        # a variant that runs out of memory does so early, so its build takes at least as long as it took
+        built_at = time.monotonic() + reference.build_s + attempt.build_s
+        if attempt.why is not Reason.OUT_OF_MEMORY or built_at > _built_by(reference, tracer.run.budget):
             continue
         room = room_gib(tracer.bench.device)
         if room is not None and tracer.bench.frees_gib() < WORTH_FREEING * room:
@@ -98,7 +88,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
         beside = reference.plan.name
         which = f"{variant_in_a_sentence(attempt.plan.name)} beside {variant_in_a_sentence(beside)} alone"
         tracer.run.progress(f"timing {which}", attempt.plan.name)
-        again, found = _pair(tracer, attempt, reference, attempts[0], samples, latest)
+        again, found = _pair(tracer, attempt, reference, attempts[0], samples)
         attempt.no_number = again.no_number
         if attempt.no_number is None:
             attempt.ready, attempt.beside = again.ready, beside
@@ -107,24 +97,23 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
 
 
 def _built_by(reference: Attempt, budget: Budget) -> float:
-    """Return the clock at which both of a pair have to be built, to be timed in their least window; an arm is
-    taken for as slow as the reference."""
-    steps_s = tuple(ready.step_s for ready in reference.ready)
-    return budget.build_until({name: Cost(reference.build_s, steps_s) for name in ("reference", "arm")})
+    """Return the clock by which a pair has to be built; both are taken for as slow as the reference."""
+    cost = Cost(reference.build_s, tuple(ready.step_s for ready in reference.ready))
+    return budget.build_until({"reference": cost, "other": cost})
 
 
 def _pair(
-    tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples, latest: float
+    tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples
 ) -> tuple[Attempt, Samples]:
-    """Build the arm anew beside the reference and time both, after everything else was let go of.
+    """Let go of everything else, build the variant again next to the reference, and time both.
 
     Its samples are those of the reference in the common window times the ratio of the pair.
     """
-    bench = tracer.bench
+    bench, budget = tracer.bench, tracer.run.budget
     bench.let_go()
     beside, again = Attempt(reference.plan), Attempt(attempt.plan)
     for each in (beside, again):
-        bench.build(each, _built_by(reference, tracer.run.budget))
+        bench.build(each, _built_by(reference, budget))
     if again.why is Reason.OUT_OF_MEMORY:
         sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
         again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)
@@ -134,8 +123,8 @@ def _pair(
     if again.no_number:
         return again, {}
     try:
-        budget = tracer.run.budget
-        pair = interleave_arms(bench, (beside, again), lambda _: budget.end, latest, budget.window_soon())
+        latest = budget.rounds_latest({})
+        pair = time_in_turn(tracer, (beside, again), lambda _: budget.end, latest, overtime=False)
     except Exception as error:
         _log.debug("timing %s in a pair raises", attempt.plan.name, exc_info=True)
         bench.drop(again, raised(error))

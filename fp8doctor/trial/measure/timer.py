@@ -1,8 +1,8 @@
-"""Timing of several arms in turn, B C A C A B ..., so that clocks, heat and neighbours are shared by all.
+"""Time variants in turn, B C A C A B ..., so all share clocks, heat and neighbors, until enough is known.
 
-One visit runs some steps of one arm and drops the first ones, which pay for what the arm before left in the
-caches and run at the clocks that it left. The figure of a visit is the median of the rest. CUDA events time
-the GPU, the clock of the host a CPU.
+A measurement block runs some steps of one variant and drops the first ones, which run with the caches and at
+the clocks that the variant before left. Its figure is the median of the rest. CUDA events time the GPU, the
+clock of the host a CPU.
 """
 
 from __future__ import annotations
@@ -28,48 +28,45 @@ from fp8doctor.trial.measure.attempt import Samples, full_ms
 from fp8doctor.trial.variant import ArmPlan, explores
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
-"""Time of the steps that the first visit of an arm drops, one at least, and the most of them. A visit begins
-with an idle GPU, which may buy clocks for what follows at the power limit: in visits of three steps six arms
-of two jobs came out 1.6 % too fast in the median on an H100, 23 arms of eight jobs 0.6 % off either way
-since, of two jobs with 200 ms (tests/benchmarks/results/trial_jobs_h100.md, visits_h100.md). Where so many
-steps are shorter than that, the host or the memory sets the pace rather than the power."""
+"""ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
+GPU, whose clocks are too high at the power limit: with three steps a block, six variants were 1.6 % too fast,
+with 150 ms 23 variants were 0.6 % off (medians, H100, tests/benchmarks/results/visits_h100.md)."""
 
 SETTLES_ITSELF_MS = 5 * SETTLING_MS
-"""Of steps that take longer none is dropped: what settles is a fifth of one at most, so that the 1.6 % of
-short visits become 0.3 % (computed). In five rounds of a Qwen2 3B whose eager FP8 takes 1.27 s (H100) those
-that were dropped took a tenth of the budget."""
+"""Steps longer than this need no warm-up step: settling is at most a fifth of one, which makes 1.6 % into
+0.3 % (computed)."""
 
 CHANGING_MS = 15.0
-"""The same for the other cuts of the arm, which follow at once. Of steps of 1 ms the second came out 1 to 4 %
-longer there than the ninth of a visit alone (a CPU)."""
+"""The same for the variant's other depths, which follow at once. Of steps of 1 ms the second was 1 to 4 %
+longer than the ninth (a CPU)."""
 
 KEPT_MS, KEPT = 30.0, 2
-"""Time of the steps of a visit that count, up to `MOST_STEPS`, and the least number of them. The median of
-two short steps varies, and more of them cost little: a choice."""
+"""ms of steps that count, up to `MOST_STEPS`, and their least number. A choice: more short steps cost
+little."""
 
 LONG_STEP_MS = 200.0
-"""Of steps that take longer one counts: it outlasts what varies."""
+"""Of longer steps one counts: it outlasts what varies."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-"""The range of five rounds covers the true median with 94 % (1 - 2 / 2^5,
-`fp8doctor.analysis.significance`); fewer do not reach 90 %, more sharpen it."""
+"""The range of five rounds covers the true median with 94 % (1 - 2 / 2^5); fewer do not reach 90 %."""
 
 MOST_WHILE_UNDECIDED = 4
-"""Multiples of `MOST_ROUNDS` that are taken where what is asked stays undecided: four halve the interval."""
+"""Multiples of `MOST_ROUNDS` to take while the question is open: four halve the interval."""
 
 ASKED_EACH = 5
-"""Rounds after which it is asked again whether the samples answer: an interval that is asked often leaves 1
-by chance. Two even steps whose ratio varies by 12 % a round are told apart by more than what is even in 16 %
-of such windows, asked each round in 21 %, each fifteenth in 16 %; where it varies by 5 %, in 4, 5 and 4 %
-(simulated, normal noise)."""
+"""Rounds between two looks at the question: an interval that is tested often leaves 1 by chance. Two even
+steps that vary by 12 % a round differ in 16 % of windows, and in 21 % if tested each round (simulated)."""
 
 SHARP = 0.005
-"""No further round is taken when half the interval of every arm is within this share of its median."""
+"""Stop when half of every variant's interval is within this share of its median."""
+
+PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COMBINATION)
+"""Variants of which the fastest becomes the prescription."""
 
 
 @dataclass(frozen=True)
-class Visit:
-    """The steps in a row of one arm at one cut."""
+class Block:
+    """A measurement block: the steps in a row of one variant at one depth."""
 
     dropped: int
     kept: int
@@ -79,14 +76,14 @@ class Visit:
         return self.dropped + self.kept
 
 
-def visits(steps_ms: Sequence[float]) -> list[Visit]:
-    """Choose the steps of an arm at each of its cuts by the time of one; 0 where it is not known yet.
+def blocks(steps_ms: Sequence[float]) -> list[Block]:
+    """Choose a variant's block at each depth by the time of a step; 0 if that is not known yet.
 
-    The last cut is visited first. The others follow at once, on a GPU that has settled.
+    The last depth is timed first. The others follow at once, on a GPU that has settled.
     """
     waits_ms = [CHANGING_MS] * (len(steps_ms) - 1) + [SETTLING_MS]
     return [
-        Visit(
+        Block(
             0 if ms > SETTLES_ITSELF_MS else _at_least(1, wait_ms, ms),
             1 if ms > LONG_STEP_MS else _at_least(KEPT, KEPT_MS, ms),
         )
@@ -99,15 +96,12 @@ def _at_least(least: int, together_ms: float, step_ms: float) -> int:
     return max(least, min(MOST_STEPS, math.ceil(together_ms / step_ms))) if step_ms else least
 
 
-def visit_ms(
-    step: Callable[[], object], device: torch.device, visit: Visit, look: Callable[[], None] = lambda: None
+def block_ms(
+    step: Callable[[], object], device: torch.device, block: Block, look: Callable[[], None] = lambda: None
 ) -> float:
-    """Time the steps of a visit in a row and return the median of those that are kept, in ms.
-
-    ``look`` is called while the GPU runs the last.
-    """
+    """Run a block and return the median of its kept steps, in ms; call ``look`` during the last step."""
     if device.type == "cuda":
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(visit.steps + 1)]  # type: ignore[no-untyped-call]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(block.steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:
             mark.record()
             step()
@@ -118,71 +112,73 @@ def visit_ms(
     else:
         look()
         times = []
-        for _ in range(visit.steps):
+        for _ in range(block.steps):
             began = time.perf_counter()
             step()
             times.append((time.perf_counter() - began) * 1e3)
-    return statistics.median(times[visit.dropped :])
+    return statistics.median(times[block.dropped :])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a window ends, on ``time.monotonic``."""
+
+    until: Callable[[Samples], float]
+    """End of the time for rounds, given the samples so far."""
+    soon: float = math.inf
+    """From here on rounds are added only while the question is open."""
+    latest: float = math.inf
+    """After this not even the least rounds go on."""
+    overtime_s: float = 0.0
+    """Seconds beyond ``until`` while FP8 vs. BF16 is open."""
 
 
 def interleave(
     steps: Mapping[tuple[str, int], Callable[[], object]],
     device: torch.device,
-    until: Callable[[Samples], float],
+    limits: Limits,
     look: Callable[[], None] = lambda: None,
     *,
-    soon: float = math.inf,
-    latest: float = math.inf,
-    more_s: float = 0.0,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
-    told: Callable[[Samples], bool] = lambda samples: True,
+    sign_known: Callable[[Samples], bool] = lambda samples: True,
     decided: Callable[[Samples], bool] = lambda samples: True,
 ) -> Samples:
-    """Visit every step once a round as long as the next round ends before ``until`` (``time.monotonic``), by
-    what the samples say so far, or until all are known sharply.
+    """Time every step once a round, and return one sample in ms a round for each variant and depth.
 
-    `LEAST_ROUNDS` are taken whatever ``until`` says, as long as the next ends before ``latest``, and one in
-    any case. ``expected_ms`` says how long a step takes that was not visited yet. After ``soon``, or after
-    `MOST_ROUNDS`, they go on only while ``decided`` says that the samples do not answer what is asked, each
-    `ASKED_EACH` rounds.
+    `LEAST_ROUNDS` are taken, and then more up to ``limits.soon`` or `MOST_ROUNDS`, unless all times are sharp
+    before. From there on rounds are added while ``decided`` denies, and after ``limits.until`` while
+    ``sign_known`` does. No round begins that would end too late.
 
-    ``told`` says whether they answer the chief question of those, for which they go on ``more_s`` seconds
-    after ``until``. When the time is up the last answer stands; it is asked then only where it never was.
-
-    A key is an arm and the number of a cut. Each round has an order of its own: an arm that follows one that
-    heats the GPU finds lower clocks, and that must not always be the same one. The cuts of an arm are visited
-    together, the last first, so that the GPU settles once (`visits`).
-
-    Returns the samples of each, in ms, one per round and all of one length.
+    Each round has an order of its own: a variant that follows one that heats the GPU finds lower clocks.
     """
     samples: Samples = {key: [] for key in steps}
     shuffle = random.Random(0).shuffle
     known_ms = dict.fromkeys(steps, 0.0) | dict(expected_ms or {})
-    arms = {arm: sorted(number for of, number in steps if of == arm) for arm, _ in steps}
-    round_s, is_open = 0.0, None
+    depths = {name: sorted(number for of, number in steps if of == name) for name, _ in steps}
+    round_s, sign_open = 0.0, None
     for number in range(MOST_WHILE_UNDECIDED * MOST_ROUNDS):
         began = time.monotonic()
         ends = began + round_s
-        if number and ends > latest:
+        if number and ends > limits.latest:
             break
         if number >= LEAST_ROUNDS:
-            late_s = ends - until(samples)
-            if late_s > more_s or all(map(_sharp, samples.values())):
+            late_s = ends - limits.until(samples)
+            if late_s > limits.overtime_s or all(map(_sharp, samples.values())):
                 break
-            again = number % ASKED_EACH == 0 and (is_open is not None or number >= MOST_ROUNDS)
-            if again or (is_open is None and (late_s > 0 or ends > soon)):
-                is_open = not told(samples)
-                if not is_open and (late_s > 0 or decided(samples)):
+            if late_s > 0 or ends > limits.soon or number >= MOST_ROUNDS:
+                if sign_open is None or number % ASKED_EACH == 0:
+                    sign_open = not sign_known(samples)
+                    if not sign_open and decided(samples):
+                        break
+                if late_s > 0 and not sign_open:
                     break
-            elif late_s > 0 and not is_open:
-                break
-        order = list(arms)
+        order = list(depths)
         shuffle(order)
-        for arm in order:
-            keys = [(arm, number) for number in arms[arm]]
-            of_each = visits([known_ms[key] for key in keys])
-            for key, visit in zip(reversed(keys), reversed(of_each), strict=True):
-                known_ms[key] = visit_ms(steps[key], device, visit, look)
+        for name in order:
+            keys = [(name, depth) for depth in depths[name]]
+            of_each = blocks([known_ms[key] for key in keys])
+            for key, block in zip(reversed(keys), reversed(of_each), strict=True):
+                known_ms[key] = block_ms(steps[key], device, block, look)
                 samples[key].append(known_ms[key])
         round_s = time.monotonic() - began
     return samples
@@ -193,37 +189,32 @@ def _sharp(samples: list[float]) -> bool:
     return known.high - known.low <= 2 * SHARP * known.median
 
 
-PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COMBINATION)
-"""Arms of which the fastest becomes the prescription."""
-
-
-def is_decided(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
-    """Whether the rounds tell FP8 from BF16, and whether what seems to gain does."""
-    gained = [gain for gain in gains(samples, plan, arms).values() if gain.median > 1 + EVEN]
+def is_decided(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> bool:
+    """Return whether the rounds tell FP8 from BF16, and confirm every gain that they seem to show."""
+    gained = [gain for gain in gains(samples, plan, variants).values() if gain.median > 1 + EVEN]
     return all(gain.low > 1 for gain in gained) and all(
-        map(significance.is_decided, _speedups(samples, plan, arms))
+        map(significance.is_decided, _speedups(samples, plan, variants))
     )
 
 
-def sign_is_told(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> bool:
-    """Whether the verdict will tell FP8 from the best BF16, or call the two even; true of a window without
-    both, which does not ask it. `is_decided` asks for more, within the time that there is.
+def sign_is_known(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> bool:
+    """Return whether the verdict will tell FP8 from the best BF16, or call the two even.
 
-    FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription where
-    that seems to be faster.
+    FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription if that
+    seems to be faster. True without both. `is_decided` asks for more, within the time that there is.
     """
-    return not any(map(swallows_effect, _speedups(samples, plan, arms)))
+    return not any(map(swallows_effect, _speedups(samples, plan, variants)))
 
 
-def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator[Interval]:
-    """Divide the times of BF16 by those of each FP8 that the verdict holds to them."""
-    times = _times(samples, plan, arms)
+def _speedups(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> Iterator[Interval]:
+    """Divide the times of BF16 by those of each FP8 that the verdict compares with it."""
+    times = _times(samples, plan, variants)
 
     def fastest(*names: str) -> str | None:
         timed = [each for each in names if each in times]
         return min(timed, key=lambda each: statistics.median(times[each]), default=None)
 
-    if not any(each.name == ArmName.AS_IS and each.fp8 for each in arms):
+    if not any(each.name == ArmName.AS_IS and each.fp8 for each in variants):
         converted, bf16 = fastest(*filter(is_conversion, times)), fastest(*BASELINES)
         if converted and bf16:
             yield _ratio(times[bf16], times[converted])
@@ -233,7 +224,7 @@ def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator
         yield _ratio(times[bf16], times[ArmName.AS_IS])
     if prescribed is None or fastest(ArmName.AS_IS, prescribed) == ArmName.AS_IS:
         return
-    changes = next(each.treatments for each in arms if each.name == prescribed)
+    changes = next(each.treatments for each in variants if each.name == prescribed)
     if shared := that_help_bf16_too(changes):  # as `fp8doctor.analysis.arms.fair_bf16`
         name = BF16_WITH.get(frozenset(shared))
         bf16 = fastest(name, *BF16_BASELINES) if name in times else None
@@ -241,18 +232,18 @@ def _speedups(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> Iterator
         yield _ratio(times[bf16], times[prescribed])
 
 
-def gains(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> dict[str, Interval]:
-    """Divide the time of what each exploration changes by its own."""
-    times = _times(samples, plan, arms)
+def gains(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> dict[str, Interval]:
+    """Divide the time of each exploration's base by its own."""
+    times = _times(samples, plan, variants)
     return {
         each.name: _ratio(times[each.base], times[each.name])
-        for each in arms
+        for each in variants
         if explores(each) and each.base in times
     }
 
 
-def _times(samples: Samples, plan: Plan, arms: Sequence[ArmPlan]) -> dict[str, list[float]]:
-    return {each.name: full_ms(plan, samples, each) for each in arms if each.name != ArmName.SELF_CHECK}
+def _times(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> dict[str, list[float]]:
+    return {each.name: full_ms(plan, samples, each) for each in variants if each.name != ArmName.SELF_CHECK}
 
 
 def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
