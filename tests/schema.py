@@ -12,7 +12,7 @@ FILE = Path(fp8doctor.__file__).with_name("report.schema.json")
 
 
 def text() -> str:
-    return json.dumps(schema(), indent=1) + "\n"
+    return json.dumps(schema()) + "\n"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import pytest
 
 import fp8doctor
 from fp8doctor import load_report
+from fp8doctor.cli.commands import DEMO
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT
 from fp8doctor.diagnosis.prescription import prescribe
@@ -79,6 +80,11 @@ SHIPPED = json.loads(FILE.read_text("utf-8"))
 def test_the_shipped_schema_is_the_generated_one_and_holds(report: Report) -> None:
     assert schema_text() == FILE.read_text(encoding="utf-8")
     jsonschema.validate(json.loads(report.to_json()), SHIPPED)
+
+
+def test_the_demo_is_a_recording() -> None:
+    recorded = RECORDED.parents[1] / "benchmarks" / "recorded" / "h200-llama_8b_eager.json.gz"
+    assert DEMO.read_bytes() == recorded.read_bytes()
 
 
 def test_a_wrong_document_does_not_pass_the_schema(report: Report) -> None:

@@ -53,7 +53,7 @@ from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-DEMO = Path(__file__).parents[1] / "demo.json"
+DEMO = Path(__file__).parents[1] / "demo.json.gz"
 
 HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 

@@ -26,7 +26,7 @@ from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, v
 from tests.render.test_arbitrary_text import NASTY, with_name
 from tests.render.test_screens import hold
 
-DEMO = Path(html.__file__).parents[1] / "demo.json"
+DEMO = Path(html.__file__).parents[1] / "demo.json.gz"
 LLAMA = Path(__file__).parents[1] / "patients" / "recorded" / "h200-llama_8b_float8.json.gz"
 
 
