@@ -59,12 +59,8 @@ AMD_GPUS = (
 
 def visible_amd(facts: Facts) -> AmdSpec | None:
     """Find the datasheet of the first visible AMD GPU; None if another GPU is assumed."""
-    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
+    if facts.get("assumed_gpu"):
         return None
-    gpus = facts.gpus if recorded(facts, "gpus") else ()
-    names = [
-        gpu.name
-        for gpu in gpus
-        if recorded(gpu, "name") and not (recorded(gpu, "visible") and gpu.visible is False)
-    ]
+    gpus = facts.get("gpus", ())
+    names = [gpu.name for gpu in gpus if recorded(gpu, "name") and gpu.get("visible") is not False]
     return next((spec for name in names for spec in AMD_GPUS if re.fullmatch(spec.product, name)), None)

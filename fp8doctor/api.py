@@ -273,7 +273,7 @@ def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED
     reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
     gaps = {
-        **(facts.gaps if recorded(facts, "gaps") else {}),
+        **facts.get("gaps", {}),
         "training.parameters_outside_optimizer": reason,
     }
     if name is NOT_RECORDED:

@@ -153,12 +153,10 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     """
     from fp8doctor.facts import recorded
 
-    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
+    if facts.get("assumed_gpu"):
         return gpu_spec(facts.assumed_gpu)
     visible = [
-        gpu.name
-        for gpu in (facts.gpus if recorded(facts, "gpus") else ())
-        if recorded(gpu, "name") and not (recorded(gpu, "visible") and gpu.visible is False)
+        gpu.name for gpu in facts.get("gpus", ()) if recorded(gpu, "name") and gpu.get("visible") is not False
     ]
     if not visible:
         return gpu_spec(DEFAULT_GPU)

@@ -31,7 +31,7 @@ from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.diagnosis.treatments import checkpointing_off
-from fp8doctor.facts import ArmName, Blocks, Checkpointing, Facts, Gpu, recorded
+from fp8doctor.facts import ArmName, Blocks, Checkpointing, Facts, Gpu
 from fp8doctor.facts.examples import example, variant
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -83,9 +83,9 @@ def free_gib(gpus: tuple[Gpu, ...]) -> float | None:
     """Compute the memory for this job on the smallest visible GPU, without what other processes use."""
     free = []
     for gpu in gpus:
-        if gpu.visible is not False and recorded(gpu, "memory_gib") and gpu.memory_gib:
-            used = gpu.memory_used_gib if recorded(gpu, "memory_used_gib") and gpu.other_processes else None
-            free.append(gpu.memory_gib - (used or 0.0))
+        if gpu.visible is not False and (memory_gib := gpu.get("memory_gib")):
+            used = gpu.get("memory_used_gib") if gpu.other_processes else None
+            free.append(memory_gib - (used or 0.0))
     return min(free, default=None)
 
 

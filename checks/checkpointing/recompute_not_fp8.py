@@ -78,7 +78,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
         ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
         for linear, each in affected
     )
-    own = region.fp8_autocast_around is True if recorded(region, "fp8_autocast_around") else False
+    own = region.get("fp8_autocast_around") is True
     closed = region.active is True and (
         own or any(AROUND_THE_MODEL in each for each in facts.training.forward_chain)
     )
@@ -129,7 +129,7 @@ def by_the_count(facts: Facts) -> str:
 
 def ran_before(linear: Linear) -> bool:
     """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
-    return recorded(linear, "features") and linear.features.get("fp8_ran_before") is True
+    return linear.get("features", {}).get("fp8_ran_before") is True
 
 
 def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:

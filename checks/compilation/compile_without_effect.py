@@ -225,7 +225,7 @@ def not_called(facts: Facts) -> Iterator[Cause]:
 def _calls_forward(unused: tuple[CompileMark, ...], facts: Facts) -> tuple[str, str, str]:
     """Say why marks compiled nothing, what to do, and its lines."""
     name = unused[0].name
-    if name or not recorded(facts, "observed.before_forward_ms") or facts.observed.before_forward_ms:
+    if name or facts.get("observed.before_forward_ms", True):
         text = f"{plural(len(unused), 'compile mark')} compiled nothing in the watched training steps"
         return text, CALL_COMPILED, CALLS[not name]
     model = in_python("", facts.network)

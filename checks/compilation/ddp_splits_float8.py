@@ -42,7 +42,6 @@ from fp8doctor.facts import (
     Network,
     Package,
     Unrecorded,
-    recorded,
 )
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -71,9 +70,9 @@ def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     dynamo = facts.training.dynamo
     if dynamo.disabled or dynamo.stance == "force_eager":
         return NotApplicable(reason="Dynamo is switched off (CMP002)")
-    if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
+    if facts.get("observed.steps_ms"):
         return None  # it ran
-    around = distributed.wrapper_at or "" if recorded(distributed, "wrapper_at") else ""
+    around = distributed.get("wrapper_at") or ""
     split = {
         linear.name: linear
         for graph in graphs

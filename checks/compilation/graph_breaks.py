@@ -40,7 +40,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.analysis.versions import CUDNN_FLOOR
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts, recorded
+from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts
 from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
@@ -140,7 +140,7 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
         return None
     fp8 = [each for each in facts.network.linears if needs_compile(each) and each.compiled is not None]
     harmful = bool(fp8) and split
-    reasons = cut.break_reasons if recorded(cut, "break_reasons") else ()
+    reasons = cut.get("break_reasons", ())
     kind = kind_of(reasons[0] if reasons else "", facts)
     words = kind.words or (reasons[0].partition(":")[0] if reasons else "the reason was not recorded")
     title = (
@@ -195,7 +195,7 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
     If wrapper and region have the same name, either may be the outer one: then only a counted break proves
     pieces. A checkpoint that only a run could see (``active`` None) counts.
     """
-    checkpointing = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
+    checkpointing = facts.get("training.checkpointing", ())
     for each in checkpointing:
         if each.active is False or each.form in WITHOUT_RECOMPUTE:
             continue

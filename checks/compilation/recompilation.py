@@ -65,14 +65,11 @@ CACHE = "past_key_values"
 def recompilation(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.training.compile_marks:
         return NotApplicable(reason="nothing asks for torch.compile")
-    timed = (
-        next((arm for arm in facts.trial.arms if arm.name == ArmName.AS_IS), None)
-        if recorded(facts, "trial")
-        else None
-    )
-    cut = timed.cuts[-1] if timed and recorded(timed, "cuts") and timed.cuts else None
-    left_eager = cut.left_eager if cut and recorded(cut, "left_eager") else ()
-    reasons = cut.recompile_reasons if cut and recorded(cut, "recompile_reasons") else ()
+    arms = facts.trial.arms if recorded(facts, "trial") else ()
+    timed = next((arm for arm in arms if arm.name == ArmName.AS_IS), None)
+    cut = timed.cuts[-1] if timed and timed.get("cuts") else None
+    left_eager = cut.get("left_eager", ()) if cut else ()
+    reasons = cut.get("recompile_reasons", ()) if cut else ()
     compiling = timed is not None and why_of(timed) is Reason.STILL_COMPILING
     versions, limit = cached_blocks(facts) if facts.training.use_cache else 0, recompile_limit(facts)
     if (
@@ -107,7 +104,7 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
             "blocks_with_cache": versions,
             "recompile_limit": limit,
             "left_eager": left_eager,
-            "recompilations": cut.recompilations if cut and recorded(cut, "recompilations") else None,
+            "recompilations": cut.get("recompilations") if cut else None,
             "reasons": reasons,
         },
         treatment=treatment(facts, reasons, versions),
@@ -116,14 +113,13 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
 
 def recompile_limit(facts: Facts) -> int:
     """Return the limit in this process, as far as it is known."""
-    known = recorded(facts, "training.dynamo.recompile_limit")
-    return (facts.training.dynamo.recompile_limit if known else None) or RECOMPILE_LIMIT
+    return facts.get("training.dynamo.recompile_limit") or RECOMPILE_LIMIT
 
 
 def cached_blocks(facts: Facts) -> int:
     """Count the blocks compiled one by one below the cache's module; each is a version of one function."""
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
-    holder = facts.training.cache_holder if recorded(facts, "training.cache_holder") else None
+    holder = facts.get("training.cache_holder")
     within = f"{holder}." if holder else ""
     lists = (blocks.name for blocks in facts.network.blocks if blocks.name.startswith(within))
     return max(map(marked.count, lists), default=0)

@@ -56,7 +56,7 @@ def gpu_held_back(facts: Facts) -> Finding | NotApplicable | None:
     gpu = the_gpu(facts)
     if gpu is None:
         return NotApplicable(reason="no GPU is visible")
-    health = facts.trial.health if recorded(facts, "trial.health") else None
+    health = facts.get("trial.health")
     slowed, limit = slowdowns(gpu, health), power_limit(gpu, health)
     capped = (
         limit is not None
@@ -113,7 +113,7 @@ def consequence(disturbed: bool, slowed: bool, capped: bool, shared: bool) -> st
 def the_gpu(facts: Facts) -> Gpu | None:
     """Find the GPU that was timed, by its name, else the first visible one."""
     visible = [gpu for gpu in facts.gpus if gpu.visible]
-    timed = facts.trial.gpu if recorded(facts, "trial.gpu") else None
+    timed = facts.get("trial.gpu")
     return next((gpu for gpu in visible if gpu.name == timed), visible[0] if visible else None)
 
 
@@ -137,7 +137,7 @@ def other_processes(health: Health | None) -> tuple[int, float | None]:
 
 def present(of: Gpu | Health | None, name: str) -> Any:
     """Return the fact, or None when it was not recorded."""
-    return getattr(of, name) if recorded(of, name) else None
+    return of.get(name) if of else None
 
 
 def treatment(slowed: Mapping[str, float | None], default_w: float | None, shared: bool) -> Treatment | None:

@@ -36,11 +36,11 @@ MASKS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 @check("GPU005", "no-gpu", area="device", severity="info")
 def no_gpu(facts: Facts) -> Finding | NotApplicable | None:
-    hidden = [gpu for gpu in facts.gpus if recorded(gpu, "visible") and gpu.visible is False]
+    hidden = [gpu for gpu in facts.gpus if gpu.get("visible") is False]
     if len(hidden) < len(facts.gpus) and not is_cpu_build(facts):
         return NotApplicable(reason="a GPU is there")
     modelled = modelled_gpu(facts)
-    assumed = recorded(facts, "assumed_gpu") and bool(facts.assumed_gpu)
+    assumed = bool(facts.get("assumed_gpu"))
     what = f"times are estimated for {modelled.name}" if modelled else "no times are estimated"
     source = (
         "Estimated times come from the "

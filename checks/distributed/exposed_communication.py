@@ -65,7 +65,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
     share = 100 * least / step
     if not counts(least, step):
         return None
-    kind = distributed.wrapper if recorded(distributed, "wrapper") else None
+    kind = distributed.get("wrapper")
     return Finding(
         title=f"Exposed communication takes {least:.1f} of {step:,.1f} ms/step ({percent(share)})",
         explanation=f"Measured in one profiled step on {max(1, len(of_ranks))} ranks. This is the rank that "

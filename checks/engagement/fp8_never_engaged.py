@@ -77,7 +77,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
             treatment=describe(TE_AUTOCAST, facts),
         )
-    if none_ran and all(recorded(each, "features") and each.features.get("emulate") for each in fp8):
+    if none_ran and all(each.get("features", {}).get("emulate") for each in fp8):
         return NotApplicable(reason="these layers emulate FP8, which uses no FP8 matmul (MOD005)")
     if none_ran:
         return Finding(
@@ -97,8 +97,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         )
     if finding := some_never_ran(facts, fp8):
         return finding
-    ran = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms
-    if not ran and not recorded(facts, "trial") and all(linear.engaged is None for linear in fp8):
+    ran = facts.get("observed.fp8_gemms") or recorded(facts, "trial")
+    if not ran and all(linear.engaged is None for linear in fp8):
         if outside_autocast(facts):
             return without_autocast(fp8, facts)
         return NotApplicable(reason="these layers do not note it; only a trial shows whether they run in FP8")
@@ -138,7 +138,7 @@ def some_never_ran(facts: Facts, fp8: list[Linear]) -> Finding | None:
 
 def recomputed(facts: Facts) -> bool:
     """Whether something is, or may be, recomputed in the backward."""
-    return bool(recorded(facts, "trial.recomputed") and facts.trial.recomputed) or any(
+    return bool(facts.get("trial.recomputed")) or any(
         each.active is not False for each in facts.training.checkpointing
     )
 

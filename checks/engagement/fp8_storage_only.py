@@ -48,7 +48,7 @@ from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.versions import installed
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import convert_all_but
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, if_recorded, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, if_recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -178,7 +178,7 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
 
 def lacks_backward(linear: Linear) -> bool:
     """Whether the forward calls torch's FP8 matmul where autograd needs its derivative."""
-    return recorded(linear, "features") and linear.features.get("backward") is False
+    return linear.get("features", {}).get("backward") is False
 
 
 def without_backward(layers: list[Linear], facts: Facts) -> Finding:
@@ -200,7 +200,7 @@ def without_backward(layers: list[Linear], facts: Facts) -> Finding:
 def lines(facts: Facts) -> str:
     """Write how to train this in FP8: by Hugging Face's names, or with the blocks of this very model."""
     network = facts.network
-    if not recorded(network, "kind") or network.kind.endswith(CAUSAL_LM):
+    if network.get("kind", CAUSAL_LM).endswith(CAUSAL_LM):
         return (
             "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
             'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
@@ -213,7 +213,7 @@ def lines(facts: Facts) -> str:
 
 def lora(network: Network) -> bool:
     """Whether layers are wrapped by LoRA's matrices, as far as that was recorded."""
-    return any(recorded(linear, "adapter") and linear.adapter for linear in network.linears)
+    return any(linear.get("adapter") for linear in network.linears)
 
 
 def conversion(facts: Facts) -> str | None:

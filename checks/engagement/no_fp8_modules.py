@@ -80,7 +80,7 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
             return NotApplicable(reason=reason)
     if facts.network.float8_parameters or any(is_fp8(linear) for linear in linears):
         return None
-    if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
+    if facts.get("observed.fp8_gemms"):
         return None
     if asked is None and (copied := converted_a_copy(facts)):
         return of_a_copy(copied, facts)

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
-from fp8doctor.facts import NOT_RECORDED, Facts, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -76,22 +76,18 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         return NotApplicable(reason="no optimizer was given")
     if not count:
         return None
-    names = training.first_outside_optimizer if recorded(training, "first_outside_optimizer") else ()
+    names = training.get("first_outside_optimizer", ())
     bases = [linear for linear in linears if linear.adapter == "base" and linear.requires_grad]
     bases = (
         bases
         if not names or any(name.startswith(f"{linear.name}.") for name in names for linear in bases)
         else []
     )
-    unfrozen = (
-        training.conversion.unfrozen if recorded(training, "conversion") and training.conversion else ()
-    )
-    sharded = recorded(facts, "network.wrappers") and any(
-        "FSDP" in each or "FullySharded" in each for each in facts.network.wrappers
-    )
+    unfrozen = conversion.unfrozen if (conversion := training.get("conversion")) else ()
+    wrappers = facts.get("network.wrappers", ())
+    sharded = any("FSDP" in each or "FullySharded" in each for each in wrappers)
     wrapped = [each for each in linears if not sharded and each.features.get("float8_all_gather_weight")]
-    by_ddp = recorded(facts, "network.wrappers") and DDP in facts.network.wrappers
-    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), by_ddp)
+    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), DDP in wrappers)
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import converted_nothing, fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -96,7 +96,7 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
     if not fp8 and asked is None:
         return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     quantized = [linear for linear in linears if is_quantized(linear)]
-    known = recorded(facts, "network.quantization") and facts.network.quantization in METHODS
+    known = facts.get("network.quantization") in METHODS
     method = facts.network.quantization if known else None
     if not quantized and method is None:
         return None

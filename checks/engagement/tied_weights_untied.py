@@ -31,7 +31,7 @@ https://huggingface.co/docs/transformers/main_classes/model
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -49,7 +49,7 @@ def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.network.fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     declared = facts.network.broken_ties
-    conversion = facts.training.conversion if recorded(facts, "training.conversion") else None
+    conversion = facts.get("training.conversion")
     seen = conversion.untied if conversion else ()
     pairs = tuple({frozenset(pair): pair for pair in (*seen, *declared)}.values())
     if not pairs:

@@ -33,7 +33,7 @@ from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, precision_of, was_prepared
 from fp8doctor.analysis.versions import READS_BACKEND_SINCE, at_least
-from fp8doctor.facts import Accelerate, Facts, recorded
+from fp8doctor.facts import Accelerate, Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment
 from fp8doctor.registry import check
@@ -114,7 +114,7 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
         # Transformer Engine was chosen by a recipe, or torchao is configured or compiled: somebody decided.
         return None
     converted = bool(eager) and was_prepared(facts)
-    trainer = recorded(facts, "training.trainer") and facts.training.trainer is not None
+    trainer = facts.get("training.trainer") is not None
     severity: Severity = ("error" if trainer else "warning") if converted else "info"
     return Finding(
         severity=severity,

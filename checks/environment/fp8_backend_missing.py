@@ -127,7 +127,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
             "backend": backend,
             "error": error,
             "version": version,
-            "torch": facts.software.torch if recorded(facts, "software.torch") else None,
+            "torch": facts.get("software.torch"),
         },
         treatment=Treatment(
             name="install-fp8-backend",

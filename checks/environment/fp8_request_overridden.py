@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, precision_of
 from fp8doctor.analysis.recipe_support import capability
-from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value, recorded
+from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import FIRST_WITH_FP8
@@ -91,9 +91,8 @@ def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
 
 def falls_back(facts: Facts) -> bool:
     """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
-    return recorded(facts, "gpus") and any(
-        gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in facts.gpus
-    )
+    gpus = facts.get("gpus", ())
+    return any(gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in gpus)
 
 
 def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:

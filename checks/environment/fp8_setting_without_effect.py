@@ -34,7 +34,7 @@ from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
 from fp8doctor.analysis.versions import installed
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -95,7 +95,7 @@ class Idle(NamedTuple):
     "ENV002", "fp8-setting-without-effect", area="environment", severity="warning", explained_by=("ENV003",)
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
-    section = recorded(facts, "environment.deepspeed_fp8_section") and facts.environment.deepspeed_fp8_section
+    section = facts.get("environment.deepspeed_fp8_section")
     if not section and not any(
         name in UNREAD or name.startswith(PREFIX) for name in facts.environment.variables
     ):

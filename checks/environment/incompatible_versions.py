@@ -82,7 +82,7 @@ def takes_te(facts: Facts) -> bool:
 def adapters_may_come(facts: Facts) -> bool:
     """Whether FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
     loaded = facts.software.packages["peft"].imported is True
-    without = recorded(facts, "network.adapter_parameters") and not facts.network.adapter_parameters
+    without = facts.get("network.adapter_parameters") == 0
     return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
 
 
@@ -228,7 +228,7 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
 
 def for_cuda_of(facts: Facts, requirement: str) -> str:
     """Name the distribution of cuDNN that belongs to torch's CUDA; any other requirement stays."""
-    cuda = facts.software.cuda if recorded(facts, "software.cuda") else None
+    cuda = facts.get("software.cuda")
     major = (cuda or "12").partition(".")[0]
     return requirement.replace(CUDNN_OF_PIP, f"{CUDNN_OF_PIP[:-2]}{major}")
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
-from fp8doctor.facts import ArmName, Facts, recorded
+from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -93,9 +93,7 @@ def trains(facts: Facts) -> bool:
         return False
     if opens_own_autocast(facts):
         return False
-    timed = recorded(facts, "trial.arms") and any(
-        arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.trial.arms
-    )
+    timed = any(arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.arms())
     return uses_fp8(facts) or facts.training.gradients_seen or timed
 
 

@@ -44,7 +44,7 @@ from fp8doctor.cost import (
     rows_of,
     weight_casts_ms,
 )
-from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts import ArmName, Facts, Linear
 from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
@@ -103,7 +103,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
 
 def is_stored_in_fp8(linear: Linear) -> bool:
     """Whether Transformer Engine keeps the weight in FP8, so no step casts it."""
-    return recorded(linear, "features") and linear.features.get("primary_weights_in_fp8") is True
+    return linear.get("features", {}).get("primary_weights_in_fp8") is True
 
 
 def frozen_balance(facts: Facts, frozen: list[Linear]) -> Balance | None:

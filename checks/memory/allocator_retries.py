@@ -73,15 +73,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 def retries_of_the_step(facts: Facts) -> int | None:
     """Count retries while the step warmed up, if it alone fills the GPU; None if unknown."""
     now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
-    retries = (
-        [
-            cut.alloc_retries
-            for cut in now.cuts
-            if recorded(cut, "alloc_retries") and cut.alloc_retries is not None
-        ]
-        if now
-        else []
-    )
+    retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
     if now is None or not retries or not (peak_gib := peak_of(now)) or not memory_gib:
         return None
     return max(retries) if peak_gib >= FULL * memory_gib else 0
@@ -94,8 +86,8 @@ def peak_of(timed: Arm) -> float | None:
 
 def gpu_gib(facts: Facts) -> float | None:
     """Return the memory of the first visible GPU; None if unknown."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
-    return gpu.memory_gib if gpu and recorded(gpu, "memory_gib") else None
+    gpu = next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None)
+    return gpu.get("memory_gib") if gpu else None
 
 
 def treatment(variables: dict[str, str]) -> Treatment:

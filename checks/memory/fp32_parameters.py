@@ -32,7 +32,7 @@ from __future__ import annotations
 from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
 from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts import ArmName, Facts, Linear
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -93,8 +93,8 @@ def less_than_fp32_is_wanted(facts: Facts) -> str | None:
     fp8 = len(facts.network.fp8)
     if fp8:
         return f"The model has {plural(fp8, 'FP8 layer')}"
-    arms = facts.trial.arms if recorded(facts, "trial.arms") and facts.trial.device.startswith("cuda") else ()
-    return "The step was measured" if any(arm.name == ArmName.AS_IS and arm.step_ms for arm in arms) else None
+    timed = any(arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.arms())
+    return "The step was measured" if timed and facts.trial.device.startswith("cuda") else None
 
 
 def computes_in_fp32(linear: Linear) -> bool:
@@ -107,7 +107,7 @@ def computes_in_fp32(linear: Linear) -> bool:
         linear.dtype == "float32"
         and linear.use != "storage"
         and linear.stack != "own"
-        and not (recorded(linear, "features") and linear.features.get("gathered_as", "float32") != "float32")
+        and linear.get("features", {}).get("gathered_as", "float32") == "float32"
         and linear.role in ("body", "experts")
         and linear.adapter != "adapter"
     )

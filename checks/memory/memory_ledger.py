@@ -81,7 +81,7 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     if was_measured(facts):
         return NotApplicable(reason="the trial measured the step's memory (MEM001)")
-    known = facts.training.optimizer if recorded(facts, "training.optimizer") else None
+    known = facts.get("training.optimizer")
     optimizer = known.rpartition(".")[2] if known else None
     states = STATES.get(optimizer or "AdamW")
     if states is None:
@@ -134,7 +134,7 @@ def inputs_in_words(gib: float | None) -> str:
 def was_measured(facts: Facts) -> bool:
     """Whether the peak of the step as it is was measured on a GPU."""
     now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
-    return now is not None and recorded(now, "peak_gib") and now.peak_gib is not None
+    return now is not None and now.get("peak_gib") is not None
 
 
 def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:

@@ -176,7 +176,7 @@ class Part(NamedTuple):
 
 def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
     """Compare the parts of both peaks, the largest excess of FP8 first; empty if not recorded."""
-    one, other = (arm.memory if recorded(arm, "memory") else None for arm in (fp8, bf16))
+    one, other = (arm.get("memory") for arm in (fp8, bf16))
     if one is None or other is None:
         return ()
     parts = [Part(name, getattr(one, f"{name}_gib"), getattr(other, f"{name}_gib")) for name in IN_WORDS]

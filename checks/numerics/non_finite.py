@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
-from fp8doctor.facts import Arm, ArmName, Facts, LayerNumerics, recorded
+from fp8doctor.facts import Arm, ArmName, Facts, LayerNumerics
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -59,11 +59,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if bf16_too:
         return NotApplicable(reason=f"loss or gradients are not finite in BF16 either: {bf16_too}")
     bad = [each for each in seen if each.non_finite]
-    layers = (
-        tuple(each.name for each in facts.trial.numerics if each.non_finite)
-        if recorded(facts, "trial.numerics")
-        else ()
-    )
+    layers = tuple(each.name for each in facts.get("trial.numerics", ()) if each.non_finite)
     if not bad and not layers:
         return None
     names = tuple(dict.fromkeys(name for each in bad for name in each.non_finite or ()))
@@ -105,7 +101,7 @@ def where(facts: Facts, layers: tuple[str, ...]) -> str:
     if layers:
         more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
         return f"Fed alone with the BF16 input, it begins in {', '.join(layers[:NAMED])}{more}."
-    if recorded(facts, "trial.numerics") and facts.trial.numerics:
+    if facts.get("trial.numerics"):
         return (
             f"None of {plural(len(facts.trial.numerics), 'layer')}, fed alone and not compiled, gives any: "
             "it comes from compiled code, or builds up."

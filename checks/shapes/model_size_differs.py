@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.facts import Blocks, Facts, Network, Target, recorded
+from fp8doctor.facts import Blocks, Facts, Network, Target
 from fp8doctor.facts.examples import float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -64,7 +64,7 @@ class Claim(NamedTuple):
 
 @check("SHP006", "model-size-differs", area="shapes", severity="info", changes_fp8=True)
 def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
-    if recorded(facts, "target.layers") and facts.target.layers:
+    if facts.get("target.layers"):
         return NotApplicable(reason="the model was shortened with --layers")
     network = facts.network
     size = network.parameters - (network.adapter_parameters or 0)
@@ -111,14 +111,14 @@ def model_size_differs(facts: Facts) -> Finding | NotApplicable | None:
 
 def names(facts: Facts) -> Iterator[tuple[str, str]]:
     """List the names of the model, the most deliberate first."""
-    if recorded(facts, "network.configured_name") and facts.network.configured_name:
-        yield f"its configuration ({facts.network.configured_name})", facts.network.configured_name
+    if configured := facts.get("network.configured_name"):
+        yield f"its configuration ({configured})", configured
     kind = facts.network.kind.rpartition(".")[2]
     yield f"its class ({kind})", kind
     if facts.target.kind in ("file", "module"):
         yield f"its file ({facts.target.name})", facts.target.name.removesuffix(".py")
-        if recorded(facts, "target.attribute") and facts.target.attribute:
-            yield f"{facts.target.attribute}()", facts.target.attribute
+        if attribute := facts.get("target.attribute"):
+            yield f"{attribute}()", attribute
 
 
 def claims_in(source: str, name: str) -> Iterator[Claim]:

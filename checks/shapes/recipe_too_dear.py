@@ -138,7 +138,7 @@ def at_half_rate(own: list[str], facts: Facts) -> Finding | None:
 
 def modelled(own: list[str], facts: Facts) -> Finding | None:
     """Report that tensorwise is modelled as faster by more than the model's error, for unwatched steps."""
-    watched = recorded(facts, "observed.steps_ms") and facts.observed.steps_ms
+    watched = facts.get("observed.steps_ms")
     if watched or not is_given(facts) or own not in (["rowwise"], ["rowwise_with_gw_hp"]):
         return None
     step, other = modelled_step(facts), modelled_step(with_recipe(facts, TENSORWISE))

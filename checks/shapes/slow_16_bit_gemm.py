@@ -39,7 +39,7 @@ from fp8doctor.cost import GpuSpec, calls_of, gemms, micro_batches, modelled_gpu
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gemm import MULTIPLE
 from fp8doctor.cost.step_cost import modelled_step
-from fp8doctor.facts import Facts, Linear, Network, recorded
+from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -110,10 +110,10 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
 def step_of(facts: Facts) -> Step | None:
     """Find the profiled step, else the modelled one; None without either."""
     arm = as_is(facts)
-    if arm is not None and recorded(arm, "step_ms") and arm.step_ms:
-        breakdown = arm.breakdown if recorded(arm, "breakdown") else None
+    if arm is not None and (step_ms := arm.get("step_ms")):
+        breakdown = arm.get("breakdown")
         if breakdown is not None and facts.trial.device != "cpu":
-            return Step(arm.step_ms, breakdown.families_ms.get("gemm_16bit", 0.0))
+            return Step(step_ms, breakdown.families_ms.get("gemm_16bit", 0.0))
     modelled = modelled_step(facts)
     return Step(modelled.step_ms, None) if modelled else None
 
@@ -150,10 +150,10 @@ def round_up(side: int) -> int:
 def padding(linear: Linear, network: Network) -> Treatment:
     """Pad the vocabulary if the layer is its head, else the layer."""
     sides = (linear.in_features, linear.out_features)
-    vocabulary = network.vocabulary if recorded(network, "vocabulary") else None
+    vocabulary = network.get("vocabulary")
     if linear.role == "head" and vocabulary and vocabulary in sides:
         wide = round_up(vocabulary)
-        transformers = recorded(network, "kind") and network.kind.startswith("transformers.")
+        transformers = network.get("kind", "").startswith("transformers.")
         return Treatment(
             name="pad-vocabulary",
             summary=f"pad the model's vocabulary from {vocabulary} to {wide}, not the tokenizer's",

@@ -201,7 +201,7 @@ def on_channels(network: Network) -> Callable[[Linear], bool]:
     A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. If few are connected like
     this, the widths seen are not the model's channels, and every Linear may lie between channels.
     """
-    widths = set(network.channel_widths) if recorded(network, "channel_widths") else set()
+    widths: set[int] = set(network.get("channel_widths", ()))
     widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
     sides = [frozenset((linear.in_features, linear.out_features)) for linear in network.linears]
     while new := [each for each in sides if each & widths and not each <= widths]:

@@ -112,9 +112,7 @@ def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     named = ", ".join(
         f"{in_words(each.name, facts.network)} ({each.families_ms['cast']:,.1f} ms)" for each in most
     )
-    outside = (
-        "Outside the compiled regions, most" if recorded(now, "graphs_run") and now.graphs_run else "Most"
-    )
+    outside = "Outside the compiled regions, most" if now.get("graphs_run") else "Most"
     where = f" {outside} are in {named}." if most else ""
     matmuls = f"save only {saved:,.1f} ms" if saved > 0 else f"cost {-saved:,.1f} ms more than in BF16"
     return Finding(

@@ -30,7 +30,7 @@ from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import ArmName, Facts, ModuleTime, recorded
+from fp8doctor.facts import ArmName, Facts, ModuleTime
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -92,7 +92,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 def treatment(facts: Facts) -> Treatment:
     """Propose autocast if none is known; under autocast, the place that leaves it."""
-    if not recorded(facts, "training.autocast") or facts.training.autocast is None:
+    if facts.get("training.autocast") is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
             name=AUTOCAST_BF16,

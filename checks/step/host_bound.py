@@ -149,7 +149,7 @@ def as_prescribed(facts: Facts) -> str:
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""
-    with_graphs = recorded(changed, "treatments") and CUDA_GRAPHS in changed.treatments
+    with_graphs = CUDA_GRAPHS in changed.get("treatments", ())
     return (
         f" With the timed fixes it is still idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms; try "
         f"more tokens per step{'' if with_graphs else ' or CUDA graphs'}."
@@ -170,14 +170,13 @@ def treatment(facts: Facts) -> Treatment:
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:
     """Write more samples per micro-batch and fewer micro-batches, for the Trainer if there is one."""
     trainer = facts.trainer()
-    known = recorded(facts, "workload.batch_source") and recorded(facts, "workload.batch_size")
-    size = facts.workload.batch_size if known and facts.workload.batch_source == "given" else None
+    size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
     times = next((each for each in range(2, accumulate) if accumulate % each == 0), max(accumulate, 2))
     samples = str(times * size) if size else f"{times} * BATCH"
     micro_batches = max(accumulate // times, 1)
     if trainer:
         steps = f", gradient_accumulation_steps={micro_batches}" if accumulate > 1 else ""
-        kind = trainer.kind.rpartition(".")[2] if recorded(trainer, "kind") else "TrainingArguments"
+        kind = trainer.get("kind", "TrainingArguments").rpartition(".")[2]
         code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
     else:
         code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"

@@ -29,7 +29,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.step_difference import profiled_on_gpu
 from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import ArmName, Breakdown, Facts, KernelGroup, recorded
+from fp8doctor.facts import ArmName, Breakdown, Facts, KernelGroup
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -82,11 +82,8 @@ def could_be_fused(facts: Facts, found: Breakdown) -> bool:
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
-    names = (
-        [group.name + (group.operator or "") for group in found.groups if group.family == "optimizer"]
-        if recorded(found, "groups")
-        else []
-    )
+    groups = (group for group in found.get("groups", ()) if group.family == "optimizer")
+    names = [group.name + (group.operator or "") for group in groups]
     return (
         module.startswith("torch.optim")
         and name in FUSABLE

@@ -39,7 +39,7 @@ from fp8doctor.analysis.step_difference import (
     why_not_divided,
 )
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
-from fp8doctor.facts import Arm, ArmName, Facts, recorded
+from fp8doctor.facts import Arm, ArmName, Facts
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -120,7 +120,7 @@ def gained_by_compiling(facts: Facts, fp8: Arm, bf16: Arm, found: Waterfall) -> 
 
 def is_compiled(facts: Facts, fp8: Arm) -> bool:
     """Whether an FP8 layer is compiled in this variant; compiled regions may be TE's own."""
-    treatments = fp8.treatments if recorded(fp8, "treatments") else ()
+    treatments = fp8.get("treatments", ())
     as_is = any(linear.compiled is not None for linear in facts.network.fp8)
     return as_is or any(name.startswith(("compile-", CUDA_GRAPHS)) for name in treatments)
 

@@ -28,7 +28,7 @@ BF16_WITH = {
 def timed_on_cpu(facts: Facts) -> bool:
     """Whether the trial ran on a CPU, which emulates FP8 and runs no kernels: what its steps take, and where,
     says nothing about a GPU."""
-    return recorded(facts, "trial.device") and facts.trial.device == "cpu"
+    return bool(facts.get("trial.device") == "cpu")
 
 
 def timed_on_gpu(facts: Facts) -> bool:
@@ -58,9 +58,7 @@ def all_too_large(trial: Trial) -> dict[tuple[str, ...], Arm]:
 
 def timed_on(trial: Trial) -> str:
     """Name the device as a measured number does."""
-    if recorded(trial, "gpu") and trial.gpu:
-        return trial.gpu
-    return trial.device.upper() if recorded(trial, "device") else "an unknown device"
+    return str(trial.get("gpu") or trial.get("device", "an unknown device"))
 
 
 def best_bf16(facts: Facts) -> Arm | None:
@@ -126,8 +124,8 @@ def all_changes(trial: Trial, of: Arm) -> list[str]:
     below: Arm | None = of
     found: list[str] = []
     while below is not None:
-        found += below.treatments if recorded(below, "treatments") else ()
-        below = arms.pop(below.base, None) if recorded(below, "base") and below.base else None
+        found += below.get("treatments", ())
+        below = arms.pop(below.get("base") or "", None)
     return found
 
 
@@ -179,7 +177,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
     ``as_is``."""
     if of.name in BASELINES:
         return None
-    name = of.base if recorded(of, "base") else ArmName.AS_IS
+    name = of.get("base", ArmName.AS_IS)
     return arm(trial, name) if name else None
 
 
@@ -195,7 +193,7 @@ def savings(facts: Facts) -> dict[str, Interval]:
     """Compute the ms that each treatment alone saves of a step on a GPU."""
     found: dict[str, Interval] = {}
     for alone in facts.arms() if timed_on_gpu(facts) else ():
-        if alone.tried and recorded(alone, "treatments") and len(alone.treatments) == 1:
+        if alone.tried and len(alone.get("treatments", ())) == 1:
             base = base_of(facts.trial, alone)
             if base is not None:
                 found.setdefault(alone.treatments[0], saved_ms(base, alone))

@@ -78,7 +78,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
             code="\n".join(lines),
             layers=tuple(linear.name for linear in beside),
         )
-    if recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+    if facts.get("training.use_cache") is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
     return Treatment(
         name=COMPILE_BLOCKS,
@@ -105,7 +105,7 @@ def cuda_graphs(facts: Facts) -> Treatment:
     lines = [_as_graphs(names, facts.network)]
     if compiled:
         lines.insert(0, "# in place of what compiles it now")
-    if by_block and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+    if by_block and facts.get("training.use_cache") is True:
         lines.append(cache_off(facts))
     return Treatment(
         name=CUDA_GRAPHS,
@@ -143,7 +143,7 @@ def blocks_are_compiled(network: Network) -> bool:
 def has_loop(blocks: Blocks) -> bool:
     """Whether a loop over the blocks reaches what is called of them; in recordings without that fact it
     does."""
-    return not recorded(blocks, "level") or blocks.level is not None
+    return blocks.get("level", 0) is not None
 
 
 def compile_all(network: Network) -> list[str]:
@@ -156,7 +156,7 @@ def compile_all(network: Network) -> list[str]:
 
 def compile_all_without_cache(facts: Facts) -> list[str]:
     """Write the lines that compile the model as the trial compiles BF16: blocks build no KV cache there."""
-    cached = facts.network.blocks and recorded(facts, "training.use_cache") and facts.training.use_cache
+    cached = facts.network.blocks and facts.get("training.use_cache")
     return [*compile_all(facts.network), *([cache_off(facts)] if cached else [])]
 
 
@@ -173,8 +173,8 @@ def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> s
     Without a mode the compiler's own is taken.
     """
     chosen = f'mode="{mode}"' if mode else ""
-    if recorded(blocks, "level") and blocks.level:
-        return _loop_into(blocks, network, blocks.level, chosen)
+    if level := blocks.get("level"):
+        return _loop_into(blocks, network, level, chosen)
     container = in_python(blocks.name, network)
     if not has_forward_of_torch(blocks):
         return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
@@ -209,27 +209,23 @@ def compile_line(linear: Linear, network: Network) -> str:
 
 def cache_off(facts: Facts) -> str:
     """Write the line that switches the KV cache off where its module's configuration is."""
-    switch = facts.training.cache_switch if recorded(facts, "training.cache_switch") else None
+    switch = facts.get("training.cache_switch")
     return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
 
 
 def has_forward_of_torch(module: Blocks | Network) -> bool:
     """Whether ``.compile()`` in place may compile nothing of it; by its class where no more was recorded."""
-    if recorded(module, "forward_of_torch"):
-        return module.forward_of_torch
-    return recorded(module, "kind") and module.kind.startswith(TORCH_NN)
+    return bool(module.get("forward_of_torch", module.get("kind", "").startswith(TORCH_NN)))
 
 
 def idle_marks(facts: Facts) -> list[CompileMark]:
     """List the marks that compile no frame of the module they are on."""
-    return [
-        mark for mark in facts.training.compile_marks if recorded(mark, "compiles") and mark.compiles is False
-    ]
+    return [mark for mark in facts.training.compile_marks if mark.get("compiles") is False]
 
 
 def unused_marks(facts: Facts) -> tuple[CompileMark, ...]:
     """List the marks whose modules no training step of a watched script called."""
-    return tuple(each for each in facts.training.compile_marks if recorded(each, "unused") and each.unused)
+    return tuple(each for each in facts.training.compile_marks if each.get("unused"))
 
 
 def ran_uncompiled(facts: Facts) -> int:
@@ -243,7 +239,7 @@ def ran_uncompiled(facts: Facts) -> int:
     linears = [each for each in facts.network.linears if each.kind.endswith((".Linear", ".Float8Linear"))]
     covered = [each for each in linears if any(each.compiled == mark.name for mark in kernels)]
     beside = len(linears) - len(covered)
-    calls = facts.observed.calls if recorded(facts, "observed.calls") else None
+    calls = facts.get("observed.calls")
     if not covered or 2 * beside >= len(covered) or (beside and not calls):
         return 0
     due = len(linears) * (calls or 1)
@@ -258,7 +254,7 @@ def disabled_by_variable(facts: Facts) -> bool:
 def without_effect(facts: Facts) -> bool:
     """Whether one cause keeps every compilation of this model from happening (CMP002), so that no layer needs
     another cause."""
-    elsewhere = recorded(facts, "training.compiled_elsewhere") and facts.training.compiled_elsewhere
+    elsewhere = facts.get("training.compiled_elsewhere")
     unused = elsewhere and not facts.training.compile_marks
     return disabled_by_variable(facts) or bool(unused or unused_marks(facts))
 
@@ -280,4 +276,4 @@ def blocks_in_python(blocks: Blocks, network: Network) -> str:
 
 def is_dict(blocks: Blocks) -> bool:
     """Whether the blocks are the values of a ModuleDict; recordings without that fact have lists."""
-    return recorded(blocks, "container") and blocks.container == "ModuleDict"
+    return bool(blocks.get("container") == "ModuleDict")

@@ -39,7 +39,7 @@ def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
     Empty where others ran in BF16 too: then the autocast is missing.
     """
     fp8 = [linear for linear in linears if linear.use == "training"]
-    ran = [i for i, each in enumerate(fp8) if not (recorded(each, "engaged") and each.engaged is False)]
+    ran = [i for i, each in enumerate(fp8) if each.get("engaged") is not False]
     if not ran or ran[-1] - ran[0] + 1 != len(ran):
         return frozenset()
     if max(ran[0], len(fp8) - 1 - ran[-1]) > END * len(fp8):
@@ -65,8 +65,8 @@ def counted_gemms(facts: Facts) -> int | None:
     arm = _as_is(facts)
     if arm is not None and facts.trial.device != "cpu":
         return arm.fp8_gemms or None
-    on_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
-    return facts.observed.fp8_gemms or None if on_gpu and recorded(facts, "observed.fp8_gemms") else None
+    on_gpu = facts.get("observed.clock") == "cuda"
+    return facts.get("observed.fp8_gemms") or None if on_gpu else None
 
 
 def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
@@ -77,7 +77,7 @@ def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
         if not linear.name.startswith(left_out):
             times = gemms(linear) * (len(rows_seen(linear, facts)) or 1) * micro_batches(facts)
             forward += times
-            recomputed += times * (recorded(linear, "checkpointed") and linear.checkpointed is not None)
+            recomputed += times * (linear.get("checkpointed") is not None)
             gradients += times * _gradients(linear)
     return Due(forward, recomputed, gradients)
 
@@ -112,9 +112,8 @@ def ran_in_bf16_later(facts: Facts, suspects: Iterable[Linear]) -> bool | None:
 def _gradients(linear: Linear) -> int:
     """Count the FP8 GEMMs of its backward, from the FLOPs that were counted for a token."""
     passes = 3 if linear.requires_grad else 2
-    if recorded(linear, "flops_per_token") and linear.flops_per_token:
-        one = 2.0 * linear.in_features * linear.out_features * gemms(linear)
-        passes = round(linear.flops_per_token / one)
+    if flops := linear.get("flops_per_token"):
+        passes = round(flops / (2.0 * linear.in_features * linear.out_features * gemms(linear)))
     in_16_bits = recipe_of(linear).weight_gradient_in_16_bits and linear.requires_grad
     return max(0, passes - 1 - in_16_bits)
 
@@ -122,7 +121,7 @@ def _gradients(linear: Linear) -> int:
 def _left_out(facts: Facts) -> tuple[str, ...]:
     """Name the blocks that the cut whose GEMMs were counted does not have, as the names of layers begin."""
     arm = _as_is(facts)
-    if arm is None or not recorded(arm, "cuts") or not arm.cuts:
+    if arm is None or not arm.get("cuts"):
         return ()
     kept = arm.cuts[-1].blocks
     return tuple(

@@ -17,7 +17,7 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
     accelerate = facts.training.accelerate
     if accelerate is None or accelerate.prepared:
         return accelerate
-    excluded = recorded(accelerate, "may_prepare") and accelerate.may_prepare is False
+    excluded = accelerate.get("may_prepare") is False
     return None if excluded else accelerate
 
 
@@ -36,14 +36,14 @@ def may_have_converted(facts: Facts) -> bool:
     accelerate = facts.accelerate()
     if accelerate is None or not accelerate.prepared:
         return False
-    return not recorded(accelerate, "mixed_precision") or accelerate.mixed_precision not in NOT_FP8
+    return accelerate.get("mixed_precision", "fp8") not in NOT_FP8
 
 
 def under_unsloth(facts: Facts) -> bool:
     """Whether Unsloth is loaded. It gives layers a forward and a backward of its own, and since 2026.10
     compiles every block of a decoder by itself (``models/_block_compile.py``)."""
     unsloth = facts.packages().get("unsloth")
-    return unsloth is not None and recorded(unsloth, "imported") and unsloth.imported
+    return bool(unsloth and unsloth.get("imported"))
 
 
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
@@ -91,8 +91,8 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
 def asked_by_argument(facts: Facts) -> str | None:
     """Tell which argument asks a script for FP8; None where none does, and where FP8 GEMMs ran or nobody
     counted them: a script may multiply in FP8 without layers."""
-    arguments = facts.environment.fp8_arguments if recorded(facts, "environment.fp8_arguments") else ()
-    counted = recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms == 0
+    arguments = facts.get("environment.fp8_arguments", ())
+    counted = facts.get("observed.fp8_gemms") == 0
     return f"The script's argument {arguments[0]}" if arguments and counted else None
 
 
@@ -125,5 +125,5 @@ def launched_with_fp8(variables: Mapping[str, str]) -> bool:
 def opens_own_autocast(facts: Facts) -> bool:
     """Whether the step opens an autocast of its own. Raises `Unrecorded` if its code names one and no forward
     was seen."""
-    names_one = recorded(facts, "gaps") and "training.autocast_within" in facts.gaps
+    names_one = "training.autocast_within" in facts.get("gaps", {})
     return (names_one or recorded(facts, "training.autocast_within")) and facts.training.autocast_within

@@ -144,7 +144,7 @@ def judged(facts: Facts) -> list[Linear]:
 
 
 def _runs(linear: Linear) -> bool:
-    emulated = recorded(linear, "features") and linear.features.get("emulate")
+    emulated = linear.get("features", {}).get("emulate")
     return not emulated and fits_fp8(linear)
 
 

@@ -84,22 +84,22 @@ def in_words(name: str, network: Network) -> str:
 
 
 def _model(network: Network) -> str:
-    wrapped = recorded(network, "wrappers") and any(each in KEEP_IT_IN_MODULE for each in network.wrappers)
+    wrapped = any(each in KEEP_IT_IN_MODULE for each in network.get("wrappers", ()))
     return "model.module" if wrapped else "model"
 
 
 def wrapped_in_python(network: Network) -> str:
     """Write the model behind all of its wrappers, which a line that assigns to it must name."""
-    wrappers = network.wrappers if recorded(network, "wrappers") else ()
+    wrappers = network.get("wrappers", ())
     return ".".join(["model", *(INSIDE[each] for each in wrappers if each in INSIDE)])
 
 
 def _container(name: str, network: Network) -> str | None:
     """Tell what takes an index or a key to its children, as far as the facts do: ``list`` or
     ``ModuleDict``."""
-    if not name and recorded(network, "kind") and network.kind in LISTS:
+    if not name and network.get("kind") in LISTS:
         return "list"
-    for blocks in network.blocks if recorded(network, "blocks") else ():
+    for blocks in network.get("blocks", ()):
         if blocks.name == name:
             return blocks.container if recorded(blocks, "container") else "list"
     return None
@@ -108,9 +108,9 @@ def _container(name: str, network: Network) -> str | None:
 def layer_label(linear: Linear) -> str:
     """Name the class of a layer as users call it: ``te.Linear``, ``Float8Linear``, ``Linear of
     Float8Tensor``."""
-    name = linear.kind.rpartition(".")[2] if recorded(linear, "kind") else "unknown"
-    if name == "Linear" and recorded(linear, "weight_class") and linear.weight_class:
-        return f"{name} of {linear.weight_class.rpartition('.')[2]}"
+    name = linear.get("kind", "unknown").rpartition(".")[2]
+    if name == "Linear" and (weight := linear.get("weight_class")):
+        return f"{name} of {weight.rpartition('.')[2]}"
     return f"{stack_of(linear).prefix}{name}"
 
 
@@ -143,14 +143,14 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
     if not stores_fp8(linear):
         return False
     if linear.stack == "torchao":
-        return bool(recorded(linear, "features") and linear.features.get("activations_quantized"))
+        return bool(linear.get("features", {}).get("activations_quantized"))
     return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
 
 
 def rehearses_quantization(linear: Linear) -> bool:
     """Whether this is a layer of torchao's quantization-aware training, which rounds and multiplies in 16
     bits."""
-    return recorded(linear, "kind") and linear.kind.startswith("torchao.quantization.qat.")
+    return bool(linear.get("kind", "").startswith("torchao.quantization.qat."))
 
 
 FP8_MULTIPLE = 16
@@ -194,7 +194,7 @@ def may_be_taken(linear: Linear) -> bool:
 
 def makes_logits(linear: Linear, network: Network) -> bool:
     """Whether this is the head of a vocabulary."""
-    known = recorded(network, "vocabulary") and network.vocabulary is not None
+    known = network.get("vocabulary") is not None
     return known and linear.role == "head" and linear.out_features == network.vocabulary
 
 
@@ -270,7 +270,7 @@ def counted_work(facts: Facts) -> dict[str, float]:
     tokens, work, trained = step_tokens(facts) or 0, {}, False
     for each in facts.linears():
         seen = rows_seen(each, facts)
-        trained = trained or (recorded(each, "requires_grad") and each.requires_grad is True)
+        trained = trained or each.get("requires_grad") is True
         if each.name in by_rows and (seen or (called and each.gemms == 1)):
             passes = 1 + trained + (each.requires_grad is True and each.use != "storage")
             work[each.name] = 2.0 * passes * sum(seen) * each.in_features * each.out_features
@@ -326,5 +326,5 @@ def main_rows(facts: Facts) -> int | None:
 
 def expert_rows(facts: Facts) -> list[int] | None:
     """List the rows that were counted of experts, call by call; None in a model without experts."""
-    experts = [each for each in facts.linears() if recorded(each, "role") and each.role == "experts"]
+    experts = [each for each in facts.linears() if each.get("role") == "experts"]
     return [rows for each in experts for rows in rows_seen(each, facts)] if experts else None

@@ -164,7 +164,7 @@ def _lines(
 
 
 def _is_recomputed(linear: Linear) -> bool:
-    return recorded(linear, "checkpointed") and linear.checkpointed is not None
+    return linear.get("checkpointed") is not None
 
 
 def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
@@ -173,7 +173,7 @@ def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
     The prescription comes first: its casts are compiled, as those that were timed alone.
     """
     for fp8 in reversed(fp8_totals(facts)):
-        treatments = fp8.treatments if recorded(fp8, "treatments") else ()
+        treatments = fp8.get("treatments", ())
         if uses_fp8(facts):
             same = not any(each in OTHER_WORK or traits(each).recipe for each in treatments)
         else:

@@ -36,7 +36,7 @@ class LossGap(Struct, frozen=True):
 
 def loss_gap(trial: Trial) -> LossGap | None:
     """Compare the curves; None where there are none, or one has a loss that is not finite."""
-    if not recorded(trial, "losses") or not trial.losses:
+    if not trial.get("losses"):
         return None
     curves = {name: _finite(trial.losses, name) for name in (ArmName.AS_IS, ArmName.BF16)}
     disturbed = _finite(trial.losses, ArmName.BF16_DISTURBED)
@@ -58,7 +58,7 @@ def loss_gap(trial: Trial) -> LossGap | None:
 
 def non_finite_from(trial: Trial) -> int | None:
     """Tell the first step whose loss is finite in BF16 and not in FP8, counted from 1; None without one."""
-    by_arm = {curve.arm: curve.losses for curve in trial.losses} if recorded(trial, "losses") else {}
+    by_arm = {curve.arm: curve.losses for curve in trial.get("losses", ())}
     pairs = zip(by_arm.get(ArmName.AS_IS, ()), by_arm.get(ArmName.BF16, ()), strict=False)
     return next((step for step, (fp8, bf16) in enumerate(pairs, 1) if fp8 is None and bf16 is not None), None)
 
@@ -76,7 +76,7 @@ def loss_in_words(trial: Trial) -> str | None:
         return f"FP8's loss is not finite from step {from_step} on; BF16's is, from the same weights."
     gap = loss_gap(trial)
     if gap is None:
-        reason = trial.gaps.get("trial.losses") if recorded(trial, "gaps") else None
+        reason = trial.get("gaps", {}).get("trial.losses")
         return f"The loss was not followed: {reason}." if reason else None
     apart = (
         "BF16 with other last bits has the very same"

@@ -25,23 +25,21 @@ NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 
 def keeps_copies(linear: Linear) -> bool:
     """Whether Transformer Engine keeps FP8 copies beside this weight."""
-    return stack_of(linear).keeps_copies and not (
-        recorded(linear, "features") and linear.features.get("primary_weights_in_fp8")
-    )
+    return stack_of(linear).keeps_copies and not linear.get("features", {}).get("primary_weights_in_fp8")
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
     """Sum up FP8 copies of these weights: one each, or two where the GPU's GEMMs need the transposed one
     too."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None) if recorded(facts, "gpus") else None
+    gpu = next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None)
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def holds_master_weights(timed: Arm, facts: Facts) -> bool:
     """Whether the optimizer of a timed step keeps fp32 master weights beside its two moments, by its size."""
-    memory = timed.memory if recorded(timed, "memory") else None
-    trained = facts.network.trainable_parameters if recorded(facts, "network.trainable_parameters") else 0
+    memory = timed.get("memory")
+    trained = facts.get("network.trainable_parameters", 0)
     return memory is not None and trained > 0 and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained
 
 
@@ -57,7 +55,7 @@ def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
 
 def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
     """Keep trained weights in FP8, and their fp32 master weights in the optimizer."""
-    optimizer = facts.training.optimizer if recorded(facts, "training.optimizer") else None
+    optimizer = facts.get("training.optimizer")
     adam = ", adam_w_mode=False" if optimizer and optimizer.endswith(".Adam") else ""
     return Treatment(
         name="fp8-weights",

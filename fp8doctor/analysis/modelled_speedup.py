@@ -69,13 +69,13 @@ class ModelledSpeedup(Struct, frozen=True):
 def beside_timed_step(facts: Facts) -> ModelledSpeedup | None:
     """Model what BF16 would take beside a step that was timed on a GPU; None where the model is of another
     GPU."""
-    assumed = facts.assumed_gpu if recorded(facts, "assumed_gpu") else None
+    assumed = facts.get("assumed_gpu")
     return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
 def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     """Model the speedup; None where the cost model has no numbers for a part of the step."""
-    if recorded(facts, "training.use_cache") and facts.training.use_cache:
+    if facts.get("training.use_cache"):
         return None  # with a KV cache the compiled blocks may not be what runs
     in_fp8 = (linear for linear in facts.network.linears if linear.use == "training")
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
@@ -104,7 +104,7 @@ def unknown_part(facts: Facts) -> str:
     if modelled_gpu(facts) is None:
         return ""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    if any(linear.features.get(OWN_FORWARD) for linear in fp8 if recorded(linear, "features")):
+    if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
         return "No estimate: FP8 layers have a forward of their own that does other work."
     rows = [(each, rows) for each in fp8 if (rows := rows_of(each, facts))]
     if many := [rows for each, rows in rows if casts_too_many_rows(each, rows)]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.facts import CompileMark, Linear, Network, recorded
+from fp8doctor.facts import CompileMark, Linear, Network
 
 FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
 LAST_NUMBER = re.compile(r"((?:.*\.)?)(0|[1-9][0-9]*)((?:\.[^\d].*?)?)")
@@ -95,9 +95,7 @@ def kept_out(linears: Sequence[Linear]) -> str:
 
 def has_lora(linears: Iterable[Linear]) -> bool:
     """Whether layers are wrapped by LoRA's matrices under names that tell them apart."""
-    return any(
-        recorded(each, "adapter") and each.adapter == "adapter" and OF_LORA in each.name for each in linears
-    )
+    return any(each.get("adapter") == "adapter" and OF_LORA in each.name for each in linears)
 
 
 OF_THE_SOURCE = {

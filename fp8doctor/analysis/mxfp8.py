@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.facts import Linear, recorded
+from fp8doctor.facts import Linear
 from fp8doctor.finding import Treatment
 
 WRAPPER = "MXFP8TrainingWeightWrapperTensor"
@@ -16,12 +16,12 @@ WRAPPER = "MXFP8TrainingWeightWrapperTensor"
 
 def is_mxfp8(linear: Linear) -> bool:
     """Whether the weight of a layer is in torchao's MXFP8 wrapper."""
-    return recorded(linear, "weight_class") and (linear.weight_class or "").endswith(f".{WRAPPER}")
+    return (linear.get("weight_class") or "").endswith(f".{WRAPPER}")
 
 
 def is_grouped(linear: Linear) -> bool:
     """Whether this is a 3-D expert weight, whose grouped GEMM has another path than a Linear's."""
-    return recorded(linear, "gemms") and linear.gemms > 1
+    return bool(linear.get("gemms", 1) > 1)
 
 
 def is_biased(linear: Linear) -> bool:

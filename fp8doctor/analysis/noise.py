@@ -122,7 +122,7 @@ def gpu_contention(health: Health | None) -> str | None:
     if health is None:
         return None
     said = [f"{reason} in {share:.0f}% of the samples" for reason, share in slowdowns(health).items()]
-    others_pct = health.other_use_pct if recorded(health, "other_use_pct") else None
+    others_pct = health.get("other_use_pct")
     if others_pct is not None and others_pct >= TAKEN_PCT:
         said.append(f"other processes used up to {others_pct:.0f}% of the GPU")
     return ", ".join(said) or None
@@ -130,7 +130,7 @@ def gpu_contention(health: Health | None) -> str | None:
 
 def slowdowns(health: Health) -> dict[str, float]:
     """List the slowdowns that count, with their share of the samples in per cent."""
-    throttled = health.throttled_pct if recorded(health, "throttled_pct") else {}
+    throttled = health.get("throttled_pct", {})
     return {
         reason: share for reason, share in throttled.items() if reason in SLOWDOWNS and share >= SLOWDOWN_PCT
     }

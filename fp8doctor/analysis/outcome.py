@@ -94,7 +94,7 @@ def fp8_never_ran(trial: Trial) -> bool:
 
 def watched_job(facts: Facts) -> str:
     """Name what was watched: a script, or a training that a callback watched from within."""
-    return "the training" if recorded(facts, "target.kind") and facts.target.kind == "live" else "the script"
+    return "the training" if facts.get("target.kind") == "live" else "the script"
 
 
 def never_ran_in_script(facts: Facts) -> bool:
@@ -102,14 +102,14 @@ def never_ran_in_script(facts: Facts) -> bool:
 
     Emulated FP8 has none. A layer that notes itself that it ran in FP8 may have kernels of unknown names.
     """
-    if not recorded(facts, "observed.fp8_gemms") or facts.observed.fp8_gemms != 0:
+    if facts.get("observed.fp8_gemms") != 0:
         return False
     fp8 = [
         linear
         for linear in facts.network.linears
-        if linear.use == "training" and not (recorded(linear, "features") and linear.features.get("emulate"))
+        if linear.use == "training" and not linear.get("features", {}).get("emulate")
     ]
-    return bool(fp8) and not any(recorded(linear, "engaged") and linear.engaged for linear in fp8)
+    return bool(fp8) and not any(linear.get("engaged") for linear in fp8)
 
 
 def outside_autocast(facts: Facts) -> bool:
@@ -229,7 +229,7 @@ def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None
-    base = timed.base if recorded(timed, "base") else None
+    base = timed.get("base")
     unconverted = ArmName.AS_IS in (timed.name, base) and not is_conversion(timed.name)
     in_bf16 = timed.name in IN_BF16 or (unconverted and not uses_fp8(facts))
     bf16 = best if in_bf16 else fair_bf16(facts, timed)

@@ -163,11 +163,7 @@ GPU_READ: dict[str, tuple[str, str]] = {
 
 def unlike_gpus(facts: Facts) -> dict[int, str]:
     """Describe the GPUs of the ranks by what they do not have in common; empty where they are alike."""
-    gpus = {
-        each.rank: each.gpu
-        for each in facts.ranks.processes
-        if recorded(each, "gpu") and each.gpu is not None
-    }
+    gpus = {each.rank: gpu for each in facts.ranks.processes if (gpu := each.get("gpu")) is not None}
     unlike = [
         name
         for name in GPU_READ

@@ -92,7 +92,7 @@ def _measured(facts: Facts) -> Iterator[tuple[str, float]]:
 def _watched(facts: Facts) -> Iterator[tuple[str, float]]:
     """The step of a script as it ran. Nothing is modelled beside it: the model knows neither what the ranks
     send nor what waits for data."""
-    if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
+    if facts.get("observed.steps_ms"):
         yield ArmName.AS_IS.value, median(facts.observed.steps_ms)
 
 
@@ -117,10 +117,10 @@ def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:
 def _parts_left_out(facts: Facts, best_bf16: Facts) -> dict[str, Facts]:
     """The step as it is without what checkpointing computes again, and without the adapters."""
     variants, linears = {}, facts.network.linears
-    if any(recorded(each, "checkpointed") and each.checkpointed is not None for each in linears):
+    if any(each.get("checkpointed") is not None for each in linears):
         variants[ArmName.BF16_WITHOUT_CHECKPOINTING.value] = without_checkpointing(best_bf16)
         variants[CHECKPOINTING_OFF] = without_checkpointing(facts)
-    if any(recorded(each, "adapter") and each.adapter == "adapter" for each in linears):
+    if any(each.get("adapter") == "adapter" for each in linears):
         variants[ArmName.WITHOUT_ADAPTERS.value] = without_adapters(facts)
     return variants
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.cost import gpu_spec
-from fp8doctor.facts import Facts, Gpu, Linear, recorded
+from fp8doctor.facts import Facts, Gpu, Linear
 from fp8doctor.recipes import (
     BY_TREATMENT,
     FIRST_WITH_FP8,
@@ -43,7 +43,7 @@ def capability(gpu: Gpu) -> tuple[int, ...]:
 
 def assumed_gpus(facts: Facts) -> list[Gpu]:
     """The GPU that --assume-gpu names, for a job that sees none."""
-    if not recorded(facts, "assumed_gpu") or not facts.assumed_gpu:
+    if not facts.get("assumed_gpu"):
         return []
     spec = gpu_spec(facts.assumed_gpu)
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
@@ -79,7 +79,7 @@ def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> st
     least = max(wanted.cuda, on_ada)
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
-    error = facts.recipe_tries.get(recipe) if wanted.tried and recorded(facts, "recipe_tries") else None
+    error = facts.get("recipe_tries", {}).get(recipe) if wanted.tried else None
     return f"a tiny matmul raises {error}" if error else None
 
 
@@ -96,7 +96,7 @@ def dotted(version: Version) -> str:
 def may_run(recipe: Recipe, facts: Facts) -> bool:
     """Whether nothing that is known of the first visible GPU and of CUDA speaks against a recipe."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
-    tries = facts.recipe_tries if recipe.tried and recorded(facts, "recipe_tries") else {}
+    tries = facts.get("recipe_tries", {}) if recipe.tried else {}
     if gpu is None or tries.get(recipe.name):
         return not tries.get(recipe.name) and recipe.first == FIRST_WITH_FP8
     if gpu.vendor == "amd":
@@ -112,7 +112,7 @@ def own_recipes(facts: Facts, opened: bool) -> set[str]:
         for each in facts.network.linears
         if each.stack == TRANSFORMER_ENGINE.name and each.use == "training"
     ]
-    ran = {each.recipe for each in layers if recorded(each, "recipe") and each.recipe}
+    ran = {recipe for each in layers if (recipe := each.get("recipe"))}
     have = max((capability(gpu) for gpu in facts.gpus if gpu.visible), default=(0, 0))
     return ran or ({default_recipe(TRANSFORMER_ENGINE, have) or ""} if layers and opened else set())
 

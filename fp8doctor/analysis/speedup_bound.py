@@ -84,7 +84,7 @@ def _per_tensor(facts: Facts) -> bool:
 def _is_whole(arm: Arm, as_is: bool) -> bool:
     """Whether the arm is whole; ``as_is`` tells it of an arm that changes neither recipes nor which layers
     are in FP8."""
-    changes = arm.treatments if recorded(arm, "treatments") else ()
+    changes = arm.get("treatments", ())
     recipes = [recipe for each in changes if (recipe := traits(each).recipe)]
     if KEEP_IN_BF16 in changes:
         return False
@@ -124,7 +124,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
     Others are a head left out of FP8, the products of eager attention, adapters, and what is multiplied in
     fp32.
     """
-    shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
+    shapes = facts.get("trial.shapes", ())
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
     if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
         return None

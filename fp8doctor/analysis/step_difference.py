@@ -55,7 +55,7 @@ class PlainAttention(Struct, frozen=True):
 
 def plain_attention(arm: Arm) -> PlainAttention | None:
     """Tell what the arm's step spends on it; None where that is little, or was not profiled."""
-    breakdown = arm.breakdown if recorded(arm, "breakdown") else None
+    breakdown = arm.get("breakdown")
     if breakdown is None or not breakdown.reliable or not recorded(arm, "cuts") or not arm.step_ms:
         return None
     works_ms = (arm.cuts[-1].step_ms or 0.0) * min(1.0, breakdown.busy_ms / arm.step_ms)
@@ -160,9 +160,9 @@ def without_parts_of_a_cpu(facts: Facts) -> Facts:
         return facts
     replace = msgspec.structs.replace
     arms = tuple(replace(each, breakdown=None) for each in facts.trial.arms)
-    gaps = facts.trial.gaps if recorded(facts.trial, "gaps") else {}
-    told = {**gaps, "trial.arms.breakdown": "the trial ran on a CPU, which has no kernels of a GPU"}
-    return replace(facts, trial=replace(facts.trial, arms=arms, gaps=told))
+    reason = "the trial ran on a CPU, which has no kernels of a GPU"
+    gaps = {**facts.trial.get("gaps", {}), "trial.arms.breakdown": reason}
+    return replace(facts, trial=replace(facts.trial, arms=arms, gaps=gaps))
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
@@ -206,7 +206,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     one, other = breakdown_of(of), breakdown_of(against)
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
-    fuses = bool(recorded(of, "graphs_run") and of.graphs_run)
+    fuses = bool(of.get("graphs_run"))
     return difference(
         Side(of.name, of.step_ms, one.families_ms, one.idle_ms, fuses),
         Side(against.name, against.step_ms, other.families_ms, other.idle_ms, False),
@@ -274,7 +274,7 @@ def waits_for_the_host(arm: Arm) -> bool:
     found = breakdown_of(arm)
     if found is None or not arm.step_ms or found.host_wait_pct is None:
         return False
-    shortest = arm.low_ms if recorded(arm, "low_ms") and arm.low_ms else arm.step_ms
+    shortest = arm.get("low_ms") or arm.step_ms
     idle = found.idle_ms - (arm.step_ms - shortest)
     return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
 
@@ -298,7 +298,7 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
         rounds_ms=seen.steps_ms,
         graphs_run=seen.graphs_run,
         fp8_gemms=seen.fp8_gemms,
-        peak_gib=seen.peak_gib if recorded(seen, "peak_gib") else None,
+        peak_gib=seen.get("peak_gib"),
         breakdown=msgspec.structs.replace(found, idle_ms=max(0.0, found.idle_ms - waited_ms)),
     )
 

@@ -57,11 +57,11 @@ def as_is(facts: Facts) -> Arm | None:
 def ran_on_a_gpu(facts: Facts) -> bool:
     """Whether the step as it is ran on a GPU, in a trial or in a watched script, so that it does not
     raise."""
-    if recorded(facts, "observed.clock") and facts.observed.clock == "cuda" and facts.observed.steps_ms:
+    if facts.get("observed.clock") == "cuda" and facts.observed.steps_ms:
         return True
     arm = as_is(facts)
-    on_a_gpu = recorded(facts, "trial.device") and facts.trial.device != "cpu"
-    return bool(on_a_gpu and arm and recorded(arm, "step_ms") and arm.step_ms is not None)
+    on_a_gpu = facts.get("trial.device", "cpu") != "cpu"
+    return bool(on_a_gpu and arm and arm.get("step_ms") is not None)
 
 
 def timed_step(facts: Facts, name: str) -> TimedStep:
@@ -70,7 +70,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     tokens = if_recorded(step_tokens, facts)
     of_all = tokens * micro_batches(facts) if tokens else None
     if arm is None or not arm.tried or not arm.step_ms:
-        if recorded(facts, "observed.steps_ms") and facts.observed.steps_ms:
+        if facts.get("observed.steps_ms"):
             return _observed(facts, name, of_all)
         why = arm.reason if arm is not None and recorded(arm, "reason") else None
         if why is None and recorded(facts, "trial.reason"):
@@ -79,14 +79,14 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     return TimedStep(
         name=name,
         step_ms=arm.step_ms,
-        low_ms=arm.low_ms if recorded(arm, "low_ms") else None,
-        high_ms=arm.high_ms if recorded(arm, "high_ms") else None,
-        rounds_ms=arm.rounds_ms if recorded(arm, "rounds_ms") else (),
+        low_ms=arm.get("low_ms"),
+        high_ms=arm.get("high_ms"),
+        rounds_ms=arm.get("rounds_ms", ()),
         tokens=of_all,
-        peak_gib=arm.peak_gib if recorded(arm, "peak_gib") else None,
+        peak_gib=arm.get("peak_gib"),
         measured_on=timed_on(facts.trial),
         on_cpu=timed_on_cpu(facts),
-        predicted=bool(recorded(facts, "trial.blocks") and facts.trial.blocks),
+        predicted=bool(facts.get("trial.blocks")),
     )
 
 
@@ -94,7 +94,7 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
     """Read the time of the script's own steps, where no trial timed a copy of them."""
     steps = facts.observed.steps_ms
     found = interval(steps)
-    on_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
+    on_gpu = facts.get("observed.clock") == "cuda"
     gpu = if_recorded(_gpu, facts) if on_gpu else None
     return TimedStep(
         name=name,
@@ -103,9 +103,9 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
         high_ms=found.high,
         rounds_ms=steps,
         tokens=tokens,
-        peak_gib=facts.observed.peak_gib if recorded(facts, "observed.peak_gib") else None,
+        peak_gib=facts.get("observed.peak_gib"),
         measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
-        on_cpu=bool(recorded(facts, "observed.clock") and facts.observed.clock == "host"),
+        on_cpu=facts.get("observed.clock") == "host",
     )
 
 
@@ -118,7 +118,7 @@ def cpu_times(*steps: TimedStep) -> str:
 def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
     """Say what keeps the time of a report from being that of a step."""
     arm = as_is(facts)
-    frames = facts.observed.compiled if recorded(facts, "observed.compiled") else 0
+    frames = facts.get("observed.compiled", 0)
     if frames and step.rounds_ms == facts.observed.steps_ms:
         yield f"the timing of {step.name} contained compilation: {plural(frames, 'frame')} in its steps"
     elif arm is not None and why_of(arm) is Reason.STILL_COMPILING:
@@ -129,7 +129,7 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
             f"one of the {len(step.rounds_ms)} rounds of {step.name} took {times:.1f} times the median, so "
             "that a compilation may be in it"
         )
-    if step.step_ms and recorded(facts, "trial.reliable") and facts.trial.reliable is False:
+    if step.step_ms and facts.get("trial.reliable") is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
     if step.on_cpu:
         yield f"{step.name} was timed on a CPU, which does not predict a GPU"
@@ -146,7 +146,7 @@ def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:
 def _gpu(facts: Facts) -> str:
     if recorded(facts, "trial"):
         return timed_on(facts.trial)
-    return ", ".join(gpu.name for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible)
+    return ", ".join(gpu.name for gpu in facts.gpus if gpu.get("visible", True))
 
 
 def _model(facts: Facts) -> str:
@@ -157,8 +157,8 @@ def _model(facts: Facts) -> str:
 
 def _batch(facts: Facts) -> str:
     work = facts.workload
-    size = work.batch_size if recorded(work, "batch_size") else None
-    length = work.sequence_length if recorded(work, "sequence_length") else None
+    size = work.get("batch_size")
+    length = work.get("sequence_length")
     shape = f"{size} x {length}" if size and length else f"{work.tokens} rows"
     return f"{shape}, {micro_batches(facts)} a step" if micro_batches(facts) > 1 else shape
 
@@ -166,7 +166,7 @@ def _batch(facts: Facts) -> str:
 def _package(name: str) -> Callable[[Facts], str]:
     def version(facts: Facts) -> str:
         found = facts.software.packages.get(name)
-        return (found.version if found and recorded(found, "version") else None) or ""
+        return (found and found.get("version")) or ""
 
     return version
 

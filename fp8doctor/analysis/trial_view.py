@@ -32,7 +32,7 @@ from fp8doctor.analysis.outcome import (
 )
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
-from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Saving
 
@@ -97,7 +97,7 @@ class TrialView(Struct, frozen=True):
     @property
     def cannot_win(self) -> bool:
         """Whether FP8 can at most be even with BF16, by times that can be trusted."""
-        doubtful = recorded(self.facts, "trial.reliable") and self.facts.trial.reliable is False
+        doubtful = self.facts.get("trial.reliable") is False
         return self.most is not None and self.most.speedup < 1 + EVEN and not doubtful
 
     def saving(self, saved: Interval) -> Saving:
@@ -107,7 +107,7 @@ class TrialView(Struct, frozen=True):
 
 def trial_view(facts: Facts) -> TrialView:
     """Compute all answers of the trial in ``facts``: its steps, which of them noise hides, who is faster."""
-    trial = facts.trial if recorded(facts, "trial") else Trial()
+    trial = facts.get("trial", Trial())
     as_is = if_recorded(arm, trial, ArmName.AS_IS)
     prescribed = if_recorded(arm, trial, ArmName.PRESCRIBED)
     fp8 = if_recorded(best_fp8, facts)

@@ -47,7 +47,7 @@ def cudnn_version(facts: Facts) -> Version | None:
 def installed(facts: Facts, package: str) -> Version | None:
     """Read the version of a package; None if it is missing or says none."""
     found = facts.packages().get(package)
-    return parsed(found.version) if found is not None and recorded(found, "version") else None
+    return parsed(found.get("version")) if found is not None else None
 
 
 def at_least(facts: Facts, package: str, version: Version) -> bool:

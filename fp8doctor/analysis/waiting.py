@@ -79,16 +79,17 @@ def waiting(facts: Facts) -> Waiting:
         step_ms=median(observed.steps_ms),
         data_ms=None if observed.data_ms is None else median(observed.data_ms),
         before_forward_ms=None if observed.before_forward_ms is None else median(observed.before_forward_ms),
-        copies_ms=observed.host_copies_ms if recorded(observed, "host_copies_ms") else 0.0,
+        copies_ms=observed.get("host_copies_ms", 0.0),
     )
 
 
 def host_is_ahead(facts: Facts) -> bool:
     """Whether the host had launched the watched steps long before the GPU came to their ends: what keeps the
     GPU waiting then is not the launching of its work."""
-    if not recorded(facts, "observed.behind_ms") or facts.observed.behind_ms is None:
+    behind_ms: tuple[float, ...] | None = facts.get("observed.behind_ms")
+    if behind_ms is None:
         return False
-    return 100 * median(facts.observed.behind_ms) >= MOST_PCT * median(facts.observed.steps_ms)
+    return 100 * median(behind_ms) >= MOST_PCT * median(facts.observed.steps_ms)
 
 
 def waiting_first(facts: Facts) -> str:
@@ -121,7 +122,7 @@ def script_overhead(facts: Facts) -> str:
         return ""
     own, waits = interval(facts.observed.steps_ms), waiting(facts)
     waited_ms = max(waits.before_forward_ms or 0.0, waits.told_ms)
-    longest = copy.high_ms if recorded(copy, "high_ms") and copy.high_ms else copy.step_ms
+    longest = copy.get("high_ms") or copy.step_ms
     if not counts(own.low - waited_ms - longest, own.median):
         return ""
     return (
@@ -132,7 +133,7 @@ def script_overhead(facts: Facts) -> str:
 
 def _where(facts: Facts) -> str:
     """Say what is known of the difference."""
-    found = facts.observed.breakdown if recorded(facts, "observed.breakdown") else None
+    found = facts.get("observed.breakdown")
     if found is None or not found.reliable or found.host_wait_pct is None:
         return "the rest is what the script does beside it"
     return (

@@ -226,7 +226,7 @@ def why_no_trace(report: Document) -> str:
     if not recorded(report.facts, "trial"):
         return "there is no GPU to time a step on; --device cpu times it on the CPU"
     trial = report.facts.trial
-    gaps = trial.gaps if recorded(trial, "gaps") else {}
+    gaps = trial.get("gaps", {})
     as_is = next((arm.reason for arm in trial.arms if arm.name == ArmName.AS_IS), None)
     return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.cost.matmul_counts import gemms, rows_seen, step_tokens
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.recipes import recipe_of
 
@@ -59,10 +59,8 @@ def routed_rows(linear: Linear, facts: Facts) -> int | None:
     experts that each of them visits; None where neither is known."""
     if seen := rows_seen(linear, facts):
         return sum(seen)
-    tokens = step_tokens(facts)
-    if not tokens or not recorded(linear, "flops_per_token") or not linear.flops_per_token:
+    tokens, flops = step_tokens(facts), float(linear.get("flops_per_token") or 0)
+    if not tokens or not flops:
         return None
     products = 3 if linear.requires_grad is not False else 2
-    return round(
-        tokens * linear.flops_per_token / (2.0 * products * linear.in_features * linear.out_features)
-    )
+    return round(tokens * flops / (2.0 * products * linear.in_features * linear.out_features))

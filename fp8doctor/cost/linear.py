@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.cost.gemm import step_gemms_ms
-from fp8doctor.facts import Linear, recorded
+from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec
 
 
@@ -27,7 +27,7 @@ def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = T
     """
     shape = (rows, linear.in_features, linear.out_features)
     trained = linear.requires_grad is not False
-    recipe = linear.recipe if own_recipe and recorded(linear, "recipe") else None
+    recipe = linear.get("recipe") if own_recipe else None
     bf16 = step_gemms_ms(*shape, gpu, fp8=False, weight_gradient=trained)
     fp8 = step_gemms_ms(*shape, gpu, fp8=True, weight_gradient=trained, recipe=recipe)
     return None if bf16 is None or fp8 is None else LinearCost(bf16, fp8)

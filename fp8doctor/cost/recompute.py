@@ -25,7 +25,7 @@ nothing, so that no step is modelled that this would set the pace of."""
 
 def is_recomputed(linear: Linear) -> bool:
     """Whether the layer runs in a checkpointed region."""
-    return recorded(linear, "checkpointed") and linear.checkpointed is not None
+    return linear.get("checkpointed") is not None
 
 
 def recomputed_by_te(linear: Linear) -> bool:

@@ -154,7 +154,7 @@ def layer_ms(
     """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
     fp8 = linear.use == "training"
     recipe = recipe_on(linear, gpu) if fp8 else None
-    features = linear.features if recorded(linear, "features") else {}
+    features = linear.get("features", {})
     if (
         linear.role == "experts"
         or features.get("emulate")
@@ -180,7 +180,7 @@ def layer_ms(
         return None
     again = is_recomputed(linear)
     around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
-    if not eager and recorded(linear, "bias") and linear.bias:
+    if not eager and linear.get("bias"):
         around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
     in_16bit = 0.0
     if fp8 and scaled.weight_gradient_in_16_bits and trained:
@@ -209,7 +209,7 @@ def casts_too_many_rows(linear: Linear, rows: int) -> bool:
 
 def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
     """Whether it is an adapter that PEFT left in fp32, under no autocast that is known of."""
-    autocast = recorded(facts, "training.autocast") and facts.training.autocast
+    autocast = facts.get("training.autocast")
     return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
 
 
@@ -225,14 +225,14 @@ def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
     A layer that sees more rows than the tokens, as an encoder beside a decoder, has longer sequences in
     proportion.
     """
-    length = facts.workload.sequence_length if recorded(facts, "workload.sequence_length") else None
+    length = facts.get("workload.sequence_length")
     tokens = step_tokens(facts)
     if not length or not tokens:
         return 0.0
     causal = 0.5 if has_vocabulary(facts.network) else 1.0
     total = 0.0
     for linear in facts.network.linears:
-        last = linear.name.removesuffix(".base_layer").rpartition(".")[2] if recorded(linear, "name") else ""
+        last = linear.get("name", "").removesuffix(".base_layer").rpartition(".")[2]
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
@@ -262,12 +262,12 @@ def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
 
 
 def has_vocabulary(network: Network) -> bool:
-    return recorded(network, "vocabulary") and network.vocabulary is not None
+    return network.get("vocabulary") is not None
 
 
 def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
     """Model a fused AdamW step."""
-    trained = network.trainable_parameters if recorded(network, "trainable_parameters") else 0
+    trained = network.get("trainable_parameters", 0)
     return memory_ms(OPTIMIZER_BYTES * trained, gpu)
 
 
@@ -355,7 +355,7 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
     if linear.role == "head":
         return 0.0
     wide = 2 if linear.dtype == "float32" else 1
-    if how != "compiled" and recorded(linear, "adapter") and linear.adapter == "adapter":
+    if how != "compiled" and linear.get("adapter") == "adapter":
         how = "eager adapter"
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
@@ -365,7 +365,7 @@ def uncompiled(facts: Facts) -> str:
     blocks = facts.blocks()
     return (
         "eager transformers"
-        if any(recorded(each, "kind") and each.kind.startswith("transformers.") for each in blocks)
+        if any(each.get("kind", "").startswith("transformers.") for each in blocks)
         else "eager"
     )
 

@@ -28,7 +28,7 @@ def conversion(view: TrialView) -> list[Step]:
     if facts.trial.device == "cpu" or now is None or bf16 is None or fp8 is None:
         return []
     speedup, saved = ratio(bf16, fp8), saved_ms(now, fp8)
-    made_of = fp8.treatments if recorded(fp8, "treatments") else ()
+    made_of = fp8.get("treatments", ())
     if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or view.fp8_is_noise:
         return []
     title = f"With all fixes a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"

@@ -88,7 +88,7 @@ def replay(
     facts, written_by, created_at = read_saved(path)
     if assume_gpu:
         facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)
-    if recorded(facts, "assumed_gpu") and facts.assumed_gpu:
+    if facts.get("assumed_gpu"):
         gpu_spec(facts.assumed_gpu)
     return diagnose(
         facts,

@@ -41,7 +41,7 @@ def _without_fp8_layers(facts: Facts) -> str:
 def why_fp8_does_not_run(facts: Facts) -> str:
     """Say what keeps every FP8 layer from running in FP8; empty if nothing is known to."""
     in_fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
-    if all(recorded(linear, "engaged") and linear.engaged is False for linear in in_fp8):
+    if all(linear.get("engaged") is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
     if never_ran_in_script(facts):
         return f"FP8 is set up and does not run: no FP8 matmul was seen in a step of {watched_job(facts)}."
@@ -54,10 +54,10 @@ def why_fp8_does_not_run(facts: Facts) -> str:
 
 def fp8_ran(facts: Facts) -> bool:
     """Whether FP8 GEMMs were seen in a step, of a watched script or of a trial."""
-    if recorded(facts, "observed.fp8_gemms") and facts.observed.fp8_gemms:
+    if facts.get("observed.fp8_gemms"):
         return True
     as_is = (each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried)
-    return any(recorded(each, "fp8_gemms") and each.fp8_gemms for each in as_is)
+    return any(each.get("fp8_gemms") for each in as_is)
 
 
 def _why_unknown(facts: Facts) -> str:
@@ -73,4 +73,4 @@ def _why_unknown(facts: Facts) -> str:
 
 
 def _gap(facts: Facts, fact: str) -> str:
-    return (facts.gaps if recorded(facts, "gaps") else {}).get(fact, "").rstrip(".")
+    return str(facts.get("gaps", {}).get(fact, "")).rstrip(".")

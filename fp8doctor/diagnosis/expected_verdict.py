@@ -35,7 +35,7 @@ from fp8doctor.wording import plural
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the verdict that facts alone allow; nothing in it is measured."""
     if not recorded(facts, "network"):
-        reason = facts.gaps.get("network") if recorded(facts, "gaps") else None
+        reason = facts.get("gaps", {}).get("network")
         return Verdict(
             status="not_measured",
             summary=f"No model was examined: {reason.rstrip('.')}." if reason else "No model was examined.",
@@ -60,7 +60,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if grave and asked:
         return Verdict(status="fp8_not_engaged", summary=f"FP8 does not run: {grave.title.rstrip('.')}.")
     linears = facts.network.linears
-    unread = (facts.gaps if recorded(facts, "gaps") else {}).get("network.linears")
+    unread = facts.get("gaps", {}).get("network.linears")
     if unread and not linears:
         return Verdict(
             status="not_measured", summary=f"Whether it uses FP8 is not known: {unread.rstrip('.')}."
@@ -110,7 +110,7 @@ def _stored(count: int, linears: Sequence[Linear]) -> str:
 
 def _and_none_asked(facts: Facts) -> str:
     """Say that nobody asked for FP8, as far as that is known."""
-    given = facts.environment.fp8_arguments if recorded(facts, "environment.fp8_arguments") else ()
+    given = facts.get("environment.fp8_arguments", ())
     if given:
         return f"; whether the step multiplies in FP8, as the argument {given[0]} asks, was not counted"
     converter = of_converter(facts)
@@ -139,7 +139,7 @@ def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
 
 def _ran_in_script(facts: Facts) -> str:
     """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
-    count = facts.observed.fp8_gemms if recorded(facts, "observed.fp8_gemms") else None
+    count = facts.get("observed.fp8_gemms")
     return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
 
 
@@ -197,6 +197,6 @@ def is_what_it_seems(findings: Iterable[Finding]) -> bool:
             and each.severity != "info"
             and each.evidence.get("examined_as_uncompiled") is not True
         )
-        or (recorded(each, "breaks") and each.breaks == "step_raises")
+        or each.get("breaks") == "step_raises"
         for each in findings
     )

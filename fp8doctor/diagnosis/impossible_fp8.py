@@ -22,11 +22,7 @@ def without_its_symptoms(
     if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
         return tuple(findings), tuple(outcomes)
     of_fp8 = {check.code for check in registry.discover() if check.changes_fp8}
-    dropped = {
-        each.code
-        for each in findings
-        if each.code in of_fp8 and not (recorded(each, "breaks") and each.breaks == LEARNS)
-    }
+    dropped = {each.code for each in findings if each.code in of_fp8 and each.get("breaks") != LEARNS}
     reason = f"no FP8 step runs on this GPU ({CAUSE})"
     return (
         tuple(

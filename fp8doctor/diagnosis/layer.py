@@ -70,7 +70,7 @@ def as_json(layers: Sequence[LayerReport]) -> str:
 
 def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
     """Find the layers of a name, a pattern, or a part of names. Raises `UserError` where there is none."""
-    linears = facts.network.linears if recorded(facts, "network.linears") else ()
+    linears = facts.get("network.linears", ())
     if not linears:
         raise UserError("this report holds no layers: no model was examined")
     exact = tuple(each for each in linears if each.name == asked)

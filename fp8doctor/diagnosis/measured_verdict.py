@@ -178,7 +178,7 @@ def _promise(view: TrialView) -> str:
     stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.bf16_stays_faster_by else ""
     if prescribed is None or view.plan_saves is None or view.plan_saves.low <= 0:
         return stays
-    treatments = prescribed.treatments if recorded(prescribed, "treatments") else ()
+    treatments = prescribed.get("treatments", ())
     changes = " and ".join(treatments) or "the changes below"
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))

@@ -29,7 +29,7 @@ def _timed(facts: Facts) -> str | None:
 
 def _is_one_of_several(facts: Facts) -> bool:
     """Whether the job has several processes, none of which is ever copied."""
-    return recorded(facts, "ranks.world_size") and facts.ranks.world_size > 1
+    return bool(facts.get("ranks.world_size", 1) > 1)
 
 
 def _again(facts: Facts, option: str = "") -> str | None:
@@ -46,5 +46,5 @@ def _again(facts: Facts, option: str = "") -> str | None:
         return None
     if kind != "script":
         return f"fp8doctor {name}"
-    module = "-m " if recorded(facts, "target.module") and facts.target.module else ""
+    module = "-m " if facts.get("target.module") else ""
     return f"fp8doctor run {option}{module}{name} ARGS..."

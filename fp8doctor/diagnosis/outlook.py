@@ -94,7 +94,7 @@ def _beginning(total: Arm, steps: Sequence[Step]) -> str:
         return "As it is"
     if alone:
         return "The fixes were not timed; before them"
-    timed = total.treatments if recorded(total, "treatments") else ()
+    timed = total.get("treatments", ())
     whole = not timed or all(step.treatment.name in timed for step in steps)
     return "With all fixes" if whole else "With the fixes that were timed"
 

@@ -91,8 +91,8 @@ def fastest_bf16(facts: Facts) -> Arm | None:
 
 def _compile_untimed(facts: Facts) -> str:
     """Return the line that compiles an untimed BF16: the user's own if it covers the whole model."""
-    marks = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
-    whole = any(mark.name == "" and recorded(mark, "compiles") and mark.compiles for mark in marks)
+    marks = facts.get("training.compile_marks", ())
+    whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
     backends = {mark.backend for mark in marks if recorded(mark, "backend")}
     if every and not backends.intersection(BACKENDS_WITHOUT_KERNELS):
@@ -273,7 +273,7 @@ def checkpointing_off(facts: Facts) -> Treatment:
 
 
 def _switch_off(facts: Facts) -> str:
-    found = facts.training.checkpointing if recorded(facts, "training.checkpointing") else ()
+    found = facts.get("training.checkpointing", ())
     first = next((each for each in found if each.active is not False), None)
     if first is None:
         return WITHOUT_CHECKPOINTING["wrapper"]
@@ -310,7 +310,7 @@ WITHOUT_CHECKPOINTING = {
 
 def fused_optimizer(facts: Facts) -> Treatment:
     """Update many parameters by one kernel."""
-    known = recorded(facts, "training.optimizer") and facts.training.optimizer
+    known = facts.get("training.optimizer")
     kind = known.rpartition(".")[2] if known else "AdamW"
     return Treatment(
         name="fused-optimizer",

@@ -162,8 +162,7 @@ class Facts(Record, frozen=True, kw_only=True):
         gaps: dict[str, str] = {}
         facts = without_incomplete_lists(from_builtins(cls, data), gaps)
         if gaps:
-            gaps = {**(facts.gaps if recorded(facts, "gaps") else {}), **gaps}
-            facts = msgspec.structs.replace(facts, gaps=gaps)
+            facts = msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), **gaps})
         return facts._with_unknown_keys(data)
 
     def _with_unknown_keys(self, data: dict[str, Any]) -> Facts:

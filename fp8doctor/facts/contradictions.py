@@ -12,7 +12,7 @@ def contradiction(facts: Facts) -> str | None:
         if not 0 <= adapters <= of:
             return f"it says that {adapters} of {of} parameters are the adapters'"
     for arm in facts.arms():
-        if recorded(arm, "tried") and arm.tried and (lacks := _lacks(arm)):
+        if arm.get("tried") and (lacks := _lacks(arm)):
             name = repr(arm.name) if recorded(arm, "name") else "an arm"
             return f"it says that {name} was timed, and has no {lacks}"
         breakdown = arm.breakdown if recorded(arm, "breakdown.families_ms") else None

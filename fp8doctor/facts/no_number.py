@@ -29,7 +29,7 @@ def why_of(part: Arm | Trial) -> Reason | None:
     """
     if recorded(part, "why"):
         return part.why
-    sentence = (part.reason if recorded(part, "reason") else None) or ""
+    sentence = part.get("reason") or ""
     return next((why for begins, ends, why in _SENTENCES if _is(sentence, begins, ends)), None)
 
 
@@ -60,8 +60,8 @@ def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
     """The trial with the reason why ``part``, an arm or one of `PARTS`, is missing; an arm that was timed
     failed in a second window."""
     if part in PARTS:
-        gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
-        return msgspec.structs.replace(trial, gaps={**gaps, PARTS[part]: no_number.sentence})
+        gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}
+        return msgspec.structs.replace(trial, gaps=gaps)
     if any(arm.name == part and not arm.tried for arm in trial.arms):
         arms = (
             msgspec.structs.replace(arm, why=no_number.why, reason=no_number.sentence)

@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 import msgspec
 
 from fp8doctor.facts.secrets import without_secrets
-from fp8doctor.facts.unrecorded import NOT_RECORDED, guard
+from fp8doctor.facts.unrecorded import NOT_RECORDED, guard, value_at
 from fp8doctor.signals import signals_deferred
 
 Value = int | float | str | bool | None
@@ -71,6 +71,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
                 settled = _clean(settled)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """Return the fact at a dotted path, or ``default`` if it was not recorded."""
+        return value_at(self, path, default)
 
 
 SETTLED = frozenset({bool, type(None), type(NOT_RECORDED)})

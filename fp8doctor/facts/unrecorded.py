@@ -47,18 +47,23 @@ def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo
             type.__setattr__(kind, field.name, Fact(member, kind, field.name))
 
 
-def recorded(record: msgspec.Struct | None, path: str) -> bool:
-    """Whether every fact along a dotted path was recorded; beyond a None there is none.
+def value_at(record: msgspec.Struct | None, path: str, default: Any = None) -> Any:
+    """Return the fact at a dotted path, or ``default`` if it was not recorded or is beyond a None.
 
     Raises AttributeError for a name that is no fact.
     """
     for name in _names(path):
         if record is None:
-            return False
+            return default
         record = getattr(type(record), name).stored(record)
         if record is NOT_RECORDED:
-            return False
-    return True
+            return default
+    return record
+
+
+def recorded(record: msgspec.Struct | None, path: str) -> bool:
+    """Return whether every fact along a dotted path was recorded."""
+    return value_at(record, path, NOT_RECORDED) is not NOT_RECORDED
 
 
 @functools.cache

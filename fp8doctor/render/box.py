@@ -113,7 +113,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
 
 def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
     """Say why a trial timed no copy at all, unless the verdict's summary, as the cause, says it."""
-    if not recorded(facts, "trial.arms") or facts.trial.arms or not recorded(facts, "trial.reason"):
+    if facts.get("trial.arms", True) or not recorded(facts, "trial.reason"):
         return ""
     reason = facts.trial.reason
     if reason is None or any(each.is_summary for each in why):
@@ -218,7 +218,7 @@ def _told(cause: Finding | Step) -> _Cause:
 
 def _gravest(report: Document) -> Finding | None:
     """Find what breaks the job, else the first error."""
-    breaks = (each for each in report.findings if recorded(each, "breaks") and each.breaks in BROKEN)
+    breaks = (each for each in report.findings if each.get("breaks") in BROKEN)
     errors = (each for each in report.findings if each.severity == "error")
     return next(breaks, None) or next(errors, None)
 
@@ -365,14 +365,14 @@ def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
 
 def where_to_time(facts: Facts) -> str:
     """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
-    on_a_gpu = recorded(facts, "observed.clock") and facts.observed.clock == "cuda"
+    on_a_gpu = facts.get("observed.clock") == "cuda"
     other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
     return f"next to {other}" if on_a_gpu else "on a GPU"
 
 
 def with_budget(facts: Facts, seconds: float) -> str:
     """Write the option that gives a trial so much time: an argument where Python holds the model."""
-    live = recorded(facts, "target.kind") and facts.target.kind == "live"
+    live = facts.get("target.kind") == "live"
     return f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
 
 

@@ -12,7 +12,7 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
 from fp8doctor.wording import in_times, plural
@@ -81,7 +81,7 @@ def _range(report: Document) -> str:
 
 
 def _was_watched(facts: Facts) -> bool:
-    return recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
+    return bool(facts.get("observed.steps_ms"))
 
 
 def _seen(watched: str) -> str:
@@ -95,7 +95,7 @@ def _timed(view: TrialView, grave: bool) -> str:
     if not compared:
         return ""
     spreads = dict.fromkeys(filter(None, map(spread, compared)))
-    rounds = max(len(each.rounds_ms) if recorded(each, "rounds_ms") else 0 for each in compared)
+    rounds = max(len(each.get("rounds_ms", ())) for each in compared)
     turns = f" in {plural(rounds, 'round')}" if rounds else ""
     apart = f", {' and '.join(spreads)} ms" if spreads else ""
     both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
@@ -120,11 +120,11 @@ def _copies(trial: Trial) -> str:
 
 def _doubt(trial: Trial) -> str | None:
     """Return why the trial calls its own times unreliable, if it does."""
-    return trial.reason if recorded(trial, "reliable") and trial.reliable is False else None
+    return trial.reason if trial.get("reliable") is False else None
 
 
 def _cut(trial: Trial) -> str:
-    whole = recorded(trial, "blocks") and trial.blocks
+    whole = trial.get("blocks")
     return " Full depth is extrapolated from fewer blocks." if whole else ""
 
 

@@ -256,7 +256,7 @@ def _speedup(verdict: Verdict) -> str:
 
 
 def _proof(row: Row, arm: Arm) -> Proof:
-    rounds = arm.rounds_ms if recorded(arm, "rounds_ms") else ()
+    rounds = arm.get("rounds_ms", ())
     known = recorded(arm, "low_ms") and recorded(arm, "high_ms")
     ends = (arm.low_ms, arm.high_ms) if known and arm.low_ms and arm.high_ms else None
     step_ms = arm.step_ms or 1.0
@@ -284,5 +284,5 @@ def _rounds_in_words(label: str, rounds: Sequence[float]) -> str:
 
 
 def _count(arm: Arm, name: str) -> str:
-    count = getattr(arm, name) if recorded(arm, name) else None
+    count = arm.get(name)
     return "" if count is None else f"{count:,}"

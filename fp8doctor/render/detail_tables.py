@@ -192,7 +192,7 @@ class LayerTable(Struct, frozen=True):
 
 def layer_table(facts: Facts) -> LayerTable | None:
     """Group the Linears by kind of block; None where no model was examined or it has none."""
-    if not recorded(facts, "network.linears") or not facts.network.linears:
+    if not facts.get("network.linears"):
         return None
     blocks = facts.blocks()
     alike: dict[tuple[str, ...], list[Linear]] = {}
@@ -213,7 +213,7 @@ def layer_table(facts: Facts) -> LayerTable | None:
 
 def _kind(linear: Linear, blocks: Sequence[Blocks]) -> tuple[str, ...]:
     """Tell what the layers of one row have in common, block and name within it first."""
-    name = linear.name if recorded(linear, "name") else ""
+    name = linear.get("name", "")
     block = next((each.name for each in blocks if name.startswith(f"{each.name}.")), None)
     within = name.removeprefix(f"{block}.").partition(".")[2] if block is not None else name
     return (
@@ -226,7 +226,7 @@ def _kind(linear: Linear, blocks: Sequence[Blocks]) -> tuple[str, ...]:
 
 
 def _title(blocks: Blocks) -> str:
-    kind = blocks.kind.rpartition(".")[2] if recorded(blocks, "kind") else "block"
+    kind = blocks.get("kind", "block").rpartition(".")[2]
     count = f"{blocks.count} x " if recorded(blocks, "count") else ""
     return f"{blocks.name}: {count}{kind}"
 
@@ -255,17 +255,17 @@ def _row(
 def _layer_shape(linear: Linear) -> str:
     if not recorded(linear, "in_features") or not recorded(linear, "out_features"):
         return "unknown"
-    times = f"{linear.gemms} x " if recorded(linear, "gemms") and linear.gemms > 1 else ""
+    times = f"{linear.gemms} x " if linear.get("gemms", 1) > 1 else ""
     return f"{times}{linear.in_features} → {linear.out_features}"
 
 
 def _runs_in(linear: Linear) -> str:
-    use = linear.use if recorded(linear, "use") else None
+    use = linear.get("use")
     if use == "none":
-        return linear.dtype if recorded(linear, "dtype") else "not FP8"
-    recipe = linear.recipe if recorded(linear, "recipe") and linear.recipe else ""
+        return str(linear.get("dtype", "not FP8"))
+    recipe = linear.get("recipe") or ""
     if use == "training":
-        idle = recorded(linear, "engaged") and linear.engaged is False
+        idle = linear.get("engaged") is False
         return " ".join(filter(None, ("FP8", recipe, layer_label(linear), "(not engaged)" * idle)))
     return f"weights only ({layer_label(linear)})" if use == "storage" else "unknown"
 
@@ -276,20 +276,20 @@ def _compiled(linear: Linear) -> str:
 
 def _shapes(facts: Facts) -> dict[str, LayerShape]:
     """Return the GEMMs that were timed alone, by each layer that has them."""
-    timed = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
-    return {name: each for each in timed if recorded(each, "layers") for name in each.layers}
+    timed = facts.get("trial.shapes", ())
+    return {name: each for each in timed for name in each.get("layers", ())}
 
 
 def _numerics(facts: Facts) -> dict[str, LayerNumerics]:
-    measured = facts.trial.numerics if recorded(facts, "trial.numerics") else ()
+    measured = facts.get("trial.numerics", ())
     return {each.name: each for each in measured}
 
 
 def _alone(shape: LayerShape) -> str:
     bf16 = f"{shape.bf16_ms:.2f}"
-    if not recorded(shape, "fp8_ms") or shape.fp8_ms is None:
+    if shape.get("fp8_ms") is None:
         return bf16
-    casts = f" + {shape.casts_ms:.2f}" if recorded(shape, "casts_ms") and shape.casts_ms is not None else ""
+    casts = f" + {shape.casts_ms:.2f}" if shape.get("casts_ms") is not None else ""
     return f"{bf16} | {shape.fp8_ms:.2f}{casts}"
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.render.header import counts, product
 from fp8doctor.render.machine import not_timed
@@ -91,7 +91,7 @@ def details(report: Document) -> Details:
 
 
 def _gaps(facts: Facts) -> Iterator[str]:
-    gaps = facts.gaps if recorded(facts, "gaps") else {}
+    gaps = facts.get("gaps", {})
     yield from (f"Not read: {name}: {reason}" for name, reason in gaps.items())
 
 

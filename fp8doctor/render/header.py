@@ -28,16 +28,16 @@ def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
 def _gpu(facts: Facts, modelled: str) -> str:
     if not recorded(facts, "gpus"):
         return f"GPU unknown; estimates for {modelled}"
-    visible = [gpu for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible]
+    visible = [gpu for gpu in facts.gpus if gpu.get("visible", True)]
     if not visible:
         hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
         return f"{hidden}; estimates for {modelled}"
     labels = Counter(gpu_label(gpu) for gpu in visible)
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
     if not modelled:
-        amd = all(recorded(gpu, "vendor") and gpu.vendor == "amd" for gpu in visible)
+        amd = all(gpu.get("vendor") == "amd" for gpu in visible)
         return f"{names}; no {'estimates for AMD' if amd else 'datasheet, so no estimates'}"
-    assumed = recorded(facts, "assumed_gpu") and facts.assumed_gpu
+    assumed = facts.get("assumed_gpu")
     return f"{names}; estimates for {modelled}" if assumed else names
 
 
@@ -51,7 +51,7 @@ def fp8_share(facts: Facts) -> str:
     unknown = [linear for linear in linears if linear.use == "unknown"]
     if unknown and not in_fp8:
         return f"FP8 by name in {len(unknown)} of {plural(len(linears), 'Linear')}"
-    if not linears and "network.linears" in (facts.gaps if recorded(facts, "gaps") else {}):
+    if not linears and "network.linears" in facts.get("gaps", {}):
         return "its Linears could not be read"
     if stored := sum(map(stores_fp8, linears)) if not in_fp8 else 0:
         return f"FP8 weights in {stored} of {plural(len(linears), 'Linear')}, no FP8 training"
@@ -66,10 +66,8 @@ def _names(linears: Iterable[Linear], field: str) -> list[str]:
 
 
 def gpu_label(gpu: Gpu) -> str:
-    name = gpu.name if recorded(gpu, "name") else "GPU"
-    capability = (gpu.compute_capability if recorded(gpu, "compute_capability") else None) or (
-        gpu.architecture if recorded(gpu, "architecture") else None
-    )
+    name = gpu.get("name", "GPU")
+    capability = gpu.get("compute_capability") or gpu.get("architecture")
     return f"{name}, {capability}" if capability else name
 
 
@@ -97,7 +95,7 @@ def _torch(software: Software) -> str:
 
 
 def _version(package: Package) -> str:
-    return (package.version if recorded(package, "version") else None) or ""
+    return package.get("version") or ""
 
 
 def short_version(version: str) -> str:
@@ -111,9 +109,9 @@ def model(facts: Facts) -> str:
     if not recorded(facts, "target"):
         return ""
     target = facts.target
-    if recorded(target, "kind") and target.kind == "environment":
+    if target.get("kind") == "environment":
         return ""
-    name = target.name if recorded(target, "name") and target.name else "model"
+    name = target.name if target.get("name") else "model"
     counted = recorded(facts, "network.parameters")
     known = [f"{quantity(facts.network.parameters)} parameters"] if counted else []
     known += [_batch(facts)] if recorded(facts, "workload") else []
@@ -129,9 +127,9 @@ def _own_step(facts: Facts) -> str:
 
 def _batch(facts: Facts) -> str:
     workload, rows = facts.workload, if_recorded(main_rows, facts)
-    size = workload.batch_size if recorded(workload, "batch_size") else None
-    length = workload.sequence_length if recorded(workload, "sequence_length") else None
-    tokens = workload.tokens if recorded(workload, "tokens") else None
+    size = workload.get("batch_size")
+    length = workload.get("sequence_length")
+    tokens = workload.get("tokens")
     if size and length:
         text = f"{size} x {length} tokens"
         if rows not in (None, tokens):
@@ -143,16 +141,16 @@ def _batch(facts: Facts) -> str:
     else:
         why = "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
         return why if lacks_batch(workload) else "batch unknown"
-    count = workload.accumulate if recorded(workload, "accumulate") else 1
+    count = workload.get("accumulate", 1)
     if count > 1:
         text += f" in each of {count} micro-batches"
-    made_up = recorded(workload, "batch_source") and workload.batch_source == "made up"
+    made_up = workload.get("batch_source") == "made up"
     return f"{text} (synthetic)" if made_up else text
 
 
 def steps_are_watched(facts: Facts) -> bool:
     """Whether the steps are the user's own, whose batch nobody makes up."""
-    return recorded(facts, "target.kind") and facts.target.kind in ("script", "live")
+    return facts.get("target.kind") in ("script", "live")
 
 
 def lacks_batch(workload: Workload) -> bool:
@@ -211,10 +209,10 @@ def _compiled(facts: Facts) -> str:
 
 def _checkpointing(facts: Facts) -> str:
     """As the facts were read, and where only a run could tell, as the trial's first step ran."""
-    ran = facts.trial.recomputed if recorded(facts, "trial.recomputed") else None
+    ran = facts.get("trial.recomputed")
     if ran or any(each.active is True for each in facts.training.checkpointing):
         flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
-        lists = [each for each in facts.blocks() if recorded(each, "checkpointed") and each.checkpointed]
+        lists = [each for each in facts.blocks() if each.get("checkpointed")]
         where = (
             f" in {sum(each.checkpointed for each in lists)} of "
             f"{plural(sum(each.count for each in lists), 'block')}"
@@ -252,7 +250,7 @@ def _lora(facts: Facts) -> str:
         return "LoRA none"
     shares = (
         [f"{percent(100.0 * network.adapter_parameters / network.parameters)} of parameters"]
-        if recorded(network, "parameters") and network.parameters
+        if network.get("parameters")
         else []
     )
     flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
@@ -274,7 +272,7 @@ def made_up(facts: Facts) -> str:
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
-    without = recorded(facts.workload, "autocast_source") and facts.workload.autocast_source == "none"
+    without = facts.workload.get("autocast_source") == "none"
     told = [f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
     return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
 
@@ -282,10 +280,10 @@ def made_up(facts: Facts) -> str:
 def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
     """Tell whose loss a copy of the step has, where the Trainer has one of its own."""
     work, trainer = facts.workload, facts.trainer()
-    used = LOSSES.get(work.loss_source) if recorded(work, "loss_source") else None
-    if not used or trainer is None or not recorded(trainer, "own_loss") or not trainer.own_loss:
+    used = LOSSES.get(work.get("loss_source"))
+    if not used or trainer is None or not trainer.get("own_loss"):
         return
-    watched = recorded(facts, "observed.steps_ms") and bool(facts.observed.steps_ms)
+    watched = bool(facts.get("observed.steps_ms"))
     if not watched or recorded(facts, "trial.arms"):
         yield (
             f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: where it is another, "
@@ -296,10 +294,10 @@ def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
 def _later(facts: Facts) -> Iterator[str]:
     """Name the checkpointing that a Trainer turns on in ``train()``, which `inspect_model` does not call."""
     known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
-    if not known or (recorded(facts, "target.kind") and facts.target.kind == "script"):
+    if not known or facts.get("target.kind") == "script":
         return
     trainer, found = facts.training.trainer, facts.training.checkpointing
-    asked = trainer is not None and recorded(trainer, "checkpointing") and trainer.checkpointing is True
+    asked = trainer is not None and trainer.get("checkpointing") is True
     if asked and all(each.active is False for each in found):
         yield "Without the checkpointing that train() turns on."
 
@@ -311,15 +309,15 @@ def _no_batch(facts: Facts) -> Iterator[str]:
 
 
 def _of_the_step(workload: Workload) -> Iterator[str]:
-    if recorded(workload, "batch_source") and workload.batch_source == "made up":
+    if workload.get("batch_source") == "made up":
         yield "the batch"
-    if recorded(workload, "loss_source") and workload.loss_source == "mean":
+    if workload.get("loss_source") == "mean":
         yield "the loss (the mean of the output)"
-    if recorded(workload, "optimizer_source") and workload.optimizer_source == "made up":
+    if workload.get("optimizer_source") == "made up":
         yield "the optimizer (AdamW)"
 
 
 def _weights(facts: Facts) -> Iterator[str]:
-    gaps = facts.trial.gaps if recorded(facts, "trial.gaps") else {}
+    gaps = facts.get("trial.gaps", {})
     if gaps.get("trial.numerics", "").startswith(NO_TRAINED_WEIGHTS):
         yield "the weights (an initialiser's)"

@@ -104,13 +104,13 @@ def _unknown(more: Details) -> Iterator[str]:
 
 
 def _name(facts: Facts) -> str:
-    named = recorded(facts, "target.name") and facts.target.name
+    named = facts.get("target.name")
     return named or "the environment"
 
 
 def _environment(facts: Facts) -> Iterator[str]:
     yield from for_support(facts)
     for name, package in facts.packages().items() if recorded(facts, "software") else ():
-        version = package.version if recorded(package, "version") else None
+        version = package.get("version")
         yield f"{name} {version or 'of unknown version'}"
     yield from variables(facts)

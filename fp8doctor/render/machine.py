@@ -38,7 +38,7 @@ class Item(Struct, frozen=True):
 def no_model(report: Document) -> bool:
     """Whether the report is of the machine alone, and nothing graver is to be told."""
     facts = report.facts
-    environment = recorded(facts, "target.kind") and facts.target.kind == "environment"
+    environment = facts.get("target.kind") == "environment"
     return environment and not recorded(facts, "network")
 
 
@@ -76,18 +76,18 @@ def _software(facts: Facts) -> Iterator[Item]:
     if recorded(software, "python"):
         on = f" on {software.platform}" if recorded(software, "platform") else ""
         yield Item("healthy", "Python", f"{software.python}{on}")
-    if not recorded(software, "torch") or software.torch is None:
+    if (torch := software.get("torch")) is None:
         yield Item("bad", "torch", ABSENT, "pip install torch")
         return
-    version = software.torch.partition("+")[0]
-    cuda = software.cuda if recorded(software, "cuda") else None
-    hip = software.hip if recorded(software, "hip") else None
+    version = torch.partition("+")[0]
+    cuda = software.get("cuda")
+    hip = software.get("hip")
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "built without CUDA"
     known = recorded(software, "cuda") or recorded(software, "hip")
     mark: Mark = "info" if _is_cpu_build(facts) else "healthy"
-    yield Item(mark, "torch", f"{version}, {built}" if known else short_version(software.torch))
-    if recorded(software, "driver") and software.driver:
-        yield Item("healthy", "driver", software.driver)
+    yield Item(mark, "torch", f"{version}, {built}" if known else short_version(torch))
+    if driver := software.get("driver"):
+        yield Item("healthy", "driver", driver)
 
 
 def _gpus(report: Document) -> Iterator[Item]:
@@ -95,7 +95,7 @@ def _gpus(report: Document) -> Iterator[Item]:
     gpus = _visible(facts)
     findings = [each for each in report.findings if each.area == "device"]
     if gpus is None:
-        gaps = facts.gaps if recorded(facts, "gaps") else {}
+        gaps = facts.get("gaps", {})
         yield Item("unknown", "GPU", gaps.get("gpus", "unknown"))
     elif gpus:
         for label, (count, fp8) in _counted(gpus).items():
@@ -117,8 +117,7 @@ def _packages(facts: Facts) -> Iterator[Item]:
     if not recorded(facts, "software.packages"):
         return
     versions = {
-        name: (package.version if recorded(package, "version") else None) or "of unknown version"
-        for name, package in facts.packages().items()
+        name: package.get("version") or "of unknown version" for name, package in facts.packages().items()
     }
     lacks = not _has_library(facts)
     for name, called in {**LIBRARIES, "accelerate": "accelerate"}.items():
@@ -164,7 +163,7 @@ def _visible(facts: Facts) -> list[Gpu] | None:
     """List the GPUs that this process may use; None where they could not be read."""
     if not recorded(facts, "gpus"):
         return None
-    return [gpu for gpu in facts.gpus if not recorded(gpu, "visible") or gpu.visible]
+    return [gpu for gpu in facts.gpus if gpu.get("visible", True)]
 
 
 def _is_cpu_build(facts: Facts) -> bool:
@@ -203,24 +202,24 @@ def variables(facts: Facts) -> tuple[str, ...]:
 
 def not_timed(facts: Facts) -> tuple[str, ...]:
     """List shapes of layers that FP8, or its casts, could not be timed for, one sentence each."""
-    shapes = facts.trial.shapes if recorded(facts, "trial.shapes") else ()
+    shapes = facts.get("trial.shapes", ())
     return tuple(
         f"Not timed alone: {each.m} x {each.k} x {each.n} {each.recipe}: {each.reason}"
         for each in shapes
-        if recorded(each, "reason") and each.reason
+        if each.get("reason")
     )
 
 
 def _versions(facts: Facts) -> Iterator[str]:
-    software = facts.software if recorded(facts, "software") else None
+    software = facts.get("software")
     for name, label in SOFTWARE.items():
-        if software is not None and recorded(software, name) and getattr(software, name) is not None:
+        if software is not None and software.get(name) is not None:
             yield f"{label} {getattr(software, name)}".lstrip()
 
 
 def _clocks(facts: Facts) -> Iterator[str]:
-    yield from filter(None, map(_clock, facts.gpus if recorded(facts, "gpus") else ()))
-    health = facts.trial.health if recorded(facts, "trial.health") else None
+    yield from filter(None, map(_clock, facts.get("gpus", ())))
+    health = facts.get("trial.health")
     if health is not None and _was_seen(health):
         low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
         yield f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed"
@@ -233,22 +232,20 @@ def _clock(gpu: Gpu) -> str:
 
 def _was_seen(health: Health) -> bool:
     names = ("samples", "sm_clock_low_mhz", "sm_clock_high_mhz")
-    return all(recorded(health, name) and getattr(health, name) is not None for name in names)
+    return all(health.get(name) is not None for name in names)
 
 
 def _step(facts: Facts) -> Iterator[str]:
     """Tell where the parts of the step came from, and what its trial left changed."""
     if recorded(facts, "workload"):
-        yield from _sources(
-            facts.workload, facts.training.autocast if recorded(facts, "training.autocast") else None
-        )
-    if recorded(facts, "trial.harm") and facts.trial.harm:
+        yield from _sources(facts.workload, facts.get("training.autocast"))
+    if facts.get("trial.harm"):
         yield f"not as before the trial: {', '.join(facts.trial.harm)}"
 
 
 def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
-    if recorded(workload, "note") and workload.note and not lacks_batch(workload):
-        yield workload.note
+    if (note := workload.get("note")) and not lacks_batch(workload):
+        yield note
     if recorded(workload, "loss_source"):
         yield LOSSES[workload.loss_source]
     if recorded(workload, "optimizer_source"):
@@ -260,13 +257,13 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
 
 def _process(facts: Facts) -> Iterator[str]:
     """List what else is in the process: other ranks, hooks, frames that torch.compile took or left."""
-    distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
+    distributed = facts.get("training.distributed")
     if distributed and recorded(distributed, "world_size"):
         yield plural(distributed.world_size, "rank")
     if recorded(facts, "network.modules"):
         yield plural(facts.network.modules, "module")
-    if recorded(facts, "network.hooks") and facts.network.hooks:
+    if facts.get("network.hooks"):
         yield plural(facts.network.hooks, "hook")
-    dynamo = facts.training.dynamo if recorded(facts, "training.dynamo") else None
-    if dynamo and recorded(dynamo, "frames_ok") and recorded(dynamo, "frames_total") and dynamo.frames_total:
+    dynamo = facts.get("training.dynamo")
+    if dynamo and recorded(dynamo, "frames_ok") and dynamo.get("frames_total"):
         yield f"Dynamo compiled {dynamo.frames_ok} of {plural(dynamo.frames_total, 'frame')}"

@@ -66,7 +66,7 @@ def _kinds(facts: Facts) -> tuple[str, ...]:
 
 
 def _line(rank: Rank) -> Iterator[str]:
-    end = rank.end if recorded(rank, "end") else None
+    end = rank.get("end")
     if end in ENDS:
         yield ENDS[end]
     if not recorded(rank, "observed"):

@@ -123,7 +123,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
 def _routing(facts: Facts) -> Iterator[str]:
     """Say that a made-up batch decides on the rows of experts."""
     rows = expert_rows(facts)
-    made_up = recorded(facts, "workload.batch_source") and facts.workload.batch_source == "made up"
+    made_up = facts.get("workload.batch_source") == "made up"
     if rows is not None and made_up:
         had = f" (here {min(rows)} to {max(rows)})" if rows else ""
         yield (
@@ -212,7 +212,7 @@ def _row(arm: Arm, names: Mapping[str, str]) -> Row:
     return Row(
         names[arm.name],
         f"{arm.step_ms:,.1f} {spread(arm)}".rstrip(),
-        f"{arm.peak_gib:.1f}" if recorded(arm, "peak_gib") and arm.peak_gib else "",
+        f"{arm.peak_gib:.1f}" if arm.get("peak_gib") else "",
         "",
         _parts(arm),
         arm,
@@ -272,7 +272,7 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
     yield from _known_errors(arms, names)
     if said := if_recorded(_not_followed, trial):
         yield said
-    gaps = trial.gaps if recorded(trial, "gaps") else {}
+    gaps = trial.get("gaps", {})
     yield from (
         f"{UNKNOWN_PARTS[path]} is not known of every variant: {reason}."
         for path, reason in gaps.items()
@@ -289,16 +289,15 @@ def more_time_s(trial: Trial) -> float | None:
     """Tell the budget that the variants which were left out for time would fit in; None where none were."""
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
     waits = no_arm or if_recorded(waits_for_time, trial)
-    if waits and recorded(trial, "budget_s") and trial.budget_s:
-        return _enough_s(trial, trial.budget_s)
-    return None
+    budget_s = trial.get("budget_s")
+    return _enough_s(trial, budget_s) if waits and budget_s else None
 
 
 def _enough_s(trial: Trial, budget_s: float) -> float:
     """Take the budget that the rest is expected to fit in; of an older recording guess it."""
-    if recorded(trial, "enough_s") and trial.enough_s:
-        return max(trial.enough_s, budget_s)
-    took_s = max(budget_s, (trial.elapsed_s if recorded(trial, "elapsed_s") else None) or 0.0)
+    if enough_s := trial.get("enough_s"):
+        return max(float(enough_s), budget_s)
+    took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
     return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
 
 
@@ -347,19 +346,19 @@ def _basis(trial: Trial, names: Mapping[str, str]) -> str:
     if not timed:
         return ""
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
-    if recorded(trial, "blocks") and trial.blocks:
+    if trial.get("blocks"):
         whole = " + ".join(str(count) for count in trial.blocks.values())
         cuts = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in timed[0].cuts)
         parts.append(f"full depth predicted from {cuts} of {whole} blocks")
     else:
         parts.append("the whole model")
-    if recorded(trial, "elapsed_s") and trial.elapsed_s:
+    if trial.get("elapsed_s"):
         parts.append(f"{trial.elapsed_s:.0f} s")
-    if recorded(trial, "self_check_ratio") and trial.self_check_ratio:
+    if trial.get("self_check_ratio"):
         parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
     elif len(timed) > 1:
         parts.append("not checked against a copy")
-    apart = [names[arm.name] for arm in timed if recorded(arm, "beside") and arm.beside]
+    apart = [names[arm.name] for arm in timed if arm.get("beside")]
     alone = (
         f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
     )

@@ -67,11 +67,11 @@ def _size(linear: Linear) -> str:
 
 def _how(linear: Linear) -> str:
     """What a layer computes in."""
-    use = linear.use if recorded(linear, "use") else "none"
-    recipe = linear.recipe if recorded(linear, "recipe") else None
+    use = linear.get("use", "none")
+    recipe = linear.get("recipe")
     if use == "training":
         return f"FP8 {recipe or ''}".rstrip()
-    dtype = linear.dtype if recorded(linear, "dtype") else "?"
+    dtype = linear.get("dtype", "?")
     return f"{dtype} (FP8 storage)" if use == "storage" else dtype
 
 
@@ -85,15 +85,15 @@ def _seen(layer: LayerReport) -> Iterator[str]:
         told.append(f"weight in {linear.dtype}")
     if recorded(linear, "requires_grad"):
         told.append("trained" if linear.requires_grad else "frozen")
-    if recorded(linear, "role") and linear.role != "body":
+    if linear.get("role", "body") != "body":
         told.append(f"it is the {linear.role}")
-    if recorded(linear, "adapter") and linear.adapter:
+    if linear.get("adapter"):
         told.append(f"LoRA's {linear.adapter}")
     if recorded(linear, "compiled"):
         told.append(_covered("compiled", linear.compiled, "not compiled"))
     if recorded(linear, "checkpointed"):
         told.append(_covered("checkpointed", linear.checkpointed, "keeps its activations"))
-    if recorded(linear, "engaged") and linear.engaged is not None:
+    if linear.get("engaged") is not None:
         told.append(
             "its last forward ran in FP8" if linear.engaged else "its last forward did not run in FP8"
         )

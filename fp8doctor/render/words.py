@@ -42,7 +42,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     alone, name = _treatments(arm), variant(arm.name, fp8)
     if alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms):
         name = name.replace(in_words(COMPILE_BLOCKS), "by block")  # for it is compiled now, in another form
-    base = arm.base if recorded(arm, "base") else None
+    base = arm.get("base")
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
         return (_with_fixes(alone, fixes) if fp8 else "") or name
