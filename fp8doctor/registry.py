@@ -18,7 +18,7 @@ import msgspec
 from fp8doctor.areas import AREAS, SEVERITIES, Severity
 from fp8doctor.check_folders import import_folder, import_offered, output_of
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Unrecorded, recorded
+from fp8doctor.facts import Facts, Unrecorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import from_builtins, to_builtins
 from fp8doctor.finding import Finding, NotApplicable, Outcome
@@ -233,11 +233,16 @@ def why_missing(facts: Facts, path: str) -> str:
     return f"{path}: {reason}" if reason else f"{path} was not recorded"
 
 
+def reason_of(outcome: Outcome, facts: Facts) -> str | None:
+    """Return why a check is unknown, without the path of the fact; None if nobody noted a reason."""
+    if outcome.reason and outcome.reason != why_missing(facts, outcome.missing):
+        return outcome.reason
+    return gap_of(facts, outcome.missing)
+
+
 def gap_of(facts: Facts, path: str) -> str | None:
     """Find why a fact was not recorded: the reason of a parent, else of a part."""
-    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-    if recorded(facts, "trial.gaps"):
-        gaps |= facts.trial.gaps
+    gaps = {**facts.get("gaps", {}), **facts.get("trial.gaps", {})}
     around = (text for gap, text in gaps.items() if gap == path or path.startswith(gap + "."))
     within = (text for gap, text in gaps.items() if gap.startswith(path + "."))
     return next(around, None) or next(within, None)

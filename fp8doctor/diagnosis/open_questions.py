@@ -20,7 +20,7 @@ def may_raise(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
         return []
     raising = {check.code for check in registry.discover() if check.may_raise}
     return [
-        f"whether the step raises on a GPU: {_short(each)} ({each.code})"
+        f"whether the step raises on a GPU: {_reason(each, facts)} ({each.code})"
         for each in outcomes
         if each.code in raising and each.outcome == "unknown" and not _waits_for_trial(each)
     ]
@@ -49,12 +49,11 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
     return told
 
 
-def _short(outcome: Outcome) -> str:
-    reason = outcome.reason or "its facts were not recorded"
-    missing = outcome.missing if recorded(outcome, "missing") else ""
-    return reason.removeprefix(f"{missing}: ").rstrip(".")
+def _reason(outcome: Outcome, facts: Facts) -> str:
+    known = registry.reason_of(outcome, facts) or outcome.reason
+    return (known or "its facts were not recorded").rstrip(".")
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:
     """Whether a check waits for times, which speed stands for."""
-    return recorded(outcome, "missing") and outcome.missing.partition(".")[0] in ("trial", "observed")
+    return outcome.get("missing", "").partition(".")[0] in ("trial", "observed")

@@ -9,7 +9,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
-from fp8doctor.registry import gap_of, why_missing
+from fp8doctor.registry import reason_of
 from fp8doctor.render.header import lacks_batch, steps_are_watched
 from fp8doctor.render.words import Line, Mark
 
@@ -48,9 +48,8 @@ def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
     watched steps of a model that was not, ranks of one process."""
     if not recorded(outcome, "missing"):
         return False
-    distributed = facts.training.distributed if recorded(facts, "training.distributed") else None
-    several = bool(distributed and recorded(distributed, "world_size") and distributed.world_size > 1)
-    watched = recorded(facts, "target.kind") and facts.target.kind == "script"
+    several = facts.get("training.distributed.world_size", 1) > 1
+    watched: bool = facts.get("target.kind") == "script"
     never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
     return never.get(outcome.missing, False)
 
@@ -74,7 +73,7 @@ def without_findings(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
 
 
 def _anything_timed(report: Document) -> bool:
-    return any(recorded(arm, "tried") and arm.tried for arm in report.facts.arms())
+    return any(arm.get("tried") for arm in report.facts.arms())
 
 
 def not_looked_at(report: Document) -> str:
@@ -110,12 +109,10 @@ def _by_reason(unknown: Iterable[Outcome], facts: Facts) -> Iterator[str]:
     groups: dict[str, list[str]] = {}
     unrecorded: dict[str, str] = {}
     for outcome in unknown:
-        path = outcome.missing
-        own = outcome.reason if outcome.reason != why_missing(facts, path) else None
-        if reason := own or gap_of(facts, path):
+        if reason := reason_of(outcome, facts):
             groups.setdefault(reason.rstrip("."), []).append(outcome.code)
         else:
-            unrecorded[outcome.code] = path
+            unrecorded[outcome.code] = outcome.missing
     if unrecorded:
         paths = ", ".join(dict.fromkeys(unrecorded.values()))
         yield f"{' '.join(unrecorded)} (not recorded: {paths})"

@@ -313,7 +313,7 @@ def _fix(number: int, step: Step, facts: Facts) -> Fix:
 def _not_timed(step: Step, facts: Facts) -> str:
     """Say of a fix without a number that a trial, which timed others, did not time it; empty where it did."""
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
-    done = any(step.treatment.name in each.treatments for each in tried if recorded(each, "treatments"))
+    done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
     return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
 
 
@@ -339,7 +339,7 @@ def _less(saved_ms: float) -> str:
 
 
 def _folded(small: Sequence[Step]) -> str:
-    told = "; ".join(f"{each.treatment.summary} ({each.code})".replace(" ()", "") for each in small)
+    told = "; ".join(each.treatment.summary + (f" ({each.code})" if each.code else "") for each in small)
     return f"Under 1% of the step: {told}." if small else ""
 
 
@@ -410,4 +410,4 @@ def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], he
 
 
 def _timed(facts: Facts) -> bool:
-    return any(recorded(each, "tried") and each.tried for each in facts.arms())
+    return any(each.get("tried") for each in facts.arms())
