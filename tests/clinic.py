@@ -9,13 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fp8doctor.facts import Facts
-from fp8doctor.facts.record import encode
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from tests.checks.environment import live
 
@@ -32,10 +30,15 @@ path = sys.argv[1]
 torch.Tensor.normal_ = torch.Tensor.uniform_ = lambda weights, *_, **__: weights.fill_(0.01)
 job = load(path)
 facts = examine(job)
-print(json.dumps({"facts": facts.to_dict(), "course": dataclasses.asdict(treat(path, job, facts))}))
 """
-"""What a worker does with a model file that is not to be timed, and then what the patient is told to do. No
-fact is of the weights' values, and random ones of lora_fp32 take 5 s of CPU."""
+"""What a worker does with a model file that is not to be timed. No fact is of the weights' values, and random
+ones of lora_fp32 take 5 s of CPU."""
+
+TELL = "print(json.dumps(facts.to_dict()))\n"
+"""Takes 0.6 s of CPU with `EXAMINE`, on average."""
+
+TREAT = "print(json.dumps(dataclasses.asdict(treat(path, job, facts))))\n"
+"""What the patient is told to do; 2.5 s more, on average."""
 
 HEAVY = {
     "torch": "torch",
@@ -49,10 +52,6 @@ transformers imports torch and torchao."""
 READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_", "sys.path.insert(0, ")
 """Statements that prepare no import of `HEAVY`: Accelerate reads its variables when an Accelerator is made,
 and the folders hold what stands in for Transformer Engine and for the metadata of others."""
-
-KEPT_IN = "FP8DOCTOR_TESTS_KEEP_FACTS_IN"
-"""A variable that names a folder: facts of one run of the tests, kept there for the matrix of the same
-gate."""
 
 NOT_PATIENTS = ("__init__", "record")
 
@@ -95,35 +94,26 @@ def read(path: Path) -> Patient:
     return Patient(path, constants["MUST"], constants["MUST_NOT"], constants.get("HEALTHY", False))
 
 
+@functools.cache
 def examined(patient: Patient) -> Examination:
-    """What was found out about a patient."""
-    return seen(patient)[0]
-
-
-def treated(patient: Patient) -> dict[str, Any] | None:
-    """The `tests.treating.Course` of a patient; None of one that the real worker examines."""
-    return seen(patient)[1]
+    """Examine a patient in a process of its own, once in this process."""
+    if first_imports(patient.path) is None:
+        return examine_in_worker(str(patient.path), progress=lambda stage: None)
+    return Examination(Facts.from_dict(answered(patient, EXAMINE + TELL)), None)
 
 
 @functools.cache
-def seen(patient: Patient) -> tuple[Examination, dict[str, Any] | None]:
-    """A patient examined, and treated, in a process of its own, once in this process; see `KEPT_IN`."""
-    folder = os.environ.get(KEPT_IN)
-    kept = Path(folder, f"{patient.name}.json") if folder else None
-    if kept and kept.exists():
-        said = json.loads(kept.read_text("utf-8"))
-        return Examination(Facts.from_dict(said["facts"]), None), said["course"]
-    imports = first_imports(patient.path)
-    if imports is None:
-        examination, course = examine_in_worker(str(patient.path), progress=lambda stage: None), None
-    else:
-        lines = [f"import {each}" for each in sorted(imports)]
-        printed = live.printed("\n".join((*lines, EXAMINE)), str(patient.path))
-        said = json.loads(printed.splitlines()[-1])
-        examination, course = Examination(Facts.from_dict(said["facts"]), None), said["course"]
-    if kept and examination.problem is None:
-        kept.write_bytes(encode({"facts": examination.facts.to_dict(), "course": course}))
-    return examination, course
+def treated(patient: Patient) -> dict[str, Any] | None:
+    """Return the `tests.treating.Course` of a patient; None if the real worker examines it."""
+    return None if first_imports(patient.path) is None else answered(patient, EXAMINE + TREAT)
+
+
+def answered(patient: Patient, program: str) -> dict[str, Any]:
+    """Return the JSON that a program prints about a patient, in a fork that has the patient's imports."""
+    lines = [f"import {each}" for each in sorted(first_imports(patient.path) or ())]
+    printed = live.printed("\n".join((*lines, program)), str(patient.path))
+    answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return answer
 
 
 def first_imports(path: Path) -> set[str] | None:

@@ -47,8 +47,9 @@ settings.load_profile("gate")  # neither chance nor the clock decides
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes longer than a second")
-    config.addinivalue_line("markers", "nightly: a long variant, or a check of the tests' own kit; slow too")
+    config.addinivalue_line("markers", "slow: takes longer than half a second")
+    config.addinivalue_line("markers", "gate(*cases): the gate runs these cases, the others are nightly")
+    config.addinivalue_line("markers", "nightly: a further case, or a check of the tests' own kit; slow too")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
     config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
     gc.set_threshold(*COLLECT_AT)
@@ -71,8 +72,21 @@ def pytest_collection() -> Generator[None, object, object]:
         sys.dont_write_bytecode = as_set
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files with most slow tests come first, so that no process is left alone with one of them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that the gate leaves out, and put the files with most slow tests first.
+
+    No process is then left alone with one of these files."""
+    missing: dict[str, set[str]] = {}
+    for item in items:
+        test, _, case = item.nodeid.removesuffix("]").partition("[")
+        if gate := item.get_closest_marker("gate"):
+            missing.setdefault(test, {*gate.args}).discard(case)
+            if case not in gate.args:
+                item.add_marker("nightly")
+        if item.get_closest_marker("nightly"):
+            item.add_marker("slow")
+    if any(missing.values()) and not any("::" in each for each in config.args):
+        raise pytest.UsageError(f"cases for the gate that there are not: {missing}")
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 

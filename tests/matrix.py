@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +118,18 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
     return rows, complete
 
 
-def empty_on_file() -> set[tuple[str, str]]:
-    """Find the cells that `on_file` leaves empty, asking each check until both of its cells are filled."""
+def empty() -> set[tuple[str, str]]:
+    """Find the cells that no object fills, asking each check until both of its cells are filled."""
     checks = registry.discover()
-    empty = {(check.code, state) for check in checks for state in ("sick", "healthy")}
+    left = {(check.code, state) for check in checks for state in ("sick", "healthy")}
     told = {check.code for check in checks if check.severity == "info"}
-    for _, facts in on_file():
-        asked = [check for check in checks if empty & {(check.code, "sick"), (check.code, "healthy")}]
+    for _, facts in chain(on_file(), machines(), jobs_of_tests()):
+        asked = [check for check in checks if left & {(check.code, "sick"), (check.code, "healthy")}]
         for outcome in registry.run(asked, facts)[1]:
-            empty.discard((outcome.code, outcome.outcome))
+            left.discard((outcome.code, outcome.outcome))
             if outcome.code in told and outcome.outcome == "not_applicable":
-                empty.discard((outcome.code, "healthy"))
-    return empty
+                left.discard((outcome.code, "healthy"))
+    return left
 
 
 def cell(names: list[str]) -> str:

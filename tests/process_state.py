@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Set
 from contextvars import ContextVar
 from typing import Any
 
@@ -49,14 +49,12 @@ def process_state() -> dict[str, Any]:
     }
 
 
-def stand_ins_since(modules: Collection[str]) -> list[str]:
+def stand_ins_since(modules: Set[str]) -> list[str]:
     """Names besides these that no import put into ``sys.modules``: stand-ins, and names barred by None."""
     return [
         name
-        for name in sys.modules
-        if name not in modules
-        and name.partition(".")[0] in STOOD_IN_FOR
-        and getattr(sys.modules[name], "__spec__", None) is None
+        for name in sys.modules.keys() - modules
+        if name.partition(".")[0] in STOOD_IN_FOR and getattr(sys.modules[name], "__spec__", None) is None
     ]
 
 

@@ -320,6 +320,7 @@ def test_the_public_names() -> None:
         fp8doctor.nonsense  # noqa: B018
 
 
+@pytest.mark.slow
 def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     huge = tmp_path / "huge.json"

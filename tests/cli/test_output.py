@@ -164,6 +164,10 @@ def test_a_named_format_goes_before_the_suffix(worker: Worker, tmp_path: Path) -
     assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
 
 
+@pytest.mark.gate(
+    ".any-text", ".github-json", "-markdown", ".log-github", ".any-html", "-junit", ".log-sarif"
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("suffix", [".any", ".github", "", ".log"])
 def test_every_format_is_written_to_a_file_of_any_name(

@@ -50,6 +50,7 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     result = process("report", saved)
@@ -58,6 +59,7 @@ def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert process("report", saved, "--format", "markdown", encoding="latin-1").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("never", 0)])
 def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: str, code: int) -> None:
     command = [
@@ -85,6 +87,7 @@ def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: st
         assert running.wait(LONGEST_S) == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", ["xterm-256color", "dumb"])
 def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
     """Colours unless it is dumb, and no line wider than the terminal."""
@@ -109,6 +112,7 @@ def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
     assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [

@@ -8,6 +8,8 @@ from tests.complaints.replay import MARK, NAMES, PAGE, complaint, row
 from tests.markdown import table
 
 
+@pytest.mark.gate("accelerate_2597", "ao_2262", "megatron_850", "colossal_6390", "te_15")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_outcome_is_the_recorded_one(name: str) -> None:
     _, _, line = table(("",) * 7, [row(name)]).splitlines()

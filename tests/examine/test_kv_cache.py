@@ -97,6 +97,7 @@ def wrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "made"),
     [(switched_off, False), (checkpointed, False), (adapted, True), (compiled, True), (wrapped, True)],

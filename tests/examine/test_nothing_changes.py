@@ -74,6 +74,7 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
     }
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing() -> None:
     model = llama(tie_word_embeddings=True)
     model.activation_checkpointing_enable()

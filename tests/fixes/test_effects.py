@@ -13,6 +13,14 @@ from tests.fixes.effect import defects
 from tests.fixes.scripts import SCRIPTS
 
 CASES = [(name, how) for name, script in SCRIPTS.items() for how in script.wrappings]
+IN_THE_GATE = (
+    "eager-peft",
+    "fp32 weights-compiled",
+    "adapters converted-ddp",
+    "accelerate-plain",
+    "mxfp8 with biases-plain",
+)
+"""One of each way to wrap a model, Accelerate, and MXFP8. All take 600 s of CPU."""
 
 PROGRAM = """
 import sys
@@ -48,6 +56,7 @@ def applied(name: str, how: str, fix: dict[str, Any], frozen: list[str]) -> list
 
 
 @pytest.mark.slow
+@pytest.mark.gate(*IN_THE_GATE)
 @pytest.mark.parametrize(("name", "how"), CASES)
 def test_a_printed_fix_does_what_it_says(name: str, how: str) -> None:
     said, about = printed_for(name, how), {*SCRIPTS[name].codes}
@@ -80,7 +89,7 @@ PLANTED = {
 """Bad fixes that import cleanly: what is wrong with them -> their lines, and what the harness has to say."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("lines", "said"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_bad_fix_is_caught(lines: str, said: str) -> None:
     fix = {"name": "planted", "code": lines, "kind": "python", "for": ["CMP001"]}

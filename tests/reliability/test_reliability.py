@@ -27,31 +27,40 @@ def _forgotten() -> Iterator[None]:
 
 
 @pytest.mark.slow
+@pytest.mark.gate("20")
+@pytest.mark.parametrize("count", [20, 100])
 @pytest.mark.usefixtures("_forgotten")
-def test_looking_at_random_trees_changes_nothing() -> None:
-    assert trees.looks(100, seed=1).failures == []
+def test_looking_at_random_trees_changes_nothing(count: int) -> None:
+    assert trees.looks(count, seed=1).failures == []
 
 
 @pytest.mark.slow
+@pytest.mark.gate("2")
+@pytest.mark.parametrize("count", [2, 10])
 @pytest.mark.usefixtures("_forgotten")
-def test_trials_of_hostile_steps_change_nothing() -> None:
-    assert trials.trials(10, seed=1).failures == []
+def test_trials_of_hostile_steps_change_nothing(count: int) -> None:
+    assert trials.trials(count, seed=1).failures == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", faults.CHEAP)
-@pytest.mark.slow
 def test_a_fault_costs_no_more_than_the_report(name: str, tmp_path: Path) -> None:
     assert faults.faults([name], tmp_path, seed=1).failures == []
 
 
 @pytest.mark.slow
-def test_damaged_reports_are_shown_or_refused(tmp_path: Path) -> None:
-    assert saved_reports.deletions(tmp_path, most=4).failures == []
-    assert saved_reports.damages(60, tmp_path, seed=1).failures == []
+@pytest.mark.gate("1")
+@pytest.mark.parametrize("times", [1, 4])
+def test_damaged_reports_are_shown_or_refused(times: int, tmp_path: Path) -> None:
+    assert saved_reports.deletions(tmp_path, most=times).failures == []
+    assert saved_reports.damages(15 * times, tmp_path, seed=1).failures == []
 
 
-def test_random_command_lines_end_as_the_contract_says(tmp_path: Path) -> None:
-    assert command_lines.command_lines(120, tmp_path, seed=1).failures == []
+@pytest.mark.slow
+@pytest.mark.gate("30")
+@pytest.mark.parametrize("count", [30, 120])
+def test_random_command_lines_end_as_the_contract_says(count: int, tmp_path: Path) -> None:
+    assert command_lines.command_lines(count, tmp_path, seed=1).failures == []
 
 
 def test_every_kind_of_secret_is_scrubbed() -> None:
@@ -59,6 +68,7 @@ def test_every_kind_of_secret_is_scrubbed() -> None:
     assert (count.failures, count.tried >= 80) == ([], True)
 
 
+@pytest.mark.slow
 def test_many_inspections_do_not_grow_the_process() -> None:
     """What grows does so each time; what other tests of this process let go, or load, does not."""
     assert any(growth.growth(20, trial=False).failures == [] for _ in range(2))

@@ -95,6 +95,7 @@ def test_emulated_layers_are_not_called_idle(found: Callable[..., dict[str, str]
     assert "MOD002" not in titles
 
 
+@pytest.mark.slow
 def test_a_head_that_was_tied(found: Callable[..., dict[str, str]]) -> None:
     model = llama(tie_word_embeddings=True).bfloat16()
     config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
@@ -151,6 +152,7 @@ def test_a_recompute_outside_the_autocast(
     assert found(Net(), step)["CKP002"] == "2 Transformer Engine layers are not recomputed in FP8"
 
 
+@pytest.mark.slow
 def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
     found: Callable[..., dict[str, str]], heard: Heard
 ) -> None:
@@ -185,6 +187,7 @@ def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missin
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [torch.bfloat16, None])
 def test_an_autocast_within_a_closure_is_seen(
     around: torch.dtype | None, observer: Observer, heard: Heard
@@ -207,6 +210,7 @@ def test_an_autocast_within_a_closure_is_seen(
     assert found.severity == ("warning" if around is None else "info")
 
 
+@pytest.mark.slow
 def test_the_autocast_is_that_of_the_first_call_of_a_step(
     found: Callable[..., dict[str, str]], heard: Heard
 ) -> None:

@@ -154,6 +154,7 @@ def test_nobody_owns_nothing() -> None:
     assert owner([], Living()) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, WARMUP])
 def test_a_model_that_is_frozen(observer: Observer, heard: Heard, steps: int) -> None:
     model = Net()

@@ -442,6 +442,7 @@ def in_a_folder_of_its_own(folder: Path) -> Path:
 SHADOWS = ["msgspec", "select", "uuid", "platform", "random", "datetime", "json", "fp8doctor"]
 
 
+@pytest.mark.gate("True-select", "False-msgspec", "False-fp8doctor", "False-json")
 @pytest.mark.parametrize("name", SHADOWS)
 @pytest.mark.parametrize("package", [True, False])
 def test_a_name_in_the_scripts_folder_is_the_scripts(name: str, package: bool, tmp_path: Path) -> None:
@@ -474,6 +475,7 @@ print(NAME.value)
 """
 
 
+@pytest.mark.gate("fp8doctor")
 @pytest.mark.parametrize("name", ["msgspec", "fp8doctor"])
 @pytest.mark.slow
 def test_a_script_with_a_namesake_of_ours_trains_to_its_end(name: str, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_blocks_whose_forward_is_called(observer: Observer, heard: Heard) -> Non
     assert finding_of(heard).evidence["idle_fp8_linears"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_a_compiled_model_that_is_called(observer: Observer, heard: Heard, wrapped: bool) -> None:
     model: Any = net()
@@ -105,6 +106,7 @@ def test_a_compiled_model_that_is_called(observer: Observer, heard: Heard, wrapp
     assert {each.compiled for each in heard.facts.network.linears} == {""}
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_is_called_first_within_the_window(observer: Observer, heard: Heard) -> None:
     """What stands before the calls of the model inside is gone before Dynamo sees it."""
     model = net()

@@ -316,6 +316,7 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
 
 
+@pytest.mark.nightly
 @needs_rowwise_scaled_mm
 def test_a_recipe_is_timed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled by a backend that makes no kernels."""
@@ -450,6 +451,7 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
     assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("waits", "own_process", "reason"),
     [
@@ -477,6 +479,7 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     assert trial.why is None
 
 
+@pytest.mark.nightly
 def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -519,6 +522,7 @@ def test_a_head_start_tells_who_sets_the_pace(usual_ms: float, ahead_ms: float, 
     assert saves(usual_ms, ahead_ms) is saved
 
 
+@pytest.mark.gate("force_eager-compiled1")
 @pytest.mark.parametrize(
     ("stance", "compiled"),
     [
@@ -551,6 +555,7 @@ def sick() -> Job:
     return job(model, optimizer=torch.optim.AdamW(model.parameters()))
 
 
+@pytest.mark.gate("True")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_adapters_under_checkpointing_have_gradients_in_the_copies_too(reentrant: bool) -> None:
     """A hook asks the frozen embedding for one: without it reentrant checkpointing has no backward, and the

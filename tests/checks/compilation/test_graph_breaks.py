@@ -110,11 +110,18 @@ def whole_compiled(**where: Any) -> nn.Module:
     ("between", "words", "treatment"),
     [
         (prints, "a print, warning or log call", "log-outside-graph"),
-        (logs, "a print, warning or log call", "log-outside-graph"),
+        pytest.param(logs, "a print, warning or log call", "log-outside-graph", marks=pytest.mark.nightly),
         (reads_a_value, "a value read back from a tensor, such as .item()", "keep-values-on-gpu"),
-        (gives_up, "a print, warning or log call", "log-outside-graph"),
+        pytest.param(
+            gives_up, "a print, warning or log call", "log-outside-graph", marks=pytest.mark.nightly
+        ),
         (takes_a_branch, "control flow or a shape that depends on data", "select-without-branch"),
-        (branches, "control flow or a shape that depends on data", "select-without-branch"),
+        pytest.param(
+            branches,
+            "control flow or a shape that depends on data",
+            "select-without-branch",
+            marks=pytest.mark.nightly,
+        ),
         (calls_a_disabled, "a function under torch.compiler.disable", "allow-in-graph"),
     ],
 )
@@ -128,6 +135,7 @@ def test_a_break_inside_the_blocks(between: Any, words: str, treatment: str) -> 
     assert finding.treatment.name == treatment
 
 
+@pytest.mark.nightly
 def test_a_break_inside_the_blocks_of_a_model_compiled_as_one() -> None:
     finding = graph_breaks(tried(whole_compiled(inside=prints), BATCH, "as_is"))
     assert isinstance(finding, Finding)
@@ -157,6 +165,7 @@ def test_the_treatment_makes_it_silent() -> None:
     assert graph_breaks(tried(blocks_compiled(inside=logs_outside_the_graph), BATCH, "as_is")) is None
 
 
+@pytest.mark.nightly
 def test_pieces_without_a_counted_break() -> None:
     """Not every torch counts a frame that it gives up as a break."""
     facts = tried(blocks_compiled(inside=gives_up), BATCH, "as_is")
@@ -233,6 +242,7 @@ def transformers_own(inside: Any) -> nn.Module:
     return model.train()
 
 
+@pytest.mark.gate("called-regions0", "transformers_own-regions3")
 @pytest.mark.parametrize(
     ("build", "regions"),
     [(called, (8,)), (wrapped_inside, (4,)), (wrapped_around, (8,)), (transformers_own, (2, 4))],
@@ -250,12 +260,14 @@ def test_what_checkpointing_recomputes_is_entered_twice(
     assert graph_breaks(facts) is None
 
 
+@pytest.mark.nightly
 def test_a_break_beside_a_checkpoint_is_found() -> None:
     finding = graph_breaks(tried(convert_to_float8_training(called(gives_up).bfloat16()), BATCH, "as_is"))
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
 
 
+@pytest.mark.nightly
 def test_of_a_wrapper_and_a_region_a_counted_break_decides() -> None:
     """Their names do not tell which is around the other; a region twice a block, as in the wrapped blocks
     above."""
@@ -267,6 +279,7 @@ def test_of_a_wrapper_and_a_region_a_counted_break_decides() -> None:
     assert finding.severity == "warning"
 
 
+@pytest.mark.nightly
 def test_a_compiled_loss_beside_the_blocks() -> None:
     """A few regions more than blocks, and a break in it."""
     loss = torch.compile(lambda output, batch: prints(output).float().square().mean(), backend="eager")
@@ -274,6 +287,7 @@ def test_a_compiled_loss_beside_the_blocks() -> None:
     assert not (isinstance(finding, Finding) and finding.severity == "warning")
 
 
+@pytest.mark.nightly
 def test_bf16_has_no_casts_to_lose() -> None:
     model = Decoder(inside=prints).bfloat16()
     model.compile(backend="eager")
@@ -298,6 +312,7 @@ def test_transformer_engines_modules_are_information(
     assert finding.title.endswith("the first is at Transformer Engine's modules")
 
 
+@pytest.mark.nightly
 def test_a_recording_without_reasons(look: Callable[..., Facts]) -> None:
     facts = tried(blocks_compiled(inside=prints), BATCH, "as_is")
     arm = facts.trial.arms[0]

@@ -62,6 +62,7 @@ def fresh_dynamo() -> Any:
     torch._dynamo.utils.counters.clear()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("use_cache", "compiled"), [(True, 8), (False, 1)])
 def test_what_the_page_says_of_dynamo(use_cache: bool, compiled: int, fresh_dynamo: None) -> None:
     model = compiled_llama(12, use_cache=use_cache)
@@ -134,6 +135,7 @@ def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
     assert finding.treatment.name == "cache-off"
 
 
+@pytest.mark.nightly
 def test_a_step_that_switches_the_cache_off_itself() -> None:
     model = compiled_llama(10, use_cache=True)
     assert recompilation(tried(model, text() | {"use_cache": False}, "as_is")) is None
@@ -180,6 +182,7 @@ def stack(kind: type[nn.Module], blocks: int) -> nn.Module:
     return model
 
 
+@pytest.mark.nightly
 def test_blocks_that_differ() -> None:
     finding = recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is"))
     assert isinstance(finding, Finding)
@@ -213,6 +216,7 @@ def test_the_raised_limit_makes_it_silent() -> None:
         assert recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) is None
 
 
+@pytest.mark.nightly
 def test_recompiling_while_it_is_timed() -> None:
     with torch._dynamo.config.patch({LIMIT: 1000, f"accumulated_{LIMIT}": 1000}):
         facts = tried(stack(Growing, 1), torch.ones(4, 16), "as_is")

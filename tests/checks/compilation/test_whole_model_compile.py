@@ -55,6 +55,7 @@ def on(facts: Facts, device: str) -> Facts:
     return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device=device))
 
 
+@pytest.mark.slow
 def test_what_a_cpu_compiles_for_itself_is_not_judged(facts: Facts) -> None:
     assert isinstance(whole_model_compile(on(both(facts, 72.0, 8.0), "cpu")), NotApplicable)
 

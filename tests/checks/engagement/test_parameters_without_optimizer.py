@@ -158,6 +158,7 @@ def test_accelerate_wraps_the_weights_that_the_optimizer_holds(look: Look, forge
     assert not learns(model, optimizer)
 
 
+@pytest.mark.slow
 def test_a_trainer_does_the_same(
     monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
 ) -> None:

@@ -332,6 +332,7 @@ def test_torchaos_own_filter_is_sensible(look: Look, recipe: str) -> None:
     assert partial_conversion(facts) is None
 
 
+@pytest.mark.nightly
 def test_adapters_are_not_missed(look: Look) -> None:
     model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: name != "lm_head")
     assert partial_conversion(look(lora(model, rank=128))) is None

@@ -51,6 +51,7 @@ def test_a_step_that_bf16_cannot_do_either() -> None:
     assert "not finite in BF16 either" in answer.reason
 
 
+@pytest.mark.nightly
 def test_untrained_weights_are_looked_at_too() -> None:
     """Made-up weights say nothing about precision, but a NaN is a NaN."""
     torch.manual_seed(0)
