@@ -45,7 +45,7 @@ def time_in_turn(
         bench.guard.look()
 
     with bench.host.window():
-        return interleave(
+        samples = interleave(
             {key: _watched(bench, key[0], each) for key, each in ready.items()},
             bench.device,
             Limits(until, budget.rounds_soon(), latest, budget.overtime_s if overtime else 0.0),
@@ -54,6 +54,8 @@ def time_in_turn(
             sign_known=lambda samples: sign_is_known(samples, bench.plan, plans),
             decided=lambda samples: is_decided(samples, bench.plan, plans),
         )
+    bench.guard.look()  # on a CPU, each block is looked at when the next begins
+    return samples
 
 
 def _watched(bench: Bench, name: str, ready: Ready) -> Callable[[], object]:
