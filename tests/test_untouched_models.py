@@ -18,7 +18,7 @@ from fp8doctor import inspect_model
 from fp8doctor.cost import rows_seen
 from fp8doctor.facts import Linear
 from fp8doctor.report import Report
-from fp8doctor.trial.layers import fake_rows
+from fp8doctor.trial.layers import fake_forward
 
 transformers = pytest.importorskip("transformers")
 
@@ -317,7 +317,9 @@ def test_a_converted_model_is_seen_as_converted(
     """torchao's own classes are the truth; compiled block by block, nothing is left to find but the
     shapes."""
     float8 = pytest.importorskip("torchao.float8")
-    monkeypatch.setattr(fake_rows, "LONGEST_S", 0.1)  # rows are not asked for, and those of Mamba take 10 s
+    monkeypatch.setattr(
+        fake_forward, "LONGEST_S", 0.1
+    )  # rows are not asked for, and those of Mamba take 10 s
     model = untouched.build().bfloat16()
     heads = {id(model.get_output_embeddings())}  # type: ignore[operator]
     float8.convert_to_float8_training(

@@ -88,7 +88,7 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
         family="recipe",
         recipe=of.name,
         changes="model" if torchao else "the autocast",
-        runs="torchao_recipes.another_recipe" if torchao else "te_recipes.another_te_recipe",
+        runs="fp8_recipes.another_recipe" if torchao else "fp8_recipes.another_te_recipe",
         lines="recipe" if torchao else "te_recipe",
         tried_if="other_recipe" if torchao else "other_te_recipe",
     )
@@ -100,7 +100,7 @@ def _conversion(recipe: str) -> TreatmentRecord:
         family="convert",
         recipe=recipe,
         is_an_arm_already=True,
-        runs="torchao_recipes.convert",
+        runs="fp8_recipes.convert",
     )
 
 
@@ -109,7 +109,7 @@ _ALL = (
         name=TE_AUTOCAST,
         words="switched on",
         changes="the autocast",
-        runs="te_recipes.te_autocast",
+        runs="fp8_recipes.te_autocast",
         lines="te_autocast",
         tried_if="te_is_idle",
         saves=0.5,
@@ -128,7 +128,7 @@ _ALL = (
         family="precision",
         helps_bf16_too=True,
         changes="the autocast",
-        runs="dtypes.autocast_bf16",
+        runs="bf16.autocast_bf16",
         lines="autocast_bf16",
         tried_if="in_fp32",
         saves=0.4,
@@ -138,7 +138,7 @@ _ALL = (
         words="BF16 weights",
         family="precision",
         helps_bf16_too=True,
-        runs="dtypes.bf16_parameters",
+        runs="bf16.bf16_parameters",
         lines="bf16_parameters",
         tried_if="in_fp32",
         saves=0.4,
@@ -216,7 +216,7 @@ _ALL = (
         name="adapters-to-bf16",
         words="BF16 adapters",
         helps_bf16_too=True,
-        runs="dtypes.adapters_to_bf16",
+        runs="bf16.adapters_to_bf16",
     ),
     TreatmentRecord(
         name="attention-sdpa",

@@ -282,7 +282,7 @@ def examine(
     TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr. Write ./list for a file
     that is named like a command.
     """
-    from fp8doctor.worker.request import TrialRequest
+    from fp8doctor.worker.protocol import TrialRequest
 
     if trace is not None and no_trial:
         raise click.UsageError(

@@ -260,7 +260,7 @@ def _lora(facts: Facts) -> str:
 
 NO_TRAINED_WEIGHTS = "the weights are"
 """How the reason begins for which layers were not compared on weights that nobody trained.
-Source: ``fp8doctor/trial/layers/made_up.py``."""
+Source: ``fp8doctor/trial/layers/optional_parts.py``."""
 
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
 """Source of the loss, where nobody gave one -> whose it is."""

@@ -17,7 +17,7 @@ from torch import nn
 from fp8doctor.loading.given_batch import core
 from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import without_modes
-from fp8doctor.trial.state.transformer_engine_state import open_autocast
+from fp8doctor.trial.state.library_state import open_autocast
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -23,13 +23,13 @@ from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.layers import rows, shapes
-from fp8doctor.trial.layers.fake_rows import with_calls, with_rows
+from fp8doctor.trial.layers.fake_forward import with_calls, with_rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
 from fp8doctor.trial.planning import arms
-from fp8doctor.trial.state import dynamo_state
-from fp8doctor.trial.state.digest import CONTEXT, with_harm
+from fp8doctor.trial.state import library_state
+from fp8doctor.trial.state.undisturbed import CONTEXT, with_harm
 
 __all__ = [
     "Budget",
@@ -76,7 +76,7 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
         )
         trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
         return msgspec.structs.replace(trial, own_process=run.own_process)
-    workers = dynamo_state.workers()
+    workers = library_state.workers()
     current = (
         torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
     )  # events are of the current device
@@ -84,7 +84,7 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
         with current:
             return _with_shapes(job, facts, prescription, run)
     finally:
-        dynamo_state.stop_new_workers(workers)
+        library_state.stop_new_workers(workers)
 
 
 def _without_size(job: Job) -> str | None:

@@ -40,10 +40,9 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.rounds import time_in_pairs, time_in_turn
 from fp8doctor.trial.measure.timer import gains
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
-from fp8doctor.trial.state import dynamo_state
-from fp8doctor.trial.state.digest import CONTEXT, digest, harm, with_harm
+from fp8doctor.trial.state import library_state
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import Undisturbed, free
+from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
 from fp8doctor.trial.variant import ArmPlan, explores
 from fp8doctor.wording import sentence
 
@@ -99,7 +98,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
     finally:
         attempts.clear()
         if run.own_process:
-            dynamo_state.forget_recorded_kernels()
+            library_state.forget_recorded_kernels()
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 

@@ -25,7 +25,7 @@ from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled, with_
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, stack_of
-from fp8doctor.trial.treatments.dtypes import mostly_fp32
+from fp8doctor.trial.treatments.bf16 import mostly_fp32
 from fp8doctor.trial.treatments.switches import could_be_fused
 
 

@@ -39,9 +39,8 @@ from fp8doctor.recipes import RECIPES, stack_of
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
 from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
-from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form
+from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
-from fp8doctor.trial.treatments.dtypes import mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.switches import flags, keep_activations
 from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
 

@@ -27,8 +27,17 @@ from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
-from fp8doctor.worker.request import TrialRequest
+from fp8doctor.worker.protocol import (
+    Begun,
+    Done,
+    Examined,
+    Failure,
+    Lost,
+    Message,
+    Mistake,
+    Traced,
+    TrialRequest,
+)
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Step

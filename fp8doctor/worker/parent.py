@@ -37,9 +37,18 @@ from fp8doctor.loading.target import compiled, locate
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.worker.interpreter import checked_interpreter
-from fp8doctor.worker.messages import Begun, Done, Examined, Failure, Lost, Message, Mistake, Traced
 from fp8doctor.worker.printed import Printed
-from fp8doctor.worker.request import TrialRequest
+from fp8doctor.worker.protocol import (
+    Begun,
+    Done,
+    Examined,
+    Failure,
+    Lost,
+    Message,
+    Mistake,
+    Traced,
+    TrialRequest,
+)
 
 TICK_S = 0.1
 """How often the deadline and the end of the child are looked at while nothing is sent."""

@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.document import schema
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Trial
 from fp8doctor.stages import Doing
-from fp8doctor.worker.request import TrialRequest
+from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import Worker, fp8doctor, timed
 from tests.facts_of import DECODER_468M
 

@@ -9,7 +9,7 @@ import pytest
 
 from fp8doctor.diagnosis.document import tool
 from fp8doctor.facts import Environment, Facts, Target
-from fp8doctor.worker.request import TrialRequest
+from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import Worker, fp8doctor, process
 from tests.facts_of import DECODER_468M
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import fp8doctor.examine
-from fp8doctor.trial.state.belongings import Belongings
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.user_state import Belongings
 from tests.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.trial.layers.expert_rows import ExpertRows
+from fp8doctor.trial.layers.rows import Products
 
 ROWS = (3, 0, 5)
 
@@ -42,9 +42,9 @@ class Experts(nn.Module):
 def test_the_rows_of_every_expert(way: str, rows: list[int]) -> None:
     experts = Experts(way)
     other = nn.Parameter(torch.randn(3, 4, 4))
-    seen = ExpertRows([experts.up])
+    seen = Products([], [experts.up])
     with torch.no_grad(), seen:
         torch.bmm(other, other)
         experts(torch.randn(8, 16, dtype=torch.bfloat16))
-    assert seen.of(experts.up) == rows
-    assert seen.of(other) == []
+    assert seen.of_experts(experts.up) == rows
+    assert seen.of_experts(other) == []

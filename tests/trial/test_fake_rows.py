@@ -22,7 +22,7 @@ from fp8doctor import inspect_model
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers import fake_rows
+from fp8doctor.trial.layers import fake_forward
 from tests.trial.test_rows import Frames, frames
 from tests.trial.test_shapes import job
 
@@ -31,7 +31,7 @@ FILES_OF_SELECT = 1024
 
 
 def counted(of: Job) -> Facts:
-    return fake_rows.with_rows(of, examine(of))
+    return fake_forward.with_rows(of, examine(of))
 
 
 def reason(facts: Facts) -> str:
@@ -173,7 +173,7 @@ def test_a_forward_that_cannot_be_run_leaves_them_unknown(
         return model(batch)
 
     if act is takes_for_ever:
-        monkeypatch.setattr(fake_rows, "LONGEST_S", 0.5)
+        monkeypatch.setattr(fake_forward, "LONGEST_S", 0.5)
     assert reason(counted(replace(frames(), training_step=step))).startswith(told)
 
 
@@ -182,13 +182,13 @@ def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.Monk
         caught = signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
         return {"up": (int(signal.getitimer(signal.ITIMER_REAL)[0]), int(caught))}
 
-    monkeypatch.setattr(fake_rows, "seen", alarm)
+    monkeypatch.setattr(fake_forward, "on_fakes", alarm)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         left_s, caught = counted(frames()).workload.rows["up"]
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert 0 < left_s <= 2 * fake_rows.LONGEST_S
+    assert 0 < left_s <= 2 * fake_forward.LONGEST_S
     assert not caught
 
 

@@ -229,12 +229,12 @@ def test_a_tensor_that_cannot_be_asked_costs_nothing(kind: str) -> None:
 
 
 def test_a_part_that_cannot_be_put_back_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fp8doctor.trial.state import belongings
+    from fp8doctor.trial.state import user_state
 
     def fails(*_: Any) -> list[str]:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(belongings, "_put_data_back", fails)
+    monkeypatch.setattr(user_state, "_put_data_back", fails)
     job = trained(lambda reach: (reach.model.eval(), reach.optimizer.zero_grad()))
     before = owned(job.model, job.optimizer, job.batch)
     assert attempt(job).harm == ("training flags (put back)",)

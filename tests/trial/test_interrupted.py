@@ -26,10 +26,7 @@ ROOT = Path(fp8doctor.__file__).parent
 
 FILES = {
     str(ROOT / "signals.py"),
-    *(
-        str(ROOT / "trial/state" / f"{name}.py")
-        for name in ("undisturbed", "belongings", "guard", "optimizers")
-    ),
+    *(str(ROOT / "trial/state" / f"{name}.py") for name in ("undisturbed", "user_state", "guard")),
 }
 """What puts back. The settings are left out, whose many lines run in the middle of it."""
 

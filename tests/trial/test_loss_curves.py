@@ -16,7 +16,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import loss_curves
 from fp8doctor.trial.layers.loss_curves import LOSSES, disturb, why_not
-from fp8doctor.trial.layers.part import NotMeasured
+from fp8doctor.trial.layers.optional_parts import NotMeasured
 from fp8doctor.trial.measure import layout, timer
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget

@@ -17,7 +17,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
-from fp8doctor.trial.state.digest import CONTEXT
+from fp8doctor.trial.state.undisturbed import CONTEXT
 from fp8doctor.trial.variant import ArmPlan, Variant
 from tests.trial.decoder import AS_IS, BF16, CPU, job, trial
 from tests.trial.planted import worn

@@ -19,9 +19,8 @@ from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Unrecorded, Wor
 from fp8doctor.facts.paths import path_of
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import numerics
-from fp8doctor.trial.layers.made_up import UNEVEN, made_up, unevenness
-from fp8doctor.trial.layers.numerics import layer_numerics, with_numerics
-from fp8doctor.trial.layers.precision_lost import Casts, Difference
+from fp8doctor.trial.layers.numerics import Casts, Difference, layer_numerics, with_numerics
+from fp8doctor.trial.layers.optional_parts import UNEVEN, synthetic, unevenness
 from fp8doctor.trial.measure.bench import Bench
 from tests import prototypes
 from tests.checks.trials import tried
@@ -261,7 +260,8 @@ def test_shares_of_one_cast(dtype: torch.dtype, largest: float) -> None:
         torch.tensor([0.0, 0.0, half, 1.0, largest, largest * 1.03, largest * 2, -largest * 2]).clamp(
             -largest, largest
         ).to(dtype)
-    assert casts.shares() == (pytest.approx(25.0), pytest.approx(100 / 6))
+    assert casts.largest_pct(casts.clipped) == pytest.approx(25.0)
+    assert casts.largest_pct(casts.flushed) == pytest.approx(100 / 6)
 
 
 def test_a_difference() -> None:
@@ -347,7 +347,7 @@ def test_made_up_weights_are_not_reported(reason: str) -> None:
 def test_weights_without_data() -> None:
     with torch.device("meta"):
         model = fp8(nn.Sequential(Block()))
-    assert "meta device" in (made_up(job(model), fp8(stack(Block)), ["0.up"]) or "")
+    assert "meta device" in (synthetic(job(model), fp8(stack(Block)), ["0.up"]) or "")
 
 
 INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {

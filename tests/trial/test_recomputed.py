@@ -19,7 +19,7 @@ from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers import fake_rows
+from fp8doctor.trial.layers import fake_forward
 
 WIDTH, ROWS = 64, 32
 
@@ -107,7 +107,7 @@ def job(model: nn.Module) -> Job:
 
 def look(model: nn.Module) -> Facts:
     of = job(model)
-    return fake_rows.with_rows(of, fake_rows.with_calls(of, examine(of)))
+    return fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
 
 
 def times(facts: Facts) -> dict[str, float]:
@@ -146,7 +146,7 @@ def test_every_other_block() -> None:
 def test_a_bf16_model_is_looked_at_too() -> None:
     of = job(NotReentrant())
     of.model = NotReentrant().bfloat16()
-    facts = fake_rows.with_rows(of, fake_rows.with_calls(of, examine(of)))
+    facts = fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
     assert facts.network.blocks[0].checkpointed == 4
 
 
@@ -162,7 +162,7 @@ def test_what_is_drawn_at_random_is_not_modelled() -> None:
 def test_without_a_batch_it_is_unknown() -> None:
     of: Any = job(NotReentrant())
     of.batch = None
-    facts = fake_rows.with_rows(of, fake_rows.with_calls(of, examine(of)))
+    facts = fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
     assert not recorded(facts.linears()[0], "checkpointed")
     assert modelled_step(facts) is None
     decided = msgspec.structs.replace(

@@ -21,7 +21,7 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut
-from fp8doctor.trial.layers import fake_rows, rows, shapes
+from fp8doctor.trial.layers import fake_forward, rows, shapes
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, in_time, job
@@ -225,7 +225,7 @@ def test_a_step_of_the_users_own_is_the_forward() -> None:
 
 
 def test_what_is_not_asked_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "seen", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(rows, "on_a_copy", lambda *arguments: 1 / 0)
     assert seen(job(nn.Sequential(nn.Linear(64, 100)).bfloat16())) == ({}, None)
     assert seen(frames(), reason_against="the process was killed")[1] == "the process was killed"
     assert seen(replace(frames(), batch=None))[1] == rows.NO_BATCH
@@ -326,7 +326,7 @@ class Dropping(Frames):
 
 
 def of_fakes(of: Job) -> rows.Rows:
-    return fake_rows.with_rows(of, examine(of)).workload.rows
+    return fake_forward.with_rows(of, examine(of)).workload.rows
 
 
 @pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])

@@ -30,12 +30,13 @@ from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, W
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.layers import casts, gemms, shapes
+from fp8doctor.trial.layers import linear_operations as operations
+from fp8doctor.trial.layers import shapes
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import arms
-from fp8doctor.trial.state import dynamo_state
+from fp8doctor.trial.state import library_state
 from fp8doctor.trial.variant import ArmPlan
 
 pytestmark = pytest.mark.slow
@@ -105,7 +106,7 @@ def job(model: nn.Module) -> Job:
 
 
 def probed(model: nn.Module, seconds: float = 5.0) -> tuple[LayerShape, ...]:
-    return shapes.probe(examine(job(model)), CPU, until=seconds)
+    return shapes.timed(examine(job(model)), CPU, until=seconds)[0]
 
 
 def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
@@ -129,7 +130,7 @@ def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
 @pytest.mark.parametrize(("recipe", "in_fp8"), [("tensorwise", 3), ("rowwise", 3), ("rowwise_with_gw_hp", 2)])
 def test_every_gemm_of_a_shape_is_timed_apart(recipe: str, in_fp8: int) -> None:
     for shape in probed(decoder(recipe, frozen=recipe == "tensorwise")):
-        assert [each.layout for each in shape.gemms] == list(gemms.LAYOUTS[: 3 if shape.trained else 2])
+        assert [each.layout for each in shape.gemms] == list(operations.LAYOUTS[: 3 if shape.trained else 2])
         assert sum(each.bf16_ms for each in shape.gemms) == pytest.approx(shape.bf16_ms)
         times = [each.fp8_ms for each in shape.gemms if each.fp8_ms]
         assert len(times) == min(in_fp8, len(shape.gemms))
@@ -190,16 +191,14 @@ def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -
 def test_casts_that_fail_cost_those_of_their_shape(
     quick_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = casts.arguments
+    arguments = operations.cast_arguments
 
-    def too_large(
-        input: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        if weight.shape == (64, 64):
+    def too_large(of: operations.Operands) -> tuple[torch.Tensor, ...]:
+        if of.weight.shape == (64, 64):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return arguments(input, weight, gradient)
+        return arguments(of)
 
-    monkeypatch.setattr(casts, "arguments", too_large)
+    monkeypatch.setattr(shapes, "cast_arguments", too_large)
     found = {shape.layers[0]: shape for shape in probed(decoder(), seconds=60)}
     assert (found["0.q"].casts_ms, found["0.q"].reason) == (
         None,
@@ -213,7 +212,7 @@ def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> N
     facts = examine(job(decoder()))
     seen = {linear.name: (16,) for linear in facts.network.linears if linear.name.startswith("1.")}
     of = msgspec.structs.replace(facts, trial=Trial(device="cpu", gpu=None, rows=seen))
-    found = shapes.probe(of, CPU, until=60.0)
+    found, _ = shapes.timed(of, CPU, until=60.0)
     assert sorted((shape.m, shape.layers[0][0]) for shape in found) == [(16, "1")] * 4 + [(TOKENS, "0")] * 4
     assert all(shape.casts_ms for shape in found)
 
@@ -237,13 +236,13 @@ def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
     assert all(shape.casts_ms for shape in found)
     assert {key: dict(value) for key, value in counters.items()} == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
-    assert _debug_get_cache_entry_list(casts.casts.__code__) == []
+    assert _debug_get_cache_entry_list(operations.casts.__code__) == []
 
 
 def test_operands_are_laid_out_as_in_training() -> None:
     shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
-    of = gemms.Operands.of(shape, CPU)
-    bf16, fp8 = gemms.bf16_gemms(of, True), gemms.fp8_gemms(of, shape, True)
+    of = operations.Operands.of(shape, CPU)
+    bf16, fp8 = operations.bf16_gemms(of, True), operations.fp8_gemms(of, shape, True)
     made = [(a().shape, b().shape) for a, b in zip(bf16.values(), fp8.values(), strict=True)]  # type: ignore[attr-defined]
     assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
     exact, rounded = bf16["bf16 output"](), fp8["fp8 output"]()
@@ -264,23 +263,26 @@ def test_how_many_gemms_are_in_fp8(
 ) -> None:
     calls = []
     monkeypatch.setattr(
-        gemms, "scaled_mm", lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast))
+        operations,
+        "scaled_mm",
+        lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)),
     )
     shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=trained)
-    of = gemms.Operands.of(shape, CPU)
-    for gemm in gemms.fp8_gemms(of, shape, True).values():
+    of = operations.Operands.of(shape, CPU)
+    for gemm in operations.fp8_gemms(of, shape, True).values():
         gemm()
     gradient = torch.float8_e5m2 if recipe == "tensorwise" else torch.float8_e4m3fn
     rows = torch.Size([]) if recipe == "tensorwise" else torch.Size([48, 1])
     assert calls == [(torch.float8_e4m3fn, rows, True)] + [(gradient, torch.Size([]), False)] * (in_fp8 - 1)
-    assert len(gemms.bf16_gemms(of, trained)) == (3 if trained else 2)
+    assert len(operations.bf16_gemms(of, trained)) == (3 if trained else 2)
 
 
 def test_casts_are_those_of_torchao() -> None:
-    input, weight, gradient = (
-        torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32))
+    of = operations.Operands(
+        *(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
     )
-    made = casts.casts("tensorwise", True, *casts.arguments(input, weight, gradient))
+    input, weight, gradient = of.input, of.weight, of.gradient
+    made = operations.casts("tensorwise", True, *operations.cast_arguments(of))
     wanted = [(input, torch.float8_e4m3fn), (gradient, torch.float8_e5m2), (weight, torch.float8_e4m3fn)]
     expected = [
         hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig())._data.float() for tensor, dtype in wanted
@@ -294,10 +296,9 @@ def test_casts_are_those_of_torchao() -> None:
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current"])
 def test_every_operand_of_an_fp8_gemm_is_cast(recipe: str) -> None:
-    tensors = casts.arguments(
-        *(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
-    )
-    sides = lambda trained: sorted(tuple(each.shape) for each in casts.casts(recipe, trained, *tensors))  # noqa: E731
+    shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=True)
+    tensors = operations.cast_arguments(operations.Operands.of(shape, CPU))
+    sides = lambda trained: sorted(tuple(each.shape) for each in operations.casts(recipe, trained, *tensors))  # noqa: E731
     forward = [(32, 64), (48, 32), (48, 64), (64, 32)]
     assert sides(False) == forward
     assert sides(True) == (
@@ -316,14 +317,14 @@ def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
 
 
 def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = gemms.scaled_mm
+    gemm = operations.scaled_mm
 
     def narrow_fails(a: torch.Tensor, b: torch.Tensor, *rest: Any, **fields: Any) -> torch.Tensor:
         if b.shape[1] == 16:
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
         return gemm(a, b, *rest, **fields)
 
-    monkeypatch.setattr(gemms, "scaled_mm", narrow_fails)
+    monkeypatch.setattr(operations, "scaled_mm", narrow_fails)
     found = {shape.layers[0]: shape for shape in probed(decoder())}
     assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (
         None,
@@ -336,14 +337,14 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
 
 
 def test_a_shape_for_which_the_memory_is_too_small_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = gemms.Operands.of
+    make = operations.Operands.of
 
     def of(shape: LayerShape, device: torch.device) -> Any:
         if shape.n == 128:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(shape, device)
 
-    monkeypatch.setattr(gemms.Operands, "of", of)
+    monkeypatch.setattr(operations.Operands, "of", of)
     found, gap = shapes.timed(examine(job(decoder())), CPU, until=5.0)
     assert {shape.layers[0] for shape in found} == {"0.q", "0.k", "0.down"}
     assert gap == "M 48, K 64, N 128: OutOfMemoryError: CUDA out of memory"
@@ -423,7 +424,7 @@ def test_the_compilers_workers_serve_the_arms_too_and_end_with_the_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(dynamo_state, "stop_new_workers", lambda before: order.append("stopped"))
+    monkeypatch.setattr(library_state, "stop_new_workers", lambda before: order.append("stopped"))
     monkeypatch.setattr(
         fp8doctor.trial, "conduct", lambda *arguments, **fields: order.append("conducted") or Trial()
     )
@@ -537,7 +538,7 @@ def test_scales_are_in_single_precision_whatever_the_default_is() -> None:
     facts = examine(job(decoder()))
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = shapes.probe(facts, CPU, until=5.0)
+        found, _ = shapes.timed(facts, CPU, until=5.0)
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(shape.fp8_ms is not None for shape in found)

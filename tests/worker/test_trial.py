@@ -17,7 +17,7 @@ from fp8doctor.profiling.trace import MODULE
 from fp8doctor.stages import Doing, Stage
 from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from fp8doctor.worker.request import TrialRequest
+from fp8doctor.worker.protocol import TrialRequest
 from tests.worker.clock import hang, late_while_it_grows
 
 pytestmark = pytest.mark.slow

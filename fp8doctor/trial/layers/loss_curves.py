@@ -1,9 +1,9 @@
-"""The loss of paired steps with a real learning rate: in FP8 as it is, in BF16, and in BF16 disturbed.
+"""Follow the loss of paired steps with a real learning rate: FP8 as it is, BF16, and disturbed BF16.
 
-Every run begins at the same weights, on copies of its own, and takes the same batch and the same random
-numbers. What the last bit of BF16 weights does to the loss is the measure of what FP8 does to it: training
-is sensitive enough for two orders of one sum to end at two losses. All runs are eager, so that the precision
-is all that differs. The smallest cut is trained, which may be a part of the model.
+Every run begins at the same weights, on a copy of its own, with the same batch and random numbers. FP8's
+effect is compared with the effect of the last bit of BF16 weights: training is so sensitive that two orders
+of one sum end at two losses. All runs are uncompiled, so only the precision differs. The smallest cut is
+trained, which may be a part of the model.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.copies.step import like, move, own_loss, training_step
-from fp8doctor.trial.layers.made_up import made_up
-from fp8doctor.trial.layers.numerics import eager, fp8_layers
-from fp8doctor.trial.layers.part import NotMeasured, with_part
+from fp8doctor.trial.layers.optional_parts import NotMeasured, eager, fp8_layers, synthetic, with_part
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import strip_compile_marks
@@ -39,13 +37,13 @@ from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.variant import Variant, as_it_is
 
 LOSSES = "losses"
-"""This part's name in the facts, in progress and in ``skip``, as if it were an arm."""
+"""Name of this part in the facts, in progress and in ``skip``."""
 
 STEPS, FEWEST_STEPS = 20, 5
-"""Steps of every run, and the fewest that are worth telling. A choice of time."""
+"""Steps of every run, and the fewest that are reported. A choice for the time that they take."""
 
 DISTURBED_RUNS = 2
-"""Runs with other last bits: a single one may end near the undisturbed one by chance."""
+"""Runs with other last bits: a single one may end close to the undisturbed one by chance."""
 
 BF16_BITS = 8
 """Significant bits of BF16, the hidden one counted."""
@@ -63,7 +61,7 @@ def with_loss_curves(trial: Trial, bench: Bench, until: float, against: str | No
 
 
 def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple[LossCurve, ...]:
-    """Follow the loss of every run over the smallest cut; empty for a model without FP8.
+    """Follow the loss of every run on the smallest cut; empty for a model without FP8.
 
     Raises `NotMeasured`, or what the model raises.
     """
@@ -105,12 +103,12 @@ def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple
 
 
 def why_not(bench: Bench, names: Sequence[str]) -> str | None:
-    """Tell why the loss would say nothing; None where nothing speaks against it."""
+    """Return the reason why the loss would say nothing, or None."""
     if recorded(bench.job.workload, "loss_source") and bench.job.workload.loss_source == "mean":
         return "the loss is made up, the mean of the output; give one, as loss(output, batch) in a model file"
     if not any(bench.rates[0]):
         return "the optimizer's learning rate is 0"
-    return made_up(bench.job, bench.bases[0], names)
+    return synthetic(bench.job, bench.bases[0], names)
 
 
 def _followed(
@@ -121,10 +119,9 @@ def _followed(
     before: Callable[[nn.Module], object] = lambda model: None,
     until: float | None = None,
 ) -> list[float]:
-    """Train a copy of a cut, told by its number, for so many steps, or until the clock, and return the loss
-    of each.
+    """Train a copy of the cut with this number, and return the loss of each step.
 
-    ``before`` is done to the copy first.
+    ``before`` is applied to the copy first. The clock ``until`` may end it early.
     """
     model = strip_compile_marks(replicate(bench.bases[number])[0])
     give_own_code(model)
@@ -149,7 +146,7 @@ def _followed(
 
 
 def _seed(number: int) -> None:
-    """Let whatever draws random numbers in a step draw the same in every run."""
+    """Give a step the same random numbers in every run."""
     torch.manual_seed(number)
     random.seed(number)
     if numpy := sys.modules.get("numpy"):
@@ -160,8 +157,8 @@ def _optimizer(bench: Bench, number: int, model: nn.Module, variant: Variant) ->
     """Make the job's optimizer over the copy, with its own learning rates."""
     trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
     of = model if trained <= set(map(id, model.parameters())) else variant.model
-    twins = dict(zip(map(id, bench.bases[number].parameters()), of.parameters(), strict=True))
-    optimizer = like(bench.optimizers[number], twins, {})
+    counterparts = dict(zip(map(id, bench.bases[number].parameters()), of.parameters(), strict=True))
+    optimizer = like(bench.optimizers[number], counterparts, {})
     for group, rate in zip(optimizer.param_groups, bench.rates[number], strict=True):
         group["lr"] = rate
     return optimizer
@@ -170,7 +167,7 @@ def _optimizer(bench: Bench, number: int, model: nn.Module, variant: Variant) ->
 def disturb(model: nn.Module, names: Sequence[str], seed: int) -> None:
     """Move every weight of the named layers by one unit in the last place of BF16, up or down.
 
-    Raises `NotMeasured` where a weight is in no 16 or 32 bits.
+    Raises `NotMeasured` if a weight does not have 16 or 32 bits.
     """
     found = modules(model)
     for name in names:

@@ -1,42 +1,40 @@
-"""What FP8 does to each layer alone, held to its BF16 twin with the same input.
+"""Compare each FP8 layer alone with its BF16 counterpart, given the same input.
 
-One eager step of the BF16 model runs over the weights of the deepest cut. When the gradient of a layer's
-output arrives, the FP8 layer and its twin are called once more, alone, with the input and the gradient of
-that step. They go one at a time, so that no more memory is taken than the largest layer needs.
+One uncompiled step of the BF16 model runs over the weights of the deepest cut. When the gradient of a layer's
+output arrives, the FP8 layer and its counterpart are called once more, alone, with that step's input and
+gradient. They go one at a time, so it takes no more memory than the largest layer needs.
 
-The reference is the BF16 result itself, which the user would have without FP8: BF16's own rounding is 50 dB
-below the signal, FP8's 20 to 30. Shares of clipped and of vanished elements are taken where a layer's own
-code casts to FP8. Casts inside kernels of a library (Transformer Engine, torchao's MX on a GPU) are not seen,
-and their shares stay unknown.
+The reference is the BF16 result, which the user would have without FP8: BF16's own rounding is 50 dB below
+the signal, FP8's 20 to 30. Shares of clipped and of flushed elements are counted if a layer's own code casts
+to FP8. Casts inside library kernels (Transformer Engine, torchao's MX on a GPU) are not seen, and their
+shares stay unknown.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8doctor.facts import LayerNumerics, Trial
 from fp8doctor.stacks import NoTwin, recognise
 from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
-from fp8doctor.trial.copies.compiling import give_own_code, own_step
-from fp8doctor.trial.copies.replica import replicate
+from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.step import call, loss_of
-from fp8doctor.trial.layers.made_up import made_up
-from fp8doctor.trial.layers.part import NotMeasured, with_part
-from fp8doctor.trial.layers.precision_lost import Casts, Difference
+from fp8doctor.trial.layers.optional_parts import NotMeasured, eager, fp8_layers, synthetic, with_part
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.trial.treatments.apply import modules
 from fp8doctor.trial.treatments.bf16 import eager_bf16
 from fp8doctor.trial.variant import Variant
@@ -45,11 +43,16 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 NUMERICS = "numerics"
-"""This part's name in the facts, in progress and in ``skip``, as if it were an arm. A process that dies of it
-is followed by one without."""
+"""Name of this part in the facts, in progress and in ``skip``: a worker that died in it is followed by one
+without it."""
 
 MOST_LAYERS = 128
-"""Layers that are measured; of more a sample is drawn, the same each time. The cut of an 8B Llama has 84."""
+"""Layers that are measured; of more, a fixed sample. The cut of an 8B Llama has 84."""
+
+FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+CHUNK = 1 << 22
+"""Elements that are compared at a time, in fp32."""
 
 
 def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
@@ -58,7 +61,7 @@ def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None 
 
 
 def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tuple[LayerNumerics, ...]:
-    """Measure the FP8 layers of the deepest cut one by one; empty when there are none.
+    """Measure the FP8 layers of the deepest cut one by one; empty if there are none.
 
     Raises `NotMeasured`, or what the model raises.
     """
@@ -67,33 +70,31 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
     names = fp8_layers(fp8)
     if not names:
         return ()
-    reason = against or made_up(bench.job, base, names)
+    reason = against or synthetic(bench.job, base, names)
     if reason is not None:
         raise NotMeasured(reason)
     as_is = bench.variant(fp8)
-    twin = eager_bf16(bench.variant(eager(base)))
-    chosen = (
-        names
-        if len(names) <= MOST_LAYERS
-        else sorted(random.Random(0).sample(names, MOST_LAYERS), key=names.index)
-    )
-    layers = [_Layer(name, modules(fp8)[name], modules(twin.model)[name]) for name in chosen]
-    alone = _Alone(_around(bench, as_is), _around(bench, twin), until)
+    bf16 = eager_bf16(bench.variant(eager(base)))
+    chosen = names
+    if len(names) > MOST_LAYERS:
+        chosen = sorted(random.Random(0).sample(names, MOST_LAYERS), key=names.index)
+    layers = [_Layer(name, modules(fp8)[name], modules(bf16.model)[name]) for name in chosen]
+    alone = _Alone(_around(bench, as_is), _around(bench, bf16), until)
     handles = []
     try:
         with torch.compiler.set_stance("force_eager"):
-            if any(layer.stack == TRANSFORMER_ENGINE for each in layers for layer in recognise(each.fp8, {})):
-                _step(bench, as_is)  # fills the history of amax, from which delayed scaling takes its scales
+            if any(_is_te(each.fp8) for each in layers):
+                _step(bench, as_is)  # fills the amax history, from which delayed scaling takes its scales
             handles = [
-                each.twin.register_forward_hook(alone.watch(each), with_kwargs=True) for each in layers
+                each.bf16.register_forward_hook(alone.watch(each), with_kwargs=True) for each in layers
             ]
-            _step(bench, twin)
+            _step(bench, bf16)
     finally:
         for handle in handles:
             handle.remove()
         for parameter in base.parameters():
             parameter.grad = None
-        del as_is, twin, layers
+        del as_is, bf16, layers
         free(bench.device)
     if not alone.found:
         late = (
@@ -106,34 +107,22 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
 
 
 def worth_measuring(bench: Bench) -> bool:
-    """Whether the numerics would say something, so that time is kept for them."""
+    """Return whether the numerics would say something, so that time is kept for them."""
     base = bench.bases[-1]
     try:
         names = fp8_layers(eager(base))
-        return bool(names) and made_up(bench.job, base, names) is None
-    except Exception:  # which measuring them will meet too, and say
+        return bool(names) and synthetic(bench.job, base, names) is None
+    except Exception:  # measuring them will raise it too, and report it
         _log.debug("looking for numerics to measure raises", exc_info=True)
         return False
 
 
-def fp8_layers(model: nn.Module) -> list[str]:
-    """Name the layers that train in FP8."""
-    return [
-        name
-        for name, module in modules(model).items()
-        if any(layer.use == "training" for layer in recognise(module, {}))
-    ]
-
-
-def eager(base: nn.Module) -> nn.Module:
-    """Make a replica of the base without compile marks, over its very weights."""
-    model = strip_compile_marks(replicate(base, share=True)[0])
-    give_own_code(model)
-    return model
+def _is_te(module: nn.Module) -> bool:
+    return any(layer.stack == TRANSFORMER_ENGINE for layer in recognise(module, {}))
 
 
 def _around(bench: Bench, variant: Variant) -> Callable[[], AbstractContextManager[object]]:
-    """Return the autocast that the step of this variant runs under."""
+    """Return the autocast of this variant's step."""
     device, dtype = bench.device.type, variant.autocast
     return (lambda: torch.autocast(device, dtype=dtype)) if dtype is not None else nullcontext
 
@@ -150,26 +139,35 @@ def _step(bench: Bench, variant: Variant) -> None:
 
 @dataclass(frozen=True)
 class _Layer:
-    """An FP8 layer and its twin, with one set of weights."""
+    """An FP8 layer and its BF16 counterpart over the same weights."""
 
     name: str
     fp8: nn.Module
-    twin: nn.Module
+    bf16: nn.Module
+
+
+@dataclass(frozen=True)
+class _Called:
+    """Arguments of a layer's call, and the gradient of its output if there is one."""
+
+    arguments: tuple[Any, ...]
+    settings: dict[str, Any]
+    gradient: torch.Tensor | None
 
 
 @dataclass
 class _Alone:
-    """Measures each layer as the gradient of its output arrives, or at once where none will."""
+    """Measures each layer when its output's gradient arrives, or at once if there will be none."""
 
     around_fp8: Callable[[], AbstractContextManager[object]]
-    around_twin: Callable[[], AbstractContextManager[object]]
+    around_bf16: Callable[[], AbstractContextManager[object]]
     until: float
     found: dict[str, LayerNumerics] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     measured_with_gradient: set[str] = field(default_factory=set)
 
     def watch(self, layer: _Layer) -> Callable[..., None]:
-        """Hook the twin. A layer that is called several times in a step is measured once."""
+        """Make the hook of a BF16 layer. A layer that is called several times is measured once."""
 
         def hook(
             module: nn.Module, arguments: tuple[Any, ...], settings: dict[str, Any], output: Any
@@ -178,26 +176,22 @@ class _Alone:
             if result is None or layer.name in self.measured_with_gradient:
                 return
             if result.requires_grad:
-                result.register_hook(lambda gradient: self._measure(layer, arguments, settings, gradient))  # type: ignore[no-untyped-call]
+                result.register_hook(  # type: ignore[no-untyped-call]
+                    lambda gradient: self._measure(layer, _Called(arguments, settings, gradient))
+                )
             elif torch.is_grad_enabled() and layer.name not in self.found:
-                self._measure(layer, arguments, settings, None)
+                self._measure(layer, _Called(arguments, settings, None))
 
         return hook
 
-    def _measure(
-        self,
-        layer: _Layer,
-        arguments: tuple[Any, ...],
-        settings: dict[str, Any],
-        gradient: torch.Tensor | None,
-    ) -> None:
-        """Measure one layer. What is wrong with it costs that layer alone."""
+    def _measure(self, layer: _Layer, called: _Called) -> None:
+        """Measure one layer. If it fails, the others are measured."""
         if layer.name in self.measured_with_gradient or time.monotonic() > self.until:
             return
-        if gradient is not None:
+        if called.gradient is not None:
             self.measured_with_gradient.add(layer.name)
         try:
-            self.found[layer.name] = self._compared(layer, arguments, settings, gradient)
+            self.found[layer.name] = self._compared(layer, called)
         except NoTwin as error:
             self.failures.append(str(error))
         except torch.OutOfMemoryError:
@@ -206,68 +200,134 @@ class _Alone:
             _log.debug("a layer alone raises", exc_info=True)
             self.failures.append(f"a layer alone raises {sentence(error)}")
 
-    def _compared(
-        self,
-        layer: _Layer,
-        arguments: tuple[Any, ...],
-        settings: dict[str, Any],
-        gradient: torch.Tensor | None,
-    ) -> LayerNumerics:
-        is_te = any(each.stack == TRANSFORMER_ENGINE for each in recognise(layer.fp8, {}))
-        with self.around_twin():
-            reference = _called(layer.twin, layer.twin.forward, arguments, settings, gradient)
+    def _compared(self, layer: _Layer, called: _Called) -> LayerNumerics:
+        with self.around_bf16():
+            reference = _results(layer.bf16, layer.bf16.forward, called)
         casts = Casts()
-        with self.around_fp8(), as_before(layer.fp8) if is_te else nullcontext(), casts:
-            result = _called(layer.fp8, layer.fp8, arguments, settings, gradient)
+        with self.around_fp8(), as_before(layer.fp8) if _is_te(layer.fp8) else nullcontext(), casts:
+            result = _results(layer.fp8, layer.fp8, called)
         pairs = {name: Difference.of(reference[name], result[name]) for name in reference}
-        saturated, flushed = casts.shares()
         return LayerNumerics(
             name=layer.name,
             output_sqnr_db=pairs["output"].sqnr_db,
             typical_output_sqnr_db=pairs["output"].typical_sqnr_db,
             input_gradient_sqnr_db=pairs["input"].sqnr_db if "input" in pairs else None,
             weight_gradient_sqnr_db=pairs["weight"].sqnr_db if "weight" in pairs else None,
-            saturated_pct=saturated,
-            flushed_pct=flushed,
+            saturated_pct=casts.largest_pct(casts.clipped),
+            flushed_pct=casts.largest_pct(casts.flushed),
             non_finite=sum(pair.non_finite for pair in pairs.values()),
         )
 
 
-def _called(
-    module: nn.Module,
-    forward: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    settings: dict[str, Any],
-    gradient: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:
-    """Call a layer once; return ``output`` and, with a gradient, the gradients of ``input`` and
-    ``weight``."""
+def _results(module: nn.Module, forward: Callable[..., Any], called: _Called) -> dict[str, torch.Tensor]:
+    """Call a layer once; return ``output`` and, given a gradient, those of ``input`` and ``weight``."""
     with torch.enable_grad():
-        arguments, settings = _detached(arguments), _detached(settings)
+        arguments, settings = _detached(called.arguments), _detached(called.settings)
         output = next(tensors(forward(*arguments, **settings)))
-        if gradient is None:
+        if called.gradient is None:
             return {"output": output.detach()}
         x = next(each for each in tensors((arguments, settings)) if each.is_floating_point())
         weights = [
             weight for layer in recognise(module, {}) for weight in layer.weights if weight.requires_grad
         ]
-        fused = getattr(
-            module, "fuse_wgrad_accumulation", False
-        )  # TE then adds to main_grad and returns a placeholder
-        wanted = [x] if fused else [x, *weights]
-        gradients = torch.autograd.grad(output, wanted, gradient.to(output.dtype), allow_unused=True)
-    found = {"output": output.detach(), "input": gradients[0]}
-    if gradients[1:]:
+        if getattr(module, "fuse_wgrad_accumulation", False):
+            weights = []  # TE adds to main_grad and returns a placeholder
+        into, *gradients = torch.autograd.grad(
+            output, [x, *weights], called.gradient.to(output.dtype), allow_unused=True
+        )
+    found = {"output": output.detach(), "input": into}
+    if gradients:
         found["weight"] = (
-            gradients[1] if len(gradients) == 2 else torch.cat([each.flatten() for each in gradients[1:]])
+            gradients[0] if len(gradients) == 1 else torch.cat([each.flatten() for each in gradients])
         )
     return {name: each for name, each in found.items() if each is not None}
 
 
 def _detached(value: Any) -> Any:
-    """Make the arguments of a call leaves of a graph of their own."""
+    """Make a call's arguments leaves of a graph of their own."""
     if isinstance(value, torch.Tensor):
         return value.detach().requires_grad_(value.is_floating_point())
     if isinstance(value, dict):
         return {key: _detached(each) for key, each in value.items()}
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Distance of a result from its reference."""
+
+    sqnr_db: float | None
+    typical_sqnr_db: float | None
+    """Median over the rows that are not all zero in the reference."""
+    non_finite: int
+
+    @classmethod
+    def of(cls, reference: torch.Tensor, result: torch.Tensor) -> Difference:
+        reference = (
+            reference.reshape(-1, reference.shape[-1]) if reference.ndim > 1 else reference.reshape(1, -1)
+        )
+        result = result.reshape(reference.shape)
+        powers = [_powers(*rows) for rows in _chunks(reference, result)]
+        signal, noise, worse = (torch.cat(each) for each in zip(*powers, strict=True))
+        rows = (signal > 0) & signal.isfinite() & noise.isfinite()
+        typical = float((signal[rows] / noise[rows]).median()) if bool(rows.any()) else 0.0
+        return cls(
+            _decibels(float(signal.sum()) / float(noise.sum())) if bool(noise.any()) else None,
+            _decibels(typical),
+            int(worse.sum()),
+        )
+
+
+def _powers(reference: torch.Tensor, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute each row's power and noise power, and count elements that are finite only in the reference."""
+    a, b = reference.float(), result.float()
+    worse = a.isfinite() & ~b.isfinite()
+    return a.square().sum(1, dtype=torch.float64), (a - b).square().sum(1, dtype=torch.float64), worse.sum(1)
+
+
+def _chunks(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    rows = max(1, CHUNK // max(1, matrices[0].shape[1]))
+    return zip(*(torch.split(each, rows) for each in matrices), strict=True)
+
+
+def _decibels(ratio: float) -> float | None:
+    return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches casts to FP8 that are written in torch, for elements that they clip or flush to zero."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.clipped: list[torch.Tensor] = []
+        self.flushed: list[torch.Tensor] = []
+        """Shares in per cent, cast by cast."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.clamp.default and len(args) == 3:
+            if (limit := _largest(args[1], args[2])) is not None:
+                self.clipped.append(_share(args[0].abs() > limit, args[0].numel()))
+        elif func is torch.ops.aten._to_copy.default and result.dtype in FP8_TYPES:
+            before, most = args[0], torch.finfo(result.dtype).max
+            self.clipped.append(_share(before.abs() > _largest(-most, most), before.numel()))
+            present = before != 0
+            self.flushed.append(_share(present & (result.bfloat16() == 0), present.sum().clamp(min=1)))
+        return result
+
+    def largest_pct(self, shares: list[torch.Tensor]) -> float | None:
+        """Return the largest share of one cast; None without a cast."""
+        return max(map(float, shares)) if self.flushed else None
+
+
+def _share(which: torch.Tensor, of: int | torch.Tensor) -> torch.Tensor:
+    return 100 * which.sum() / of
+
+
+def _largest(low: Any, high: Any) -> float | None:
+    """Return the magnitude that rounds beyond an FP8 type's largest; None for bounds of no such type."""
+    for dtype in FP8_TYPES:
+        information = torch.finfo(dtype)
+        if high == information.max and low == -high:
+            return information.max + information.eps * 2.0 ** math.floor(math.log2(information.max)) / 2
+    return None

@@ -1,8 +1,8 @@
-"""Steps on a replica, in which a write to anything of the user's is refused before it happens.
+"""Refuse a replica's writes to the user's objects before they happen.
 
-A replica reaches the original through what no copy can see through, such as a training step that names the
-model, its optimizer or its scheduler. What can be refused without a cost in measured time is refused in every
-step of a trial. Single writes are refused in first steps only, and counted from then on.
+A replica can reach the original if, for example, the training step names the model, its optimizer or its
+scheduler. Every step of a trial refuses what costs no measured time to refuse. Single writes are refused in
+first steps, and counted from then on.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_iter
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, Tripwire, unwrapped
-from fp8doctor.trial.state.digest import attached, parts
-from fp8doctor.trial.state.optimizers import Settings, inner
-from fp8doctor.trial.state.reached import reached
+from fp8doctor.trial.state.undisturbed import attached, parts
+from fp8doctor.trial.state.user_state import OptimizerSettings, of_the_job, settings_of
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of torch's operators that exchange tensors between processes."""
@@ -35,14 +34,13 @@ Refuse = Callable[[str], None]
 
 
 class Guard:
-    """What belongs to the user, and the contexts in which it cannot be written."""
+    """The user's tensors and optimizers, and contexts in which they cannot be written."""
 
     def __init__(self, job: Job) -> None:
-        found = reached(job.loss, job.training_step)
-        self._optimizers = [inner(each) for each in (job.optimizer, *found.optimizers) if each is not None]
+        (_, *others), self._optimizers = of_the_job(job)
         self._tripwire = Tripwire(_root(job.model))
         modules = {"the original": job.model} | {
-            f"{type(each).__name__}, which the step names": each for each in found.modules
+            f"{type(each).__name__}, which the step names": each for each in others
         }
         self._parameters: dict[int, tuple[str, torch.Tensor]] = {}
         self._storages: dict[int, str] = {}
@@ -52,7 +50,7 @@ class Guard:
         self._standing = False
         self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
         self.written: str | None = None
-        """What a step wrote to all the same; no further step runs after it."""
+        """A write that was not refused; no further step runs after it."""
         for owner, module in modules.items():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._parameters.setdefault(id(tensor), (f"{name!r} of {owner}", tensor))
@@ -61,7 +59,7 @@ class Guard:
             if tensor.grad is not None:
                 self._keep(f"the gradient of {name}", tensor.grad)
         for optimizer in self._optimizers:
-            held = (list(getattr(optimizer, "state", {}).values()), _settings(optimizer))
+            held = (list(getattr(optimizer, "state", {}).values()), settings_of(optimizer))
             self._keep("the state of your optimizer", *tensors(held))
         self._keep("the batch", *tensors(job.batch))
 
@@ -74,8 +72,10 @@ class Guard:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Refuse in every step what can be refused without a cost: a run of the original, a gradient that
-        reaches it, a step of the user's optimizer or scheduler. `look` finds the writes."""
+        """Refuse in every step to run the original, give it gradients, or step its optimizer or scheduler.
+
+        These cost no measured time. `look` finds the writes.
+        """
         self._versions = [part._version for _, part in self._counted]
         self._standing = True
         try:
@@ -89,7 +89,7 @@ class Guard:
             self._standing = False
 
     def look(self) -> None:
-        """Look between two steps whether a write was counted. Raises `OriginalTouched` from the first on."""
+        """Raise `OriginalTouched` between two steps if one of them wrote to something of the user's."""
         if self.written is None and self._standing:
             for (name, part), version in zip(self._counted, self._versions, strict=True):
                 if part._version != version:
@@ -100,10 +100,12 @@ class Guard:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Refuse every write too, for a first step. Raises `OriginalTouched` where one would begin; what a
-        step swallows is raised at the end."""
+        """Refuse every write too, for a first step.
+
+        Raises `OriginalTouched` when one would begin, or at the end if the step swallows that.
+        """
         self.look()
-        settings, refused = Settings(self._optimizers), len(self._refused)
+        settings, refused = OptimizerSettings(self._optimizers), len(self._refused)
         try:
             with ExitStack() as stack:
                 if not self._standing:
@@ -117,22 +119,22 @@ class Guard:
             raise
         finally:
             changed = settings.put_back()
-        if self._refused[refused:] or changed:
-            raise OriginalTouched(
-                self._refused[refused]
-                if self._refused[refused:]
-                else f"it would change {changed[0]} of your optimizer"
-            )
+        if self._refused[refused:]:
+            raise OriginalTouched(self._refused[refused])
+        if changed:
+            raise OriginalTouched(f"it would change {changed[0]} of your optimizer")
 
     def _refuse(self, what: str) -> None:
-        """Refuse to the trial and to threads that its steps start. Other threads of the user's may go on, and
-        so may all where an interrupt has left a hook behind."""
+        """Refuse it to the trial and to threads that its steps start, while the guard stands.
+
+        The user's other threads may go on, and so may all if an interrupt has left a hook behind.
+        """
         if self._standing and threading.get_ident() not in self._others:
             self._refused.append(what)
             raise OriginalTouched(what)
 
     def _is_the_users(self, optimizer: Any) -> bool:
-        """Whether this optimizer is the job's, or one over its parameters."""
+        """Return whether this optimizer is the job's, or one over its parameters."""
         return any(optimizer is each for each in self._optimizers) or any(
             id(parameter) in self._parameters
             for group in getattr(optimizer, "param_groups", ())
@@ -141,8 +143,7 @@ class Guard:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses every operator whose schema says that it writes to a storage of the user's, and of several
-    processes every one that waits for the others.
+    """Refuses operators that write to the user's storages, and collectives if there are several processes.
 
     Dynamo compiles under it as without it, and nothing is compiled again when it is gone
     (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
@@ -188,7 +189,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _without_gradients(parameters: Mapping[int, tuple[str, torch.Tensor]], refuse: Refuse) -> Iterator[None]:
-    """Refuse a backward that reaches a parameter of the user's, before a gradient is made there."""
+    """Refuse a backward that reaches a user's parameter, before it gets a gradient."""
 
     def reach(name: str, gradient: torch.Tensor) -> None:
         refuse(f"its backward would reach {name}")
@@ -226,7 +227,7 @@ def _without_optimizer_steps(is_the_users: Callable[[Any], bool], refuse: Refuse
 
 @contextmanager
 def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
-    """Refuse a step of a scheduler of the user's optimizer before it counts."""
+    """Refuse a step of a scheduler of the user's optimizer."""
 
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
@@ -248,22 +249,15 @@ def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse
 
 
 def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:
-    """List a class and all that are derived from it."""
+    """List a class and its subclasses."""
     yield kind
     for each in kind.__subclasses__():
         yield from _kinds(each)
 
 
 def _root(model: nn.Module) -> nn.Module:
-    """Return the user's own root module; of a sharded model, which is refused later, the model."""
+    """Return the user's own root module; the model itself if it is sharded, which is refused later."""
     try:
         return unwrapped(model)
     except NotReplicable:
         return model
-
-
-def _settings(optimizer: Any) -> list[dict[str, Any]]:
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in getattr(optimizer, "param_groups", ())
-    ]

@@ -21,7 +21,7 @@ from fp8doctor.trial.treatments.apply import (
 )
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks, without_compile_marks
-from fp8doctor.trial.treatments.torchao_recipes import to_float8
+from fp8doctor.trial.treatments.fp8_recipes import to_float8
 
 __all__ = [
     "NotTried",

@@ -113,7 +113,7 @@ def test_transformers(
     from fp8doctor.trial.layers import numerics
     from fp8doctor.trial.measure.bench import Bench
 
-    monkeypatch.setattr(numerics, "made_up", lambda *_: None)
+    monkeypatch.setattr(numerics, "synthetic", lambda *_: None)
     torch.manual_seed(0)
     model, data = make()
     job = Job(

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fp8doctor.stacks import torch_private
-from fp8doctor.trial.state import dynamo_state, transformer_engine_state
+from fp8doctor.trial.state import library_state
 
 _log = logging.getLogger("fp8doctor")
 
@@ -138,7 +138,7 @@ def _settings() -> Iterator[Setting]:
             partial(_call, f"{kind}_enabled"),
             partial(_call, f"enable_{kind}"),
         )
-    for name, read, write in (*dynamo_state.SETTINGS, *transformer_engine_state.SETTINGS):
+    for name, read, write in library_state.SETTINGS:
         yield Setting(name, read, write)
 
 

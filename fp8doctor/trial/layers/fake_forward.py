@@ -1,17 +1,17 @@
-"""The rows that each layer multiplies, where nothing is timed: a forward on fake tensors counts them.
+"""Run a forward on fake tensors: it counts layers' rows without a trial, and sees calls around layers.
 
-Fake tensors have sizes and no data, so that a cut of any model runs through in a moment, without a GPU. What
-they touch may keep them: a mask that a user's function caches would be fake in the next real step. So the
-forward runs in a process that is forked for it. It cannot change anything of the user's, and is ended when it
-takes too long. FP8 layers run as the Linears that they were, whose rows are the same.
+Fake tensors have sizes and no data, so a cut of any model runs through in a moment, without a GPU. User code
+may keep them: a mask that it caches would be fake in the next real step. So the forward runs in a forked
+process, which cannot change anything of the user's, and is ended if it takes too long. FP8 layers run as the
+Linears that they were, which have the same rows.
 
-It takes some tenths of a second, and is no part of examining: only a report of FP8 layers asks for it.
+It takes some tenths of a second and is not part of examining: only a report of FP8 layers asks for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -29,9 +29,7 @@ from fp8doctor.stacks.torch_private import fake_tensor_mode
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate, unwrapped
-from fp8doctor.trial.copies.step import call
 from fp8doctor.trial.layers import rows
-from fp8doctor.trial.layers.read_rows import ReadRows
 from fp8doctor.trial.layers.seen_calls import Seen, seen_calls, with_seen, without_seen
 from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
 
@@ -41,28 +39,29 @@ than one."""
 
 
 def with_rows(job: Job, facts: Facts) -> Facts:
-    """Add the rows of every layer to the facts of a job that is not timed, or the reason why they are not
-    known."""
+    """Add the rows of every layer to the facts of a job that is not timed, or the reason why not."""
     if not any(linear.use == "training" for linear in facts.linears()):
         return facts
-    gaps = facts.gaps if recorded(facts, "gaps") else {}
     lists = [blocks.name for blocks in facts.network.blocks]
     wanted = [linear.name for linear in facts.network.linears]
     try:
-        counted = _of_a_fork(job, lambda: seen(job, lists, wanted), dict[str, tuple[int, ...]])
+        counted = _of_a_fork(job, lambda: on_fakes(job, lists, wanted), dict[str, tuple[int, ...]])
     except _NotCounted as error:
+        gaps = facts.gaps if recorded(facts, "gaps") else {}
         return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": str(error)})
     return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
 
 
 def with_calls(job: Job, facts: Facts) -> Facts:
-    """Add which checkpoint functions and autocasts the step calls, or why that is not known, to the facts of
-    a job whose code names one."""
+    """Add the checkpoint functions and autocasts that the step calls, or the reason why not.
+
+    Only to the facts of a job whose code names one.
+    """
     if not recorded(facts, "network.linears") or not undecided(facts):
         return facts
     wanted = [linear.name for linear in facts.network.linears]
     try:
-        found = _of_a_fork(job, lambda: calls(job, wanted), Seen | None)
+        found = _of_a_fork(job, lambda: _calls(job, wanted), Seen | None)
         if found is None:
             raise _NotCounted("two forwards on fake tensors call different functions")
         if wanted and not found.regions:
@@ -73,15 +72,15 @@ def with_calls(job: Job, facts: Facts) -> Facts:
 
 
 class _NotCounted(Exception):
-    """Why a forward told nothing, in a sentence."""
+    """The reason why a forward gave no result, in a sentence."""
 
 
-def _of_a_fork(job: Job, told: Callable[[], object], kind: Any) -> Any:
-    """Have a forked process tell something of this kind. Raises `_NotCounted`."""
+def _of_a_fork(job: Job, result: Callable[[], object], kind: Any) -> Any:
+    """Compute a result of this kind in a forked process. Raises `_NotCounted`."""
 
     def work() -> bytes:
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        return msgspec.json.encode(told())
+        return msgspec.json.encode(result())
 
     if job.batch is None:
         raise _NotCounted(rows.NO_BATCH)
@@ -96,41 +95,30 @@ def _of_a_fork(job: Job, told: Callable[[], object], kind: Any) -> Any:
         raise _NotCounted(f"a forward on fake tensors {why}") from nothing
 
 
-def seen(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
-    """Count the rows of every call of the ``wanted`` layers, in this process. Raises whatever the forward
-    does."""
+def on_fakes(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
+    """Count the rows of every call of the ``wanted`` layers. Raises what the forward does."""
     original = unwrapped(job.model)
     plan = depth.plans(original, depth.named_in(original, lists))[-1]
     mode, model, batch = _faked(job, plan)
     layers, _ = rows.found(original, plan, model, wanted)
-    autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-
-    def forward() -> rows.Rows:
-        with rows.counted(layers.values()) as calls, ReadRows(layers.values()) as read:
-            job.training_step(model, batch) if job.training_step else call(model, batch)
-        of_all = {name: tuple(calls[module] or read.of(module)) for name, module in layers.items()}
-        return {name: each for name, each in of_all.items() if any(each)}
-
-    with mode, torch.no_grad(), autocast:
-        return rows.with_every_block(forward, layers, lists)
+    with mode, torch.no_grad(), _autocast(job):
+        return rows.counted(lambda: rows.one_forward(job, model, batch), layers, {}, lists)
 
 
-def calls(job: Job, wanted: list[str]) -> Seen | None:
-    """Tell what a training forward calls around the ``wanted`` layers, in this process. Raises whatever the
-    forward does."""
+def _calls(job: Job, wanted: list[str]) -> Seen | None:
+    """See the calls of a training forward around the ``wanted`` layers. Raises what the forward does."""
     job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
     original = unwrapped(job.model)
     plan = depth.Plan((), (depth.Cut({}),))
     mode, model, batch = _faked(job, plan)
     layers, _ = rows.found(original, plan, model, wanted)
-    autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-
-    def forward() -> object:
-        return job.training_step(model, batch) if job.training_step else call(model, batch)
-
-    with mode, torch.enable_grad(), autocast:
-        seen = seen_calls(forward, layers, model)
+    with mode, torch.enable_grad(), _autocast(job):
+        seen = seen_calls(lambda: rows.one_forward(job, model, batch), layers, model)
     return seen and msgspec.structs.replace(seen, without_hooks=_hooks(original) != _hooks(model))
+
+
+def _autocast(job: Job) -> AbstractContextManager[object]:
+    return torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
 
 
 def _hooks(model: nn.Module) -> int:
@@ -138,7 +126,7 @@ def _hooks(model: nn.Module) -> int:
 
 
 def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
-    """Make an uncompiled 16-bit copy of the first cut of a model, and its batch, on fake tensors."""
+    """Make an uncompiled 16-bit copy of the model's first cut, and its batch, on fake tensors."""
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
@@ -146,14 +134,15 @@ def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
     model = to_bf16(strip_compile_marks(copied)).train()
     give_own_code(model)
     for module in model.modules():
-        fakes.take_over(module)
+        for held in (module._parameters, module._buffers):
+            held.update({name: each if each is None else fakes.of(each) for name, each in held.items()})
     return mode, model, fakes.of(job.batch)
 
 
 def _not_copied(model: nn.Module) -> list[torch.Tensor]:
     """List the tensors of other devices that modules hold as plain attributes.
 
-    A copy of one would be made on its GPU, which a forked process cannot use.
+    Their copies would be made on the GPU, which a forked process cannot use.
     """
     weights = {id(each) for each in chain(model.parameters(), model.buffers())}
     held = (each for module in model.modules() for each in tensors(module.__dict__))
@@ -161,20 +150,14 @@ def _not_copied(model: nn.Module) -> list[torch.Tensor]:
 
 
 class _Fakes:
-    """Fake tensors of the CPU in the place of real ones, one for each."""
+    """Fake CPU tensors in place of real ones, one for each."""
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def take_over(self, module: nn.Module) -> None:
-        """Put fakes in the place of a module's own parameters and buffers."""
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                held[name] = tensor if tensor is None else self._of(tensor)  # type: ignore[assignment]
-
     def of(self, value: Any) -> Any:
-        """Put fakes in the place of all tensors of a batch; containers keep their kind."""
+        """Replace all tensors of a batch by fakes; containers keep their kind."""
         return with_tensors(value, self._of)
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
