@@ -1,1 +1,1 @@
-"""The wall between the parent, which imports neither torch nor user code, and the child process that does."""
+"""The child process that runs torch and user code, and its parent, which imports neither."""

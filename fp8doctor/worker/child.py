@@ -1,5 +1,7 @@
-"""The child: loads the user's file, examines it, times it, and sends everything as it comes. The only process
-that runs user code."""
+"""The child process: loads the user's file, examines and times it, and sends each result at once.
+
+It is the only process that runs user code.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fp8doctor")
 
 PR_SET_PDEATHSIG = 1
-"""``prctl`` option: the signal a process gets when its parent dies. Source: linux/prctl.h."""
+"""``prctl`` option: the signal that a process gets when its parent dies. Source: linux/prctl.h."""
 
 
 class _Channel:
-    """The child's way to its parent. User code may close it, fork, or reuse its number: it is opened again,
-    or left alone."""
+    """Pipe from the child to its parent; it is opened again if user code closes it or reuses its number."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self._pid = os.getpid()
@@ -60,7 +61,7 @@ class _Channel:
         self._again = f"/proc/{request['parent']}/fd/{request['read_end']}"
 
     def send(self, message: Message) -> None:
-        """Send one message. A copy of the child that user code forked ends here instead."""
+        """Send one message. If user code forked the child, the copy ends here."""
         if os.getpid() != self._pid:
             os._exit(0)
         line = msgspec.json.encode(message) + b"\n"
@@ -78,7 +79,7 @@ class _Channel:
 
 
 def serve(request: str) -> None:
-    """The child: examine what the request names, send everything as it comes."""
+    """Examine the request's target in the child, and send each result."""
     asked = json.loads(request)
     _die_with(asked["parent"])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -119,7 +120,7 @@ def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stage
     channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     from fp8doctor.examine import examine
 
-    # Loading may have changed variables and imports: the surroundings are read again.
+    # Read the surroundings again, because loading may have changed variables and imports.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
     from fp8doctor.trial import with_calls, with_rows
@@ -133,20 +134,19 @@ def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stage
 
 
 def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
-    """Whether a trial is likely, before anything is asked that would set CUDA up for this process."""
-    return trial is not None and bool(trial["device"] or _sees_a_gpu(surroundings))
-
-
-def _sees_a_gpu(surroundings: Facts) -> bool:
-    return any(gpu.visible for gpu in surroundings.gpus) if recorded(surroundings, "gpus") else False
+    """Return whether a trial is likely, without setting up CUDA in this process."""
+    if trial is None:
+        return False
+    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()
+    return bool(trial["device"]) or any(gpu.visible for gpu in gpus)
 
 
 def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
-    """Time the job and what the checks would change about it; None where there is nothing to time it on."""
+    """Time the job and the checks' treatments; None if there is no device for it."""
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
     from fp8doctor.trial.measure.trial_run import choose_device
 
-    request, skip = TrialRequest(**asked["trial"]), asked["skip"]
+    request = TrialRequest(**asked["trial"])
     device = choose_device(request.device)
     if device is None:
         return None
@@ -172,7 +172,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
             device,
             budget,
             teller.say,
-            skip,
+            asked["skip"],
             keep,
             keep_trace,
             own_process=True,
@@ -185,7 +185,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
 
 
 def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
-    """Propose what a trial is to time, by the facts from before it."""
+    """Propose the trial's variants from the facts before it."""
     from fp8doctor.diagnosis.diagnose import hypotheses
 
     before = msgspec.structs.replace(facts, trial=NOT_RECORDED)
@@ -194,7 +194,7 @@ def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
 
 
 def _kept(trace: Path, file: Path) -> Traced:
-    """Copy a trace to where it was asked for, compressed when the name says so."""
+    """Copy a trace to the requested file; ``.gz`` compresses it."""
     try:
         with (
             trace.open("rb") as source,
@@ -207,7 +207,7 @@ def _kept(trace: Path, file: Path) -> Traced:
 
 
 def _die_with(parent: int) -> None:
-    """End with the parent, where the system can arrange it."""
+    """End this process with its parent, if the system supports it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Another interpreter for the child: that of the environment with the user's torch."""
+"""Check another interpreter for the child: that of the environment with the user's torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.wording import quoted
 
 OLDEST = (3, 11)
-"""Python below which fp8doctor does not run, as setup.cfg says."""
+"""Oldest Python that fp8doctor runs in, as in setup.cfg."""
 
 NEEDED = ("packaging", "msgspec", "pynvml")
-"""Packages that the child imports besides torch; those that the other environment lacks are borrowed of this
-one, by their files."""
+"""Packages that the child imports besides torch; if the other environment lacks one, it borrows this
+one's."""
 
 COMPILED = ("msgspec",)
-"""Those of them that are built for one version of Python."""
+"""Packages among `NEEDED` that are built for one version of Python."""
 
 LONGEST_S = 60.0
 """Seconds that the other interpreter may take to answer."""
@@ -33,9 +33,9 @@ print(json.dumps([list(sys.version_info[:2]), sys.implementation.name, found]))
 
 
 def checked_interpreter(python: str) -> dict[str, str]:
-    """Ask another interpreter what it is; the packages that it borrows, with their files.
+    """Check another interpreter; return the packages that it borrows, with their files.
 
-    Raises `UserError` where it cannot run the child.
+    Raises `UserError` if it cannot run the child.
     """
     version, implementation, found = _answer(python)
     name = scrub(python)

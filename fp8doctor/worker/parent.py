@@ -1,8 +1,8 @@
-"""The parent of the worker: whatever user code does in that process costs no report.
+"""The parent of the child process: keeps the report whatever user code does there.
 
-The caller imports neither torch nor user code. The child sends one JSON message a line over a pipe of its
-own, never over stdout; what user code prints goes to the caller's stderr, and where the caller asks for it,
-what comes on stderr is held back. The child leads a process group that ends with it.
+The caller imports neither torch nor user code. The child sends one JSON message per line over its own pipe,
+never over stdout. Output of user code goes to the caller's stderr; the caller can have the child's stderr
+held back. The child leads a process group that ends with it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from fp8doctor.worker.protocol import (
 )
 
 TICK_S = 0.1
-"""How often the deadline and the end of the child are looked at while nothing is sent."""
+"""Seconds between looks at the deadline and the child's end while nothing is sent."""
 
 SOON_S = 0.01
-"""The same once the child has said everything."""
+"""The same after the child's last message."""
 
 GRACE_S = 2.0
-"""How long a child that has said everything may take to run its exit handlers."""
+"""Seconds for the child's exit handlers after its last message."""
 
 MOST_WORKERS = 4
-"""Workers that may die of one arm each before the trial is given up."""
+"""Workers that may die in one variant each before the trial is given up."""
 
 _BOOT = """\
 import importlib.util, json, signal, sys
@@ -72,20 +72,20 @@ for name, file in {**json.loads(sys.argv[2]), "fp8doctor": sys.argv[1]}.items():
 from fp8doctor.worker.child import serve
 serve(sys.argv[3])
 """
-"""What the child runs, under ``-P``: this very fp8doctor, wherever it lies, and what it borrows of this
-interpreter, with nothing of either or of the current folder on ``sys.path``. SIGINT ends it like any signal:
-the keys of a terminal reach its parent only."""
+"""Code of the child, run with ``-P``: this same fp8doctor and the packages that it borrows from this
+interpreter, without changes to ``sys.path``. SIGINT ends it like any signal: a terminal's keys reach only its
+parent."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What a worker found out."""
+    """Result of a worker."""
 
     facts: Facts
     problem: str | None
-    """Why the facts are incomplete, in a sentence; None when everything was examined."""
+    """The reason if the facts are incomplete, in a sentence."""
     traces: dict[str, str | None] = field(default_factory=dict)
-    """File of a trace -> why it could not be written, None where it was."""
+    """File of a trace -> why it could not be written; None if it was."""
 
 
 def examine_in_worker(
@@ -100,14 +100,13 @@ def examine_in_worker(
     progress: Callable[[Doing], None],
     printed: Printed | None = None,
 ) -> Examination:
-    """Examine ``target`` in a child process, and time it if a trial is asked for. None: environment only.
+    """Examine ``target`` in a child process, and time it if there is a request. None: environment only.
 
-    Raises `UserError` for what the user can mend. A child that dies, hangs or talks nonsense costs what it
-    had not yet said: the facts so far come back with the problem. One that dies of an arm of the trial is
-    followed by another without that arm, `MOST_WORKERS` in all; when the times were known before, they are
-    kept. The budget of the trial begins here, is one for all of these children, and the child that overstays
-    it is ended. ``python`` is another interpreter for the child to run in. ``printed`` holds back what is
-    printed on stderr.
+    Raises `UserError` for the user's mistakes. If a child dies, hangs or sends nonsense, the facts so far
+    come back with the problem. If it dies in a variant of the trial, another starts without that variant,
+    `MOST_WORKERS` in all; times that are already known are kept. The trial's budget begins here, holds for
+    all children, and a child that exceeds it is killed. ``python`` is another interpreter for the child.
+    ``printed`` holds back its stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
     source = locate(target) if target is not None else None
@@ -145,7 +144,7 @@ def examine_in_worker(
 
 
 class _ArmFailed(Exception):
-    """The child died, or lost its GPU, in an arm. Its trial was to end at the clock ``ends``."""
+    """The child died, or lost its GPU, in a variant. Its trial was to end at the clock ``ends``."""
 
     def __init__(self, arm: str, reason: str, facts: Facts, ends: float) -> None:
         super().__init__(reason)
@@ -160,9 +159,9 @@ def _examined(
     traces: dict[str, str | None],
     printed: Printed | None,
 ) -> Examination:
-    """One child from its start to its end. ``traces`` takes the files that it writes.
+    """Run one child from start to end. ``traces`` gets the files that it writes.
 
-    A child that starts again after another keeps the facts of that one until it knows as much, and its end.
+    A child after another one keeps that one's end, and its facts until it knows as much.
     """
     doing, arm, is_timing = "starting", None, False
     last = math.inf if request["ends"] is None else request["ends"]
@@ -210,14 +209,14 @@ def _examined(
 
 
 def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
-    """Take a child's last message for the result. Raises `UserError` for a mistake of the user's."""
+    """Make the result from a child's last message. Raises `UserError` for a user's mistake."""
     if isinstance(message, Mistake):
         raise UserError(message.message, message.detail)
     return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
 
 
 def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed | None) -> Examination:
-    """Keep the trial that was known before the arm failed. Raises `_ArmFailed` when none was."""
+    """Keep the trial from before the variant failed. Raises `_ArmFailed` if there is none."""
     if printed is not None:
         printed.failed = True
     if not _has_times(facts):
@@ -227,7 +226,7 @@ def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed 
 
 
 def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
-    """Report what a child had sent when its time was over: no other begins again without the arm."""
+    """Report the facts that a child had sent when its time was over; no other child starts."""
     trial = facts.trial
     sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
     if not _has_times(facts):
@@ -238,7 +237,7 @@ def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
 
 
 def _has_times(facts: Facts) -> bool:
-    """Whether a child has sent the times of a trial, and not only that one began."""
+    """Return whether a child has sent times, and not only that the trial began."""
     return recorded(facts, "trial") and bool(facts.trial.arms)
 
 
@@ -251,7 +250,7 @@ def _incomplete(facts: Facts, sentence: str) -> Examination:
 
 
 def _end(returncode: int) -> str:
-    """Tell how a process ended, in words."""
+    """Word a process's end."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:
@@ -262,7 +261,7 @@ def _end(returncode: int) -> str:
 
 
 def _stderr() -> int:
-    """Tell where the child prints: this process's stderr, or nowhere where that is closed or full."""
+    """Return the child's output: this process's stderr, or DEVNULL if that is closed or full."""
     try:
         os.write(2, b"")
     except OSError:
@@ -271,7 +270,7 @@ def _stderr() -> int:
 
 
 class _Child:
-    """The child process as its parent holds it: its messages, and its certain end."""
+    """The child process: its messages, and its certain end."""
 
     def __init__(self, request: dict[str, Any], printed: Printed | None) -> None:
         output = _stderr()
@@ -336,23 +335,25 @@ class _Child:
         return self._process.wait()
 
     def finish(self) -> None:
-        """Let a child that has said everything run its exit handlers."""
+        """Wait for the child's exit handlers after its last message."""
         until = time.monotonic() + GRACE_S
         while not self._ended() and time.monotonic() < until:
             time.sleep(SOON_S)
 
     def _ended(self) -> bool:
-        """Tell whether the child has ended. Interrupted, ``Popen.poll`` may leave its lock locked, for which
-        ``wait`` waits for ever (CPython 3.11)."""
+        """Return whether the child has ended.
+
+        An interrupted ``Popen.poll`` may leave its lock locked, and ``wait`` then waits forever (CPython
+        3.11).
+        """
         with signals_deferred():
             return self._process.poll() is not None
 
     def lines(self) -> Iterator[bytes | float]:
-        """The lines that arrive, and at every tick a moment (`time.monotonic`) up to which all was read,
-        until the child has ended.
+        """Yield the lines, and at every tick the clock (`time.monotonic`) up to which all was read.
 
-        The end of the pipe is not the end of the child: user code may close it, and `_Channel` then opens it
-        again; nor does an open pipe mean a living child: a process forked by user code holds it too.
+        It ends with the child, not with the pipe: user code may close the pipe, and `_Channel` opens it
+        again; a process that user code forked may keep it open.
         """
         poller = select.poll()
         poller.register(self._read_end, select.POLLIN)

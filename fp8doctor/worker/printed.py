@@ -1,4 +1,4 @@
-"""What a worker prints on stderr, held back: warnings of Python, records of loggers, lines of native code."""
+"""Hold back a worker's stderr: Python warnings, log records, lines of native code."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from collections import Counter
 from contextlib import suppress
 
 MOST = 1 << 20
-"""Bytes that are held back, the last ones, and that a worker can print before they are read. The largest pipe
-that Linux gives (/proc/sys/fs/pipe-max-size)."""
+"""Last bytes that are held back, and size of the pipe: the largest of Linux (/proc/sys/fs/pipe-max-size)."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Printed:
-    """What the workers of one examination printed on stderr."""
+    """Stderr of one examination's workers."""
 
     def __init__(self) -> None:
         self.failed = False
-        """Whether a worker ended of what it did."""
+        """Whether a worker crashed."""
         self.cut = False
-        """Whether more was printed than is held back."""
+        """Whether more was printed than `MOST`."""
         self._held = bytearray()
 
     def pipe(self) -> tuple[int, int]:
-        """Make a pipe for one worker, whose end for reading does not wait."""
+        """Make a pipe for one worker, with a read end that does not block."""
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
         with suppress(OSError):  # the user's pipes may not take more
@@ -34,7 +33,7 @@ class Printed:
         return read_end, write_end
 
     def take(self, read_end: int) -> None:
-        """Take what has arrived. A process that prints for ever is left alone after `MOST` bytes."""
+        """Read the bytes that arrived, up to `MOST`: a process may print forever."""
         for _ in range(MOST >> 16):
             try:
                 part = os.read(read_end, 1 << 16)
@@ -47,11 +46,11 @@ class Printed:
             del self._held[:-MOST]
 
     def lines(self) -> list[str]:
-        """Tell every line, of one that was written over (a progress bar) what it was last."""
+        """List the lines; of one that was overwritten (a progress bar) the last state."""
         text = COLOURS.sub("", self._held.decode(errors="replace"))
         return [line.rstrip("\r").split("\r")[-1] for line in text.split("\n")]
 
     def counted(self) -> list[str]:
-        """Tell each line once, with how often it was printed."""
+        """List each line once, with its count."""
         counts = Counter(line for line in self.lines() if line.strip())
         return [line if count == 1 else f"{line} ({count} times)" for line, count in counts.items()]

@@ -1,6 +1,6 @@
 """A job whose replicas reach the user's model through an object that no copy can see through.
 
-A replica misbehaves after its first step, which the tripwire guards, so that it is the digest that has
+A replica misbehaves after its first step, which the guard refuses, so that it is the digest that has
 to notice.
 """
 
@@ -22,7 +22,7 @@ from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import ArmPlan
 
 AFTER_THE_FIRST_STEP = 3
-"""The forward at which a replica begins to misbehave: the tripwire's is the first."""
+"""The forward at which a replica begins to misbehave: the guard's is the first."""
 
 
 @dataclass

@@ -1,2 +1,1 @@
-"""Copies of the model that provably neither run nor write to the original, whole or cut to a few blocks, and
-a step over one."""
+"""Copies of the model, whole or truncated, that neither run nor write to the original, and their step."""

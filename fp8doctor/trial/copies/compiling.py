@@ -1,6 +1,4 @@
-"""torch.compile on replicas: apply a user's own compile marks to a copy, and keep its cache apart from the
-user's code.
-"""
+"""torch.compile on replicas: keep their caches apart from the user's, and handle compiled modules."""
 
 from __future__ import annotations
 
@@ -26,18 +24,13 @@ from fp8doctor.stacks.torch_private import (
 
 
 def has_settings(compiled: Any) -> bool:
-    """Whether ``torch.compile`` was given a backend, a mode, options or shapes that are not its default."""
-    mine, default = context_of(compiled), context_of(torch.compile(_nothing))
+    """Return whether ``torch.compile`` got a backend, a mode, options or shapes that are not its default."""
+    mine, default = context_of(compiled), context_of(torch.compile(lambda: None))  # type: ignore[misc]
     return mine is not None and settings_of(mine) != settings_of(default)
 
 
-def _nothing() -> None:
-    """Stand for any function."""
-
-
 def own_step(function: Any, *, as_compiled: bool) -> Any:
-    """Give a variant the user's training step: where it is compiled, with a code object of its own, or
-    eager."""
+    """Return the user's training step; a compiled one with its own code object, or uncompiled."""
     context, inner = context_of(function), original(function)
     if context is None or not isinstance(inner, types.FunctionType):
         return function
@@ -45,7 +38,7 @@ def own_step(function: Any, *, as_compiled: bool) -> Any:
 
 
 def records_cuda_graphs(model: nn.Module) -> bool:
-    """Whether kernels of a compiled module are recorded, with the addresses of this very model."""
+    """Return whether a compiled module records CUDA graphs, which hold addresses of this model."""
     marks = (
         mark
         for module in model.modules()
@@ -57,7 +50,7 @@ def records_cuda_graphs(model: nn.Module) -> bool:
 
 @contextmanager
 def before_compiled(model: nn.Module, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function whenever a compiled module of the model is called, outside of what is compiled."""
+    """Call a function, uncompiled, whenever a compiled module of the model is called."""
     marks = [(state, name, state[name]) for state, name in _outermost_marks(model)]
     for state, name, mark in marks:
         state[name] = partial(_call_both, function, mark)
@@ -69,7 +62,7 @@ def before_compiled(model: nn.Module, function: Callable[[], object]) -> Iterato
 
 
 def _outermost_marks(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where the compiled call of each module lies that is in no other compiled one."""
+    """Yield the state and attribute with each compiled call that is inside no other compiled module."""
     state = module.__dict__
     for name in (COMPILED_CALL, "forward"):
         if context_of(state.get(name)) is not None:
@@ -85,12 +78,12 @@ def _call_both(first: Callable[[], object], then: Callable[..., Any], *args: Any
 
 
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:
-    """Give every module of ``model`` a subclass of its class with code objects of its own for ``forward`` and
-    other methods. Models that are given the same ``own``, which is filled, share what is compiled.
+    """Give every module a subclass of its class with its own code objects for ``forward`` and other methods.
 
-    Dynamo keeps its compiled graphs per code object, at most eight: without this, arms of one class push each
-    other, and the user, into eager. A graph that breaks in a method makes that method a frame of its own. The
-    classes keep name and module, and isinstance holds.
+    Dynamo keeps at most eight compiled graphs per code object. Without this, variants of one class would make
+    each other, and the user's model, run uncompiled. Other methods count because a graph break makes one a
+    frame of its own. The subclasses keep name and module, and isinstance holds. Models that get the same
+    ``own``, which is filled, share compiled graphs.
     """
     own = {} if own is None else own
     for module in model.modules():
@@ -103,10 +96,9 @@ def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] 
 
 
 def give_wrappers_own_code(model: nn.Module) -> None:
-    """Give the ``torch.compile`` wrappers around classes of torch.nn one code object, theirs alone.
+    """Give the ``torch.compile`` wrappers around torch.nn classes a code object of their own.
 
-    Dynamo skips their forward, so that what it compiles for each of them is one and the same function of its
-    own.
+    Dynamo skips the forward of those classes, and compiles the same internal function for all of them.
     """
     codes: dict[types.CodeType, types.CodeType] = {}
     for wrapper in (each for each in model.modules() if behind_compile(each) is not None):
@@ -127,16 +119,17 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
         type[nn.Module],
         metaclass(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}),
     )
-    # Set afterwards: transformers' layers wrap the forward of every new subclass in one and the same code
-    # object.
+    # Set afterwards, because transformers' layers wrap every new subclass's forward in the same code object.
     for name, method in _methods(kind).items():
         setattr(own, name, _separate(method))
     return own
 
 
 def _separate(function: types.FunctionType) -> types.FunctionType:
-    """Clone a function so that it shares no code object with the original. What it wraps is cloned too, and a
-    reference to itself becomes one to the clone."""
+    """Clone a function, and the functions that it wraps, with code objects of their own.
+
+    A reference to itself becomes one to the clone.
+    """
     cells = tuple(types.CellType() if _wraps(cell) else cell for cell in function.__closure__ or ())
     clone = clone_function(function, cells)
     for cell, held in zip(cells, function.__closure__ or (), strict=True):
@@ -146,7 +139,7 @@ def _separate(function: types.FunctionType) -> types.FunctionType:
 
 
 def _wraps(cell: types.CellType) -> bool:
-    """Whether a closure's cell holds a function that is not torch's own."""
+    """Return whether a closure's cell holds a function that is not torch's own."""
     try:
         held = cell.cell_contents
     except ValueError:
@@ -155,7 +148,7 @@ def _wraps(cell: types.CellType) -> bool:
 
 
 def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
-    """Collect ``forward`` and the plain methods that are not torch's own, each as the class resolves it."""
+    """Collect ``forward`` and the plain methods that are not torch's own, as the class resolves them."""
     names = {"forward"} | {
         name
         for base in kind.__mro__
@@ -170,7 +163,7 @@ def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
 def clone_function(
     function: types.FunctionType, closure: tuple[types.CellType, ...] | None = None
 ) -> types.FunctionType:
-    """Copy a function with a code object of its own and, if given, another closure."""
+    """Copy a function with its own code object and, if given, another closure."""
     clone = types.FunctionType(
         function.__code__.replace(),
         function.__globals__,
@@ -178,11 +171,7 @@ def clone_function(
         function.__defaults__,
         closure or function.__closure__,
     )
-    clone.__kwdefaults__ = function.__kwdefaults__
-    clone.__qualname__, clone.__module__, clone.__doc__ = (
-        function.__qualname__,
-        function.__module__,
-        function.__doc__,
-    )
+    for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(clone, name, getattr(function, name))
     clone.__dict__.update(function.__dict__)
     return clone

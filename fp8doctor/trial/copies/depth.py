@@ -1,19 +1,18 @@
-"""Depth: repeated blocks are cut to a few at several depths, and the full step is the plane through them.
+"""Truncated models: repeated blocks are cut to a few depths, and the full step is extrapolated linearly.
 
-With one list of blocks: two depths, and the line through both. With an encoder and a decoder: one more cut
-per list. A list whose blocks differ in a regular pattern (sliding and full attention in turn) is cut in whole
-patterns, one with special blocks at the front (dense before experts) keeps those.
+One list of blocks has two depths and the line through both; an encoder and a decoder have one more cut per
+list. A list in a regular pattern (sliding and full attention in turn) is cut in whole patterns. Special
+blocks at its front (dense before experts) stay.
 
-Measured on one H200 at its power limit (8B Llama, 32 layers, BF16 and FP8, eager and compiled per block,
-November 2026): the step is a straight line through 4, 8, 12, 16 and 32 blocks within what it varies; cuts to
-4 and 12 predict it within 1.4 % (tests/benchmarks/results), and an error of 1 % in the deeper cut grows to 3
-%, against 7 % with 2 and 6. One and two blocks, not interleaved, missed by up to 11 %. Memory is a straight
-line in all of them.
+Measured on one H200 at its power limit (8B Llama, 32 layers, BF16 and FP8, uncompiled and compiled per block,
+November 2026): the step is a straight line through 4, 8, 12, 16 and 32 blocks within its noise. Cuts to 4 and
+12 predict it within 1.4 % (tests/benchmarks/results); an error of 1 % in the deeper cut grows to 3 %, with 2
+and 6 to 7 %. One and two blocks, not interleaved, missed by up to 11 %. Memory is a straight line in all.
 
-A graph of several blocks is cut shallower, because it is compiled anew at each depth, and for every block of
-it: 4 and 12 blocks of a 1.7B decoder took 48 and 76 s (rowwise), 8 and 24 of another 30 and 72 to 93 s,
-where one block serves all depths in 8 s. Cuts to 2 and 6 stayed within 3.2 %, mostly 1 %, of the full step of
-1B and 8B Llamas.
+A graph of several blocks is cut shallower, because it is compiled again at each depth: 4 and 12 blocks of a
+1.7B decoder took 48 and 76 s (rowwise), 8 and 24 of another 30 and 72 to 93 s, while one compiled block
+serves all depths in 8 s. Cuts to 2 and 6 stayed within 3.2 %, mostly 1 %, of the full step of 1B and 8B
+Llamas.
 """
 
 from __future__ import annotations
@@ -27,33 +26,32 @@ from torch import nn
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, COMPILED_CHILD, FSDP1_CHILD
 
 DEPTHS = ((4, 12), (2, 6), (1, 3))
-"""Blocks kept at the two depths (measured, see above), then smaller pairs for a small memory."""
+"""Blocks kept at the two depths (measured, see above), then smaller pairs for little memory."""
 
 DEPTHS_AS_ONE = ((2, 6), (1, 3))
-"""The same for a graph of several blocks."""
+"""The same if a graph holds several blocks."""
 
 LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
-"""Shorter lists are measured whole: the cuts together would cost about as much. The latter is for a graph of
-several blocks, and twice the blocks that both its cuts compile."""
+"""Shorter lists are measured whole, because the cuts together would cost about as much. The second is for
+graphs of several blocks: twice the blocks that both cuts compile."""
 
 MOST_WHOLE = 32
-"""Blocks of all lists up to which a model is measured whole where the memory is roomy for it and no graph
-holds several of them. Of a Llama 3B, 28 blocks, five rounds took 12.0 s whole and 11.3 at two cuts, and the
-four times came out 0.7 % off at most instead of 4.1 (H200, tests/benchmarks/results/trial_jobs_h200.md)."""
+"""Blocks of all lists up to which a model is measured whole, if the memory is large for it and no graph holds
+several blocks. Five rounds of a Llama 3B, 28 blocks, took 12.0 s whole and 11.3 at two cuts; the four times
+were off by 0.7 % at most instead of 4.1 (H200, tests/benchmarks/results/trial_jobs_h200.md)."""
 
 WRAPPED = frozenset((COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD))
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
 
 LIBRARIES = ("torch.", "torchao.", "transformer_engine.", "peft.")
-"""Classes of these packages are told apart by class and shape alone: their own attributes only number
-them."""
+"""Packages whose classes are compared by class and shape only: their attributes only number them."""
 
 NUMBERING = re.compile(r"(^|_)(idx|index|id|number|name)$")
-"""Attributes that tell where a block stands, not what it is, such as ``layer_idx``."""
+"""Attributes with a block's position, such as ``layer_idx``."""
 
 
 class NotTheCut(Exception):
-    """What the model file's own function made for a number of blocks is no cut of the model."""
+    """The model file's own function, given a number of blocks, did not make the truncated model."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cuts to time, and how their times make the time of the whole."""
+    """The cuts to time, and the extrapolation from their times to the whole model."""
 
     stacks: tuple[Stack, ...]
     cuts: tuple[Cut, ...]
@@ -123,16 +121,16 @@ def cleaned(name: str) -> str:
 
 
 def named_in(model: nn.Module, lists: Iterable[str]) -> list[str]:
-    """Find the lists that the facts name in the model, by the names that they have there."""
+    """Translate names of lists in the facts to names in the model."""
     names = {cleaned(name): name for name, _ in model.named_modules()}
     return [names[name] for name in lists if name in names]
 
 
 def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy: bool = False) -> list[Plan]:
-    """Plan the cuts for lists of repeated blocks named ``lists``, then smaller ones for a short memory.
+    """Plan the cuts for the lists of repeated blocks, then smaller ones for little memory.
 
-    The first plan is the whole model when no list is worth cutting, and its weights are there. ``as_one``
-    says that a graph of several blocks is compiled, ``roomy`` that the memory is large for the model.
+    The first plan is the whole model if no list is worth cutting and its weights are there. ``as_one`` says
+    that a graph holds several blocks, ``roomy`` that the memory is large for the model.
     """
     stacks = _stacks(model, lists)
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
@@ -149,7 +147,7 @@ def _stacks(model: nn.Module, lists: Sequence[str]) -> list[Stack]:
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
-    """Keep so many blocks of every list that this cuts to two depths; None where it cuts none."""
+    """Cut every list that is long enough to two depths; None if there is none."""
     first = {stack.name: len(stack.keep(shallow)) for stack in stacks}
     second = {stack.name: len(stack.keep(max(deep, shallow + stack.period))) for stack in stacks}
     usable = tuple(stack for stack in stacks if first[stack.name] < second[stack.name] < stack.count)
@@ -175,7 +173,7 @@ def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
 
 
 def _outside(model: nn.Module, name: str) -> dict[str, tuple[object, ...]]:
-    """Collect shape and kind of every parameter that is in no block of the list."""
+    """Collect shape and kind of every parameter outside the list's blocks."""
     within = f"{cleaned(name)}."
     return {
         cleaned(each): (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
@@ -202,7 +200,7 @@ def _stack(name: str, blocks: nn.Module) -> Stack | None:
 
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
-    """Describe the work of a block: classes, parameter shapes, and plain settings such as ``layer_type``."""
+    """Describe a block's work: classes, parameter shapes, and plain settings such as ``layer_type``."""
     shapes = tuple(
         (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
         for name, parameter in block.named_parameters()

@@ -1,10 +1,10 @@
-"""Replicas: copies of a model, or of a cut of it, that provably do not run the original or write to it.
+"""Replicas: copies of a model, whole or truncated, that do not run the original or write to it.
 
-`copy.deepcopy` alone is not such a copy: a wrapped ``forward`` keeps its closure over the original, an
+`copy.deepcopy` alone does not give one: a wrapped ``forward`` keeps its closure over the original, an
 in-place compile mark vanishes, hooks write to the user's lists, and every parameter exists twice. So tensors
-are handed to it through the memo (cloned, or shared between arms), wrappers around ``forward`` are rebuilt
-around the copy, compile marks are applied again with the very settings they had, the user's hooks are left
-out but for those that only ask for a gradient, and a `Tripwire` guards the first step.
+go into its memo (cloned, or shared between variants), wrappers around ``forward`` are rebuilt around the
+copy, and compile marks are applied again with the same settings. The user's hooks are left out, except for
+those that only ask for a gradient.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +24,15 @@ from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
-"""Wrappers that are taken off: one process is timed."""
+"""Wrappers that are removed, because one process is timed."""
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine")
-"""Classes whose copies are not the same work: the model is refused."""
-
+"""Classes whose copies do other work; such a model is refused."""
 
 GRAD_ASKING = frozenset(
     {"requires_grad_", "requires_grad", "is_leaf", "isinstance", "tuple", "torch", "Tensor"}
 )
-"""Names that a hook may use which does nothing but ask for a gradient."""
+"""Names that a hook may use if it only asks for a gradient."""
 
 
 class NotReplicable(Exception):
@@ -53,21 +51,23 @@ def replicate(
     share: bool = False,
     stand_ins: Mapping[int, torch.Tensor] | None = None,
 ) -> tuple[nn.Module, dict[int, Any]]:
-    """A copy of ``model``, and the memo that maps ``id`` of each original object to its copy.
+    """Copy ``model``; return the copy and the memo that maps ``id`` of each original object to its copy.
 
     Args:
         model: The module as the user calls it. A ``torch.compile`` wrapper around it is rebuilt around the
-            copy, DistributedDataParallel is taken off.
-        device: Where the tensors of the copy go; None keeps them where they are.
+            copy, DistributedDataParallel is removed.
+        device: Device of the copy's tensors; None keeps them on theirs.
         cuts: Name of a ModuleList -> indices of the blocks to keep. The others are never copied.
-        share: Keep the very Parameter and buffer objects, for arms that share one set of weights.
-        stand_ins: ``id`` of a tensor -> what stands in its place, so that it is not copied.
+        share: Keep the same Parameter and buffer objects, for variants that share one set of weights.
+        stand_ins: ``id`` of a tensor -> its replacement, so it is not copied.
 
     Raises:
-        NotReplicable: naming the part and the reason.
+        NotReplicable: with the part and the reason.
     """
     wrapper_context, root = _unwrap(model)
-    memo: dict[int, Any] = {**_imported(), **(stand_ins or {})}
+    # A copy holds the same imported module as the original (``self.te = te``): deepcopy refuses to copy one.
+    imported = {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
+    memo: dict[int, Any] = {**imported, **(stand_ins or {})}
     dropped = {
         f"{name}.{i}"
         for name, keep in (cuts or {}).items()
@@ -87,25 +87,21 @@ def replicate(
     except Exception as error:
         raise NotReplicable(f"copying it raises {error_in_words(error)}") from error
     for _name, module in kept:
-        twin = memo.get(id(module))
-        if isinstance(twin, nn.Module):
-            _drop_foreign_hooks(twin)
+        copied = memo.get(id(module))
+        if isinstance(copied, nn.Module):
+            _drop_foreign_hooks(copied)
             if "forward" in module.__dict__:
-                twin.__dict__["forward"] = rebind(module.__dict__["forward"], memo)
+                copied.__dict__["forward"] = _Rebinding(memo).of(module.__dict__["forward"])
     for name, context in marks.items():
         compile_call(memo[id(root.get_submodule(name))], context)
     return (wrapper_context(replica) if wrapper_context else replica), memo
 
 
-def _imported() -> dict[int, Any]:
-    """Let a copy hold the very module that the original imported, such as ``self.te = te``, which
-    `copy.deepcopy` refuses."""
-    return {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
-
-
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the user's own root module, ``torch.compile`` and DistributedDataParallel taken off. Raises
-    `NotReplicable` when sharded."""
+    """Return the user's own root module, without ``torch.compile`` and DistributedDataParallel.
+
+    Raises `NotReplicable` if it is sharded.
+    """
     return _unwrap(model)[1]
 
 
@@ -131,11 +127,10 @@ def _below(name: str, dropped: set[str]) -> bool:
 def _memoize_neighbours(
     modules: Sequence[nn.Module], memo: dict[int, Any], device: torch.device | None
 ) -> None:
-    """Copy tensors that share one piece of memory with that piece, where they are all of it and stay on their
-    device.
+    """Copy tensors that fill one piece of memory together with that piece, if they stay on their device.
 
-    Transformer Engine keeps the weights of query, key and value side by side, and joins them in every step
-    where they are not: 0.4 GiB in eight layers of 4096 (2.20 on an H200).
+    Transformer Engine keeps query, key and value weights next to each other. Otherwise it joins them in every
+    step: 0.4 GiB in eight layers of 4096 (2.20 on an H200).
     """
     pieces: dict[int, dict[int, torch.Tensor]] = {}
     for module in modules:
@@ -154,7 +149,7 @@ def _memoize_neighbours(
 
 
 def _lies_on(device: torch.device | None, tensor: torch.Tensor) -> bool:
-    """Whether it is a plain tensor with memory, where its copy will be."""
+    """Return whether it is a plain tensor with memory on its copy's device."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
     there = plain and not tensor.is_meta and tensor.untyped_storage().nbytes() > 0
     return there and device in (None, tensor.device)
@@ -163,7 +158,7 @@ def _lies_on(device: torch.device | None, tensor: torch.Tensor) -> bool:
 def _memoize_tensors(
     name: str, module: nn.Module, memo: dict[int, Any], device: torch.device | None, share: bool
 ) -> None:
-    """Decide for every tensor of one module what stands in its place in the copy."""
+    """Put the copy of every tensor of one module into the memo."""
     for key, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is None or id(tensor) in memo:
             continue
@@ -171,46 +166,40 @@ def _memoize_tensors(
             raise NotReplicable(f"{name}.{key} is sharded over processes ({type(tensor).__name__})")
         if tensor.is_meta and device is not None and device.type != "meta":
             raise NotReplicable(f"{name}.{key} has no data (meta device)")
-        memo[id(tensor)] = tensor if share else _copy_of(tensor, device)
+        if share:
+            memo[id(tensor)] = tensor
+        else:
+            memo[id(tensor)] = _like(tensor, tensor.detach().to(device or tensor.device, copy=True))
     for value in module.__dict__.values():
         if isinstance(value, torch.Tensor) and not value.is_leaf and id(value) not in memo:
             memo[id(value)] = value.detach().to(device or value.device, copy=True)
 
 
-def _copy_of(tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor:
-    return _like(tensor, tensor.detach().to(device or tensor.device, copy=True))
-
-
 def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """Make of the copied data what the tensor is, with what is attached to it."""
+    """Make the copied data a Parameter if the tensor is one, with its attributes."""
     if not isinstance(tensor, nn.Parameter):
         return data
     parameter = nn.Parameter(data, requires_grad=tensor.requires_grad)
-    attached = tensor.__dict__.items()  # such as Megatron's ``main_grad``, which fused GEMMs add to
-    parameter.__dict__.update(
-        {
-            key: value.detach().to(data.device, copy=True) if isinstance(value, torch.Tensor) else value
-            for key, value in attached
-        }
-    )
+    for key, value in tensor.__dict__.items():  # such as Megatron's ``main_grad``, which fused GEMMs add to
+        is_tensor = isinstance(value, torch.Tensor)
+        parameter.__dict__[key] = value.detach().to(data.device, copy=True) if is_tensor else value
     return parameter
 
 
 def _memoize_cut(blocks: nn.Module, keep: Sequence[int], memo: dict[int, Any]) -> None:
-    """Put a list with only the kept blocks in place of ``blocks``."""
-    children = list(blocks.children())
-    short = type(blocks)() if type(blocks) in (nn.ModuleList, nn.Sequential) else None
-    if short is None:
+    """Put a list of only the kept blocks into the memo."""
+    if type(blocks) not in (nn.ModuleList, nn.Sequential):
         raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
-    memo[id(blocks)] = short
+    children = list(blocks.children())
+    short = memo[id(blocks)] = type(blocks)()
     for i, index in enumerate(keep):
         short.add_module(str(i), copy.deepcopy(children[index], memo))
     short.training = blocks.training
 
 
 def _drop_foreign_hooks(module: nn.Module) -> None:
-    """Remove the hooks that the user registered; torch's own (weight norm, parametrisations) stay, and what
-    the gradients of a step start with."""
+    """Remove the user's hooks; torch's own (weight norm, parametrizations) and those that ask for a gradient
+    stay."""
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         hooks = getattr(module, kind)
         for key in [
@@ -231,11 +220,10 @@ def _is_torchs(hook: Any) -> bool:
 
 
 def _only_asks_for_grad(hook: Any) -> bool:
-    """Whether a hook does nothing but call ``requires_grad_``, by the names in its code and for want of
-    anything else that it could reach.
+    """Return whether a hook only calls ``requires_grad_``, by the names in its code.
 
     Adapters on a frozen model under checkpointing need it: transformers' ``enable_input_require_grads`` and
-    PEFT hang such a function on the embedding.
+    PEFT register such a function on the embedding.
     """
     if not isinstance(hook, types.FunctionType):
         return False
@@ -245,21 +233,18 @@ def _only_asks_for_grad(hook: Any) -> bool:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in the code of a function, and in that of the functions that are written in it."""
+    """Yield the names in a function's code and in that of functions defined in it."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
             yield from _names_in(each)
 
 
-def rebind(function: Any, memo: Mapping[int, Any]) -> Any:
-    """Rebuild ``function`` with every module, bound method and function it closes over replaced by its copy;
-    what closes over none stays."""
-    return _Rebinding(memo).of(function)
-
-
 class _Rebinding:
-    """Functions rebuilt, each once: one that closes over itself closes over its copy."""
+    """Rebuilds functions so that they close over copies; one that closes over itself closes over its copy.
+
+    A function that reaches no copy stays.
+    """
 
     def __init__(self, memo: Mapping[int, Any]) -> None:
         self._memo = memo
@@ -283,8 +268,7 @@ class _Rebinding:
         return self._memo[id(value)]
 
     def _reaches_a_copy(self, value: Any, seen: set[int]) -> bool:
-        """Whether anything in it has to be replaced; a compiled function always, so that it is compiled
-        anew."""
+        """Return whether anything in it has to be replaced; a compiled function always is."""
         if id(value) in seen:
             return False
         seen.add(id(value))
@@ -311,63 +295,8 @@ class _Rebinding:
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:
-    """List what a function closes over, and what it wraps."""
+    """Yield the objects that a function closes over, and the one that it wraps."""
     for cell in function.__closure__ or ():
         if cell != types.CellType():
             yield cell.cell_contents
     yield function.__dict__.get("__wrapped__")
-
-
-class Tripwire:
-    """Watches the original while a replica takes a step."""
-
-    def __init__(self, original: nn.Module) -> None:
-        self._modules = dict(original.named_modules())
-        self._tensors = dict((*original.named_parameters(), *original.named_buffers()))
-
-    @contextmanager
-    def armed(self) -> Iterator[None]:
-        """Raises `OriginalTouched` before a module of the original runs, and at the end when one of its
-        tensors was written."""
-        ran: list[str] = []
-
-        def note(what: str) -> None:
-            ran.append(what)
-            raise OriginalTouched(what)
-
-        before = {
-            name: (tensor._version, id(tensor.grad), _grad_version(tensor))
-            for name, tensor in self._tensors.items()
-        }
-        with self.watching(note):
-            yield
-        if ran:
-            raise OriginalTouched(ran[0])
-        for name, tensor in self._tensors.items():
-            if before[name] != (tensor._version, id(tensor.grad), _grad_version(tensor)):
-                raise OriginalTouched(f"it writes to {name!r} of the original")
-
-    @contextmanager
-    def watching(self, refuse: Callable[[str], None]) -> Iterator[None]:
-        """Tell ``refuse`` before a module of the original runs."""
-
-        def before(name: str, module: nn.Module, arguments: Any) -> None:
-            refuse(_runs(name))
-
-        handles = [
-            module.register_forward_pre_hook(functools.partial(before, name))
-            for name, module in self._modules.items()
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _runs(name: str) -> str:
-    return f"it runs {name!r} of the original" if name else "it runs the original itself"
-
-
-def _grad_version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.grad is None else tensor.grad._version

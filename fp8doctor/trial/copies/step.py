@@ -1,4 +1,4 @@
-"""The training step of an arm: forward, loss, backward, optimizer, the way the user's own step does it."""
+"""Training step of a variant: forward, loss, backward and optimizer, as in the user's own step."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 RATE = 1e-12
-"""Learning rate of every replica: too small to move a weight, so that rounds compare, and not 0. With 0, and
-with 1e-30, fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 43.9 ms on an H200 (torch
-2.11), which made every predicted step 10 ms too long."""
+"""Learning rate of every replica: too small to move a weight, so rounds are comparable, but not 0. With 0 and
+1e-30 fused AdamW is slower: its step of an 8B Llama took 53.8 instead of 43.9 ms (H200, torch 2.11)."""
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Copy the batch to ``device``, so that a step may write into it; containers keep their kind, and what
-    knows by itself how it moves does."""
+    """Copy the batch to ``device``; a step may write into it. Containers keep their kind.
+
+    A batch with a method ``to`` of its own moves itself.
+    """
     if _moves_itself(batch):
         try:
             return copy.deepcopy(batch).to(device)
@@ -40,14 +41,12 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def _moves_itself(batch: Any) -> bool:
-    """Whether it is no tensor and has a method ``to``, as packed sequences and the batches of graph libraries
-    have."""
+    """Return whether it has its own ``to``, like packed sequences and batches of graph libraries."""
     return not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None))
 
 
 def call(model: nn.Module, batch: Any) -> Any:
-    """Call the model: mappings are keyword arguments, tuples positional, anything else is the one
-    argument."""
+    """Call the model: mappings are keyword arguments, tuples positional, others the only argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple):
@@ -56,8 +55,7 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def own_loss(loss: Any, device: torch.device) -> Any:
-    """Return the loss, or a copy where it is a module or a method of one, which may have parameters and
-    buffers.
+    """Return the loss; copied if it is a module or its method, which may have parameters and buffers.
 
     Raises `NotReplicable`.
     """
@@ -72,7 +70,7 @@ def own_loss(loss: Any, device: torch.device) -> Any:
 
 
 def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
-    """Compute the user's loss, else the output's own ``loss``, else the mean of what the model returned."""
+    """Compute the user's loss, else the output's own ``loss``, else the mean of the output."""
     if job.loss is not None:
         return cast(torch.Tensor, job.loss(output, batch))
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -95,10 +93,10 @@ def training_step(
     device: torch.device,
     before_backward: Callable[[], None] = _nothing,
 ) -> Callable[[], torch.Tensor]:
-    """Take one step of the job in this variant: every micro-batch forward and backward, then the optimizer.
+    """Return one step of this variant: each micro-batch forward and backward, then the optimizer.
 
-    Returns the loss. The output stays alive during the backward, as it does in ``output = model(batch)`` of a
-    user's loop: logits count in the peak of memory. ``before_backward`` is called once a micro-batch.
+    It returns the loss. The output stays alive during the backward, as with ``output = model(batch)`` in a
+    user's loop: logits count in the memory peak. ``before_backward`` is called once per micro-batch.
     """
 
     model, batch = variant.model, variant.batch
@@ -115,7 +113,7 @@ def training_step(
             before_backward()
             loss.backward()
             del output
-        with _made_up() if job.optimizer is None else nullcontext():
+        with _default_optimizer() if job.optimizer is None else nullcontext():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -124,15 +122,14 @@ def training_step(
 
 
 @contextmanager
-def _made_up() -> Iterator[None]:
-    """Blame an optimizer that nobody gave for what it raises, but not for the GPU or its memory. Raises
-    `NotReplicable`."""
+def _default_optimizer() -> Iterator[None]:
+    """Raise `NotReplicable` if the default optimizer fails, but not for CUDA errors or lack of memory."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if "CUDA error" in str(error):  # which a kernel before it may have met
+        if "CUDA error" in str(error):  # an earlier kernel may have caused it
             raise
         raise NotReplicable(
             f"the optimizer that was made up for it raises {sentence(error)}; give yours, as "
@@ -143,11 +140,10 @@ def _made_up() -> Iterator[None]:
 def optimizer_for(
     job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of the user's class and settings over a replica's parameters, with the learning rate
-    `RATE`.
+    """Make an optimizer of the user's class and settings over a replica's parameters, at the rate `RATE`.
 
-    Without one: AdamW over the trainable parameters, fused where it can be. Raises `NotReplicable` when
-    nothing is trained, or the optimizer cannot step by itself.
+    Without one: AdamW over the trainable parameters, fused if possible. Raises `NotReplicable` if nothing is
+    trained, or if the optimizer cannot step by itself.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -155,18 +151,7 @@ def optimizer_for(
     if job.optimizer is None:
         fused = all(parameter.is_floating_point() for parameter in trained)  # torch fuses no complex ones
         return torch.optim.AdamW(trained, lr=RATE, fused=fused or None)
-    kept = {id(parameter) for parameter in trained}
-    groups = []
-    for group in job.optimizer.param_groups:
-        twins = [memo[id(parameter)] for parameter in group["params"] if id(memo.get(id(parameter))) in kept]
-        if twins:
-            groups.append(
-                {
-                    **{key: value for key, value in group.items() if key != "params"},
-                    "params": twins,
-                    "lr": RATE,
-                }
-            )
+    groups = _groups(job.optimizer, _among(trained, memo))
     kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
     if not groups:
         raise NotReplicable(
@@ -177,54 +162,54 @@ def optimizer_for(
         raise NotReplicable(
             f"its optimizer {kind.__name__} takes a closure, and the steps that are timed give it none"
         )
-    takes = inspect.signature(kind.__init__).parameters
-    accepted = {key: value for key, value in job.optimizer.defaults.items() if key in takes and key != "lr"}
-    return cast(torch.optim.Optimizer, kind(groups, lr=RATE, **accepted))
+    return _made(kind, groups, job.optimizer.defaults, {"lr": RATE})
 
 
-MADE_UP_RATE = 1e-4
-"""Learning rate of a loss that is followed without an optimizer of the user's: what fine-tuning commonly
-takes."""
+SYNTHETIC_RATE = 1e-4
+"""Learning rate for loss curves without the user's optimizer: a common one for fine-tuning."""
 
 
 def own_rates(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> list[float]:
-    """Read the learning rates of the job's own optimizer, for each group that `optimizer_for` makes.
+    """Read the job's own learning rates, one for each group that `optimizer_for` makes.
 
-    Before a warm-up's first step, which is at 0, the rate that it leads to.
+    Before the first step of a warm-up, when it is 0: the rate that the warm-up leads to.
     """
     if job.optimizer is None:
-        return [MADE_UP_RATE]
-    kept = {id(parameter) for parameter in parameters if parameter.requires_grad}
-    return [
-        float(group["lr"]) or float(group.get("initial_lr", 0.0))
-        for group in job.optimizer.param_groups
-        if any(id(memo.get(id(parameter))) in kept for parameter in group["params"])
-    ]
+        return [SYNTHETIC_RATE]
+    groups = _groups(job.optimizer, _among(parameters, memo))
+    return [float(group["lr"]) or float(group.get("initial_lr", 0.0)) for group in groups]
 
 
 def like(
-    optimizer: torch.optim.Optimizer, twins: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer, counterparts: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """Make an optimizer of the same class, groups and settings over the twins of its parameters, with
-    ``settings`` changed.
+    """Make an optimizer like another over the counterparts of its parameters, with changed ``settings``.
 
-    ``twins`` maps ``id`` of a parameter to what stands in its place; those that are not trained are left out.
+    ``counterparts`` maps ``id`` of a parameter to its counterpart.
     """
-    kind, taken = type(optimizer), inspect.signature(type(optimizer).__init__).parameters
-    groups = []
+    return _made(type(optimizer), _groups(optimizer, counterparts), optimizer.defaults, settings)
+
+
+def _among(parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> dict[int, Any]:
+    """Keep the entries of the memo that are these parameters."""
+    kept = {id(parameter) for parameter in parameters}
+    return {key: each for key, each in memo.items() if id(each) in kept}
+
+
+def _groups(optimizer: Any, counterparts: Mapping[int, Any]) -> list[dict[str, Any]]:
+    """Copy an optimizer's groups over the trained counterparts of their parameters, without empty groups."""
+    found = []
     for group in optimizer.param_groups:
-        trained = [
-            twin
-            for parameter in group["params"]
-            if (twin := twins.get(id(parameter))) is not None and twin.requires_grad
-        ]
-        if trained:
-            groups.append(
-                {
-                    **{key: value for key, value in group.items() if key != "params"},
-                    **settings,
-                    "params": trained,
-                }
-            )
-    defaults = {key: value for key, value in optimizer.defaults.items() if key in taken}
-    return kind(groups, **{**defaults, **settings})
+        held = [counterparts.get(id(parameter)) for parameter in group["params"]]
+        if trained := [each for each in held if each is not None and each.requires_grad]:
+            found.append({**group, "params": trained})
+    return found
+
+
+def _made(
+    kind: Any, groups: list[dict[str, Any]], defaults: Mapping[str, Any], settings: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    takes = inspect.signature(kind.__init__).parameters
+    accepted = {key: value for key, value in defaults.items() if key in takes}
+    changed = [{**group, **settings} for group in groups]
+    return cast(torch.optim.Optimizer, kind(changed, **{**accepted, **settings}))

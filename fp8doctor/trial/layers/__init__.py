@@ -1,2 +1,1 @@
-"""Layers timed or compared alone: their GEMMs and casts by shape, the rows they see, what FP8 does to their
-numbers."""
+"""Single layers: times of their matmuls and casts, their rows, and FP8's effect on numerics and loss."""

@@ -1,7 +1,7 @@
-"""Checkpoint functions and autocasts that a forward calls, seen while the forward runs.
+"""Find the checkpoint functions and autocasts that a forward calls, while it runs.
 
-While a checkpoint function runs what it was given, its frame is on the stack, reentrant or not. Of the module
-calls below that frame the outermost is the region; the innermost above it is the module that calls.
+While a checkpoint function runs its region, its frame is on the stack, reentrant or not. The outermost module
+call below that frame is the region; the innermost one above it is the module that calls checkpoint.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import Unknown, call_code
 
 FORWARDS = 2
-"""Forwards that have to agree: which layers are recomputed may be drawn at random."""
+"""Forwards that have to agree, because the recomputed layers may be drawn at random."""
 
 AUTOCAST_HOMES = ("torch.amp.", "torch.cuda.amp.", "contextlib.", f"{__name__}.")
-"""Modules whose frames lie between an autocast and the code that opens it."""
+"""Modules with frames between an autocast and the code that opens it."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -37,30 +37,30 @@ class Call(msgspec.Struct, frozen=True):
     library: str
     reentrant: bool | None
     opens_fp8: bool = False
-    """Whether what it runs opens Transformer Engine's autocast."""
+    """Whether its region opens Transformer Engine's autocast."""
     inside_fp8: bool = False
-    """Whether the forward that calls it opens one."""
+    """Whether the calling forward opens one."""
     flag: str | None = None
-    """Attribute of the module without which the forward does not call it."""
+    """Attribute of the module that has to be on for the call."""
 
 
 class Seen(msgspec.Struct):
-    """What a forward did."""
+    """Calls of a forward."""
 
     regions: dict[str, str | None] = {}
-    """Layer -> name of the checkpointed region that it ran in, None if it ran in none."""
+    """Layer -> name of the checkpointed region that it ran in; None if it ran in none."""
     calls: dict[str, Call] = {}
     """By the module whose forward calls a checkpoint function."""
     autocast: bool = False
-    """Whether code of the user's opened torch's autocast."""
+    """Whether the user's code opened torch's autocast."""
     fp8_autocast: bool = False
-    """Whether anybody opened Transformer Engine's."""
+    """Whether any code opened Transformer Engine's."""
     without_hooks: bool = False
-    """Whether the user's hooks were left out, which may open one."""
+    """Whether the user's hooks, which may open one, were left out."""
 
 
 class _Where(NamedTuple):
-    """A place in a forward, as its stack of frames tells."""
+    """A place in a forward, read from its stack of frames."""
 
     region: str | None
     """Outermost module called below a checkpoint function; empty for a function, None outside of any."""
@@ -72,7 +72,7 @@ class _Where(NamedTuple):
 def seen_calls(
     forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module
 ) -> Seen | None:
-    """Tell what a training forward calls; None if two forwards do not agree."""
+    """Find the calls of a training forward; None if two forwards do not agree."""
     first, second = (_once(forward, layers, model) for _ in range(FORWARDS))
     if first != second:
         return None
@@ -87,7 +87,7 @@ def seen_calls(
 
 
 def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
-    """Name the attribute of a module that asks for its call: with it off, a forward makes none."""
+    """Name the module's attribute without which a forward does not call checkpoint."""
     used = dict.fromkeys(each for each, _ in named(forward_of(module), type(module).__mro__))
     for flag in used:
         if flag == "training" or not flag or read(module, flag) is not True:
@@ -157,7 +157,7 @@ def _where(frame: FrameType | None, names: Mapping[int, str]) -> _Where:
 
 
 def _opener(frame: FrameType | None) -> str:
-    """Name the module of the code that opens an autocast; of a decorated function its own."""
+    """Name the module of the code that opens an autocast; for a decorated function its own."""
     while frame is not None:
         home = f"{frame.f_globals.get('__name__', '')}."
         if frame.f_code.co_name == "decorate_autocast":
@@ -170,8 +170,11 @@ def _opener(frame: FrameType | None) -> str:
 
 @contextmanager
 def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[None]:
-    """Call a function for each autocast that is opened, torch's on the CPU and Transformer Engine's to no
-    effect: a forked process can ask no GPU."""
+    """Call a function for each opened autocast.
+
+    torch's opens on the CPU and Transformer Engine's has no effect, because a forked process cannot use a
+    GPU.
+    """
     enter: Any = torch.autocast.__enter__
     make: Any = torch.autocast.__init__
 
@@ -207,11 +210,11 @@ def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[
 
 
 def _nothing(*arguments: Any, **settings: Any) -> None:
-    """Stand in the place of what asks a GPU."""
+    """Replace functions that use a GPU."""
 
 
 def with_seen(facts: Facts, seen: Seen) -> Facts:
-    """Add to the facts what a forward of the job calls."""
+    """Add the calls of the job's forward to the facts."""
     linears = tuple(_decided(each, seen.regions) for each in facts.network.linears)
     blocks = tuple(
         each
@@ -242,9 +245,9 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
 
 
 def without_seen(facts: Facts, why: str) -> Facts:
-    """Say in the facts why nobody knows what a forward of the job calls.
+    """Add to the facts why the calls of the job's forward are unknown.
 
-    That it opens no FP8 autocast is known without a forward if no code of the process names one.
+    If no code in the process names an FP8 autocast, the forward opens none.
     """
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if any(each.form == "called_in_forward" for each in facts.training.checkpointing):

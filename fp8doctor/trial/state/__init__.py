@@ -1,1 +1,1 @@
-"""What a trial may not change of the user's process, noted before and compared, or put back, after."""
+"""The state of the user's process that a trial must not change: read before, compared and put back after."""

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, Tripwire, unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
 from fp8doctor.trial.state.undisturbed import attached, parts
 from fp8doctor.trial.state.user_state import OptimizerSettings, of_the_job, settings_of
 
@@ -38,7 +38,7 @@ class Guard:
 
     def __init__(self, job: Job) -> None:
         (_, *others), self._optimizers = of_the_job(job)
-        self._tripwire = Tripwire(_root(job.model))
+        self._modules = dict(_root(job.model).named_modules())
         modules = {"the original": job.model} | {
             f"{type(each).__name__}, which the step names": each for each in others
         }
@@ -80,7 +80,7 @@ class Guard:
         self._standing = True
         try:
             with ExitStack() as stack:
-                stack.enter_context(self._tripwire.watching(self._refuse))
+                stack.enter_context(_without_runs(self._modules, self._refuse))
                 stack.enter_context(_without_gradients(self._parameters, self._refuse))
                 stack.enter_context(_without_optimizer_steps(self._is_the_users, self._refuse))
                 stack.enter_context(_without_scheduler_steps(self._is_the_users, self._refuse))
@@ -185,6 +185,23 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     name = self._storages.get(part.untyped_storage()._cdata)
                     if name is not None:
                         self._refuse(f"it would write to {name}")
+
+
+@contextmanager
+def _without_runs(modules: Mapping[str, nn.Module], refuse: Refuse) -> Iterator[None]:
+    """Refuse to run a module of the original."""
+
+    def before(name: str, module: nn.Module, arguments: Any) -> None:
+        refuse(f"it runs {name!r} of the original" if name else "it runs the original itself")
+
+    handles = [
+        module.register_forward_pre_hook(functools.partial(before, name)) for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

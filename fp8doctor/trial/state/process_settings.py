@@ -1,7 +1,7 @@
-"""Process-wide settings of Python and torch: how each is read, and how it is put back.
+"""Read process-wide settings of Python and torch, and put them back.
 
-Reading changes nothing: no CUDA context is made, no package is imported. What this torch or this machine does
-not have is left out. A setting is written only where it differs from what it was.
+Reading changes nothing: it makes no CUDA context and imports no package. A setting that this torch or machine
+lacks is left out. A setting is written only if it differs.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ FLAGS = (
     "mkldnn.enabled",
     "mkldnn.deterministic",
 )
-"""Attributes of ``torch.backends``. A flag that refuses to be read is left out: ``allow_tf32`` may since
-torch 2.9, which has ``fp32_precision`` beside it."""
+"""Attributes of ``torch.backends``. A flag that cannot be read is left out, as ``allow_tf32`` may be since
+torch 2.9, which also has ``fp32_precision``."""
 
 ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 """``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
 
 HANDLERS = "signal handlers"
-"""Name of the setting that has to be put back before signals can be deferred."""
+"""Name of the setting that is put back first, so that signals can be deferred."""
 
 PASSES = 3
-"""Precision settings move each other, so that one pass over them may not be enough."""
+"""Passes over the settings: precision settings change each other."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: its name in a report, and how it is read and written."""
+    """One setting: its name in a report, and functions to read and write it."""
 
     name: str
     read: Callable[[], Any]
@@ -72,7 +72,7 @@ class Setting:
 
 
 def read() -> dict[str, Any]:
-    """Read every setting that can be read now, by its name."""
+    """Read every readable setting, by its name."""
     values = {}
     for setting in _settings():
         try:
@@ -83,7 +83,7 @@ def read() -> dict[str, Any]:
 
 
 def put_back(before: Mapping[str, Any]) -> None:
-    """Write every setting that is not as `read` found it."""
+    """Write every setting that differs from ``before``."""
     for _ in range(PASSES):
         now = read()
         changed = [
@@ -101,16 +101,13 @@ def put_back(before: Mapping[str, Any]) -> None:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Name the settings that are not as they were, by the first part where several share it."""
-    return list(
-        dict.fromkeys(
-            name.partition(":")[0] for name, value in before.items() if not alike(value, after.get(name))
-        )
-    )
+    """Name the settings that changed; those with a common first part once."""
+    changed = (name for name, value in before.items() if not alike(value, after.get(name)))
+    return list(dict.fromkeys(name.partition(":")[0] for name in changed))
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two values, which may hold tensors and arrays, are the same."""
+    """Return whether two values, which may hold tensors and arrays, are the same."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
     if isinstance(a, (tuple, list)):
@@ -174,7 +171,7 @@ def _write_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def write_handlers(value: Mapping[int, Any]) -> None:
-    """Set the handlers of signals, which only the main thread may."""
+    """Set signal handlers, which only the main thread may do."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number, handler in value.items():
@@ -272,7 +269,7 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def _at(path: str) -> Any:
-    """Find what a dotted path names in torch."""
+    """Return the object at a dotted path in torch."""
     found: Any = torch
     for part in path.split("."):
         found = getattr(found, part)

@@ -81,14 +81,14 @@ def _under_autocast(variant: Variant) -> Variant:
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
-    """Replace FP8 training layers (all, or those in ``only``) by BF16 twins over the same Parameters.
+    """Replace FP8 training layers (all, or those in ``only``) by BF16 ones over the same Parameters.
 
-    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` if a layer has no twin, or if a
-    cut of the model has none of the named layers.
+    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` if a layer has no BF16
+    counterpart, or if the truncated model has none of the named layers.
     """
     done = 0
 
-    def twin(name: str, module: nn.Module) -> nn.Module | None:
+    def counterpart(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal done
         if only is not None and not belongs(name, only):
             return None
@@ -99,14 +99,14 @@ def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | No
         done += found is not None
         return found
 
-    model = swap(model, twin)
+    model = swap(model, counterpart)
     if only is not None and not done:
         raise NotTried("none of its layers is in FP8 in the part of the model that is timed")
     return model
 
 
 def belongs(name: str, only: Collection[str]) -> bool:
-    """Whether ``only`` names the module, a part of it such as ``mlp.fc1``, or a module that holds it."""
+    """Return whether ``only`` names the module, a part such as ``mlp.fc1``, or a module that holds it."""
     return bool(name) and any(
         name == each or each.startswith(f"{name}.") or name.startswith(f"{each}.") for each in only
     )
@@ -134,7 +134,7 @@ def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def mostly_fp32(model: nn.Module) -> bool:
-    """Whether more than half of the parameters are fp32."""
+    """Return whether more than half of the parameters are fp32."""
     sizes = [(parameter.dtype == torch.float32, parameter.numel()) for parameter in model.parameters()]
     return 2 * sum(size for fp32, size in sizes if fp32) > sum(size for _, size in sizes)
 

@@ -22,17 +22,19 @@ from fp8doctor.trial.variant import Variant
 
 
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile every block and the FP8 layers beside them; the whole model if it has no blocks."""
+    """Compile every block and the FP8 layers outside them; the whole model if it has no blocks."""
     if context.name == COMPILE_MODEL:
         return replace(variant, model=compile_blocks(variant.model, []))
-    return replace(variant, model=block_by_block(variant.model, context.facts, beside(context.facts)))
+    return replace(variant, model=block_by_block(variant.model, context.facts, outside_blocks(context.facts)))
 
 
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile the eager FP8 layers beside the blocks; compiled modules stay as they are."""
+    """Compile the uncompiled FP8 layers outside the blocks; compiled modules stay as they are."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
     named = modules(variant.model)
-    places = [place_of(named, name) for name in beside(context.facts) if name in eager and name in named]
+    places = [
+        place_of(named, name) for name in outside_blocks(context.facts) if name in eager and name in named
+    ]
     if not places:
         raise NotTried("it has no uncompiled FP8 layer beside its blocks")
     compile_places(places, {})
@@ -48,7 +50,9 @@ def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
         raise NotTried("the next micro-batch would overwrite what the backward of a CUDA graph still needs")
     return replace(
         variant,
-        model=block_by_block(variant.model, context.facts, beside(context.facts), mode="reduce-overhead"),
+        model=block_by_block(
+            variant.model, context.facts, outside_blocks(context.facts), mode="reduce-overhead"
+        ),
     )
 
 
@@ -57,7 +61,7 @@ def lists_of(facts: Facts) -> list[str]:
     return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
 
 
-def beside(facts: Facts) -> tuple[str, ...]:
+def outside_blocks(facts: Facts) -> tuple[str, ...]:
     """Name FP8 layers outside the blocks that need the compiler, such as a converted head."""
 
     def outside(linear: Linear) -> bool:
@@ -66,7 +70,7 @@ def beside(facts: Facts) -> tuple[str, ...]:
     return tuple(linear.name for linear in facts.network.linears if outside(linear))
 
 
-def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), **settings: Any) -> nn.Module:
+def block_by_block(model: nn.Module, facts: Facts, others: Sequence[str] = (), **settings: Any) -> nn.Module:
     """Compile every block without the KV cache, which would make each block a version of its own.
 
     A model without blocks is compiled as a whole: one version serves it, with or without the cache.
@@ -74,13 +78,13 @@ def block_by_block(model: nn.Module, facts: Facts, beside: Sequence[str] = (), *
     lists = lists_of(facts)
     if lists and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
         without_cache(model)
-    return compile_blocks(model, lists, beside if lists else (), **settings)
+    return compile_blocks(model, lists, others if lists else (), **settings)
 
 
 def compile_blocks(
-    model: nn.Module, lists: Sequence[str], beside: Sequence[str] = (), **settings: Any
+    model: nn.Module, lists: Sequence[str], others: Sequence[str] = (), **settings: Any
 ) -> nn.Module:
-    """Compile the lists' blocks and the modules beside them, or the whole model if it has no blocks.
+    """Compile the lists' blocks and the ``others``, or the whole model if it has no blocks.
 
     Compiles in place if that compiles something, else replaces the module by the wrapper. Returns the model.
     """
@@ -92,7 +96,7 @@ def compile_blocks(
     if not places:
         model = compiled(model, settings)
     else:
-        places += [place_of(named, name) for name in beside if name in named]
+        places += [place_of(named, name) for name in others if name in named]
         compile_places(places, settings)
     give_wrappers_own_code(model)
     return model
@@ -104,7 +108,7 @@ def without_compile_marks(variant: Variant) -> Variant:
 
 
 def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
-    """Whether the user's compile marks differ from `block_by_block` with its default settings.
+    """Return whether the user's compile marks differ from `block_by_block` with default settings.
 
     Marks only on Linears do nothing in a BF16 model.
     """

@@ -41,7 +41,7 @@ def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def is_float8_linear(module: nn.Module) -> bool:
-    """Whether a module is torchao's Float8Linear, or of a class derived from it."""
+    """Return whether a module is torchao's Float8Linear, or of a class derived from it."""
     return ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is not None
 
 
@@ -72,7 +72,7 @@ def to_mxfp8(model: nn.Module, recipe: Recipe) -> nn.Module:
 
 
 def takes(layer: Any, recipe: Recipe) -> bool:
-    """Whether a recipe takes a layer as it is: its bias and both sides of its weight."""
+    """Return whether a recipe supports a layer's bias and both sides of its weight."""
     fits = all(size % recipe.multiple == 0 for size in layer.weight.shape)
     return fits and not (recipe.drops_bias and layer.bias is not None)
 
@@ -232,7 +232,7 @@ def _recipe(kind: str) -> Any:
 def _prove(model: nn.Module, recipe: Any) -> None:
     """Raise `NotTried` unless every layer that ran in FP8 used a recipe of this type.
 
-    A layer keeps its recipe object if the new one is equal to it.
+    A layer keeps its recipe object if the new one equals it.
     """
     ran = [recipe_of(each) for each in _layers(model) if state_of(each).get("fp8")]
     if not ran:

@@ -45,7 +45,7 @@ def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def is_eager(module: Any) -> bool:
-    """Whether this module's transformers configuration asks for eager attention."""
+    """Return whether this module's transformers configuration asks for eager attention."""
     return (
         isinstance(module, nn.Module)
         and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
@@ -160,7 +160,10 @@ def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def could_be_fused(job: Job) -> bool:
-    """Whether torch can fuse the user's optimizer and does not. Without one, the trial uses fused AdamW."""
+    """Return whether torch can fuse the user's optimizer and does not.
+
+    Without one, the trial uses fused AdamW.
+    """
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
     if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):
