@@ -177,6 +177,45 @@ def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> N
     assert counters["stats"]["unique_graphs"] - before == 1
 
 
+@pytest.mark.parametrize(
+    ("seconds", "again_s", "compiled", "with_casts"),
+    [
+        (3.0, 0.0, 0, 0),  # not even the first graph is expected to be compiled in time
+        (7.0, 0.0, 1, 4),
+        (9.0, 0.0, 2, 8),
+        (3.9, 0.0, 1, 4),  # the compiler takes all the time, and its graph is used
+        (13.0, 4.0, 1, 2),  # the third shape would compile once more
+    ],
+)
+def test_no_graph_of_casts_is_begun_that_would_pass_the_share(
+    seconds: float, again_s: float, compiled: int, with_casts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph takes 4 s, which only the first one shows; at first 3.5 s are expected."""
+    now, graphs, seen = 0.0, 0, set[torch.Size]()
+
+    def compile_it(recipe: str, trained: bool, example: tuple[torch.Tensor, ...]) -> Any:
+        nonlocal now, graphs
+        now, graphs = now + 4.0, graphs + 1
+        return run
+
+    def run(
+        recipe: str, trained: bool, input: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor
+    ) -> None:
+        nonlocal now
+        now += 0.0 if weight.shape in seen else again_s
+        seen.add(weight.shape)
+
+    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(shapes, "time", clock)
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 3.5})
+    monkeypatch.setattr(shapes, "compiled_casts", compile_it)
+    found = probed(decoder(frozen=True), seconds)
+    assert (len(found), graphs) == (8, compiled)
+    assert sum(shape.casts_ms is not None for shape in found) == with_casts
+    late = {shape.reason for shape in found if shape.casts_ms is None}
+    assert late <= {"its casts were not timed: no time was left"}
+
+
 @pytest.mark.slow
 def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -> None:
     with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]

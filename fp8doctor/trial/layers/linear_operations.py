@@ -5,12 +5,12 @@ operand row-major, the second column-major, e4m3 by e4m3 forward, the gradient i
 rowwise scaling the gradient matmuls run with the tensorwise kernel, as in torchao. The pass over their
 output is left out, because the compiler may fuse it.
 
-The casts are plain operations that torch.compile fuses. They are compiled once, for any K and N.
+The casts are plain operations that torch.compile fuses. One graph serves any K and N.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -105,9 +105,6 @@ K and N have to be at least two units: torch.compile specializes a size of one.
 OPEN_SIDES = ((1,), (0, 2), (0, 2), (1,))
 """Dimensions of the tensors of `cast_arguments` that are K or N, in units of `ALIGNED`."""
 
-Kind = tuple[str, bool]
-"""Recipe, and whether the weight is trained."""
-
 
 def gradient_dtype(recipe: str) -> torch.dtype:
     """Return the dtype of the output gradient. Source: torchao 0.18 ``Float8LinearConfig.from_recipe_name``;
@@ -126,20 +123,19 @@ def cast_arguments(of: Operands) -> tuple[Tensor, ...]:
     return input, weight, weight.clone(), gradient
 
 
-def compiled_casts(examples: Iterable[tuple[Kind, tuple[Tensor, ...]]]) -> Callable[..., object]:
-    """Compile `casts` once per kind for any K and N; the compiler tunes for the example's sizes.
+def compiled_casts(recipe: str, trained: bool, example: tuple[Tensor, ...]) -> Callable[..., object]:
+    """Compile `casts` for any K and N; the compiler tunes for the example's sizes.
 
-    K and N of an example have to differ, because equal sizes become one symbol. The function is a clone with
+    K and N of the example have to differ, because equal sizes become one symbol. The function is a clone with
     its own code object, so nothing stays in Dynamo's caches. Raises RuntimeError if torch.compile compiles
     nothing.
     """
     function: Callable[..., object] = torch.compile(clone_function(casts))  # type: ignore[arg-type]
     before = compiled_so_far()
-    for kind, tensors in examples:
-        for tensor, sides in zip(tensors, OPEN_SIDES, strict=True):
-            for side in sides:
-                mark_dynamic(tensor, side)
-        function(*kind, *tensors)
+    for tensor, sides in zip(example, OPEN_SIDES, strict=True):
+        for side in sides:
+            mark_dynamic(tensor, side)
+    function(recipe, trained, *example)
     if compiled_so_far() == before:
         raise RuntimeError("torch.compile compiles nothing in this process")
     return function

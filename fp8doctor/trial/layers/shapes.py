@@ -12,7 +12,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import torch
@@ -28,7 +28,6 @@ from fp8doctor.recipes import recipe_of
 from fp8doctor.trial.layers.linear_operations import (
     KEPT_IN_BF16,
     LAYOUTS,
-    Kind,
     Operands,
     Operation,
     bf16_gemms,
@@ -50,8 +49,8 @@ SHARE = 0.1
 some seconds."""
 
 COMPILING_S = {"cuda": 3.0, "cpu": 20.0}
-"""Seconds that the first graph of casts is expected to compile; compiling cannot be stopped. One small graph
-takes 10 to 15 s with a CPU's C++ compiler (two cores, torch 2.13)."""
+"""Least seconds that a graph of casts is expected to compile. One small graph takes 10 to 15 s with a CPU's
+C++ compiler (two cores, torch 2.13)."""
 
 MOST_SHAPES = 12
 """Distinct shapes that are timed, those with the most FLOPs. A model of one width has three to six."""
@@ -262,39 +261,59 @@ def _one_by_one(
 
 
 def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:
-    """Time the casts of the shapes until the time is up, and say why some have none.
+    """Time the casts of the shapes, those with the most FLOPs first, and say why some have none.
 
-    They are compiled for one number of rows after the other, the one with the most FLOPs first.
+    One graph serves all shapes with the same rows, recipe and training. Compiling cannot be stopped, so the
+    next graph is compiled only if the longest compilation so far would end before ``until``.
     """
+    groups: dict[tuple[int, str, bool], list[LayerShape]] = {}
+    for shape in shapes:
+        if shape.fp8_ms is not None:
+            groups.setdefault((shape.m, shape.recipe, shape.trained), []).append(shape)
     done: dict[LayerShape, LayerShape] = {}
-    for rows in dict.fromkeys(shape.m for shape in shapes):
-        wanted = [shape for shape in shapes if shape.fp8_ms is not None and shape.m == rows]
-        if wanted and until - time.monotonic() >= COMPILING_S[bench.device.type]:
-            done |= _casts_timed(wanted, bench, until)
+    longest_s = COMPILING_S[bench.device.type]
+    for wanted in groups.values():
+        began = time.monotonic()
+        if until - began < longest_s:
+            break
+        try:
+            casts = compiled_casts(wanted[0].recipe, wanted[0].trained, _example(wanted, bench.device))
+        except Exception as error:  # from the compiler
+            _log.debug("compiling the casts raises", exc_info=True)
+            done |= {shape: _failed(shape, error, bench) for shape in wanted}
+        else:
+            longest_s = max(longest_s, time.monotonic() - began)
+            longest_s = max(longest_s, _time_casts(wanted, casts, bench, until, done))
     return [done.get(shape) or _without_casts(shape, NO_TIME) for shape in shapes]
 
 
-def _casts_timed(wanted: list[LayerShape], bench: Timer, until: float) -> dict[LayerShape, LayerShape]:
-    """Time the casts of shapes with the same rows until the time is up."""
-    done: dict[LayerShape, LayerShape] = {}
-    try:
-        compiled = compiled_casts(_examples(wanted, bench.device))
-    except Exception as error:  # of the compiler
-        _log.debug("compiling the casts raises", exc_info=True)
-        return {shape: _failed(shape, error, bench) for shape in wanted}
-    # If the compiler took all the time, use what it made.
-    until = max(until, time.monotonic() + len(wanted) * SHAPE_S)
+def _time_casts(
+    wanted: list[LayerShape],
+    casts: Callable[..., object],
+    bench: Timer,
+    until: float,
+    done: dict[LayerShape, LayerShape],
+) -> float:
+    """Time compiled casts of the shapes, and return the seconds of the longest first call.
+
+    If compiling took all the time, each shape still gets its `SHAPE_S`. A first call may compile once more,
+    so the next shape is timed only if another such call would end in time.
+    """
+    until, longest_s = max(until, time.monotonic() + len(wanted) * SHAPE_S), 0.0
     for shape in wanted:
-        if time.monotonic() > until and done:
+        began = time.monotonic()
+        if began + longest_s > until:
             break
         try:
             arguments = cast_arguments(Operands.of(shape, bench.device))
-            operation = functools.partial(compiled, shape.recipe, shape.trained, *arguments)
+            operation = functools.partial(casts, shape.recipe, shape.trained, *arguments)
+            operation()
+            longest_s = max(longest_s, time.monotonic() - began)
             casts_ms = bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"]
             done[shape] = msgspec.structs.replace(shape, casts_ms=casts_ms)
-        except Exception as error:  # it may compile once more, or the memory may be too small for one of them
+        except Exception as error:  # it may compile, or the memory may be too small for one of them
             done[shape] = _failed(shape, error, bench)
-    return done
+    return longest_s
 
 
 def _failed(shape: LayerShape, error: Exception, bench: Timer) -> LayerShape:
@@ -309,14 +328,10 @@ def _without_casts(shape: LayerShape, reason: str) -> LayerShape:
     return msgspec.structs.replace(shape, casts_ms=None, reason=f"its casts were not timed: {reason}")
 
 
-def _examples(
-    shapes: Sequence[LayerShape], device: torch.device
-) -> Iterator[tuple[Kind, tuple[Tensor, ...]]]:
-    """Pick the largest shape of each kind that is not square, because it takes the most time."""
-    for kind in dict.fromkeys((shape.recipe, shape.trained) for shape in shapes):
-        of_kind = [shape for shape in shapes if (shape.recipe, shape.trained) == kind]
-        example = next(
-            (shape for shape in of_kind if shape.k != shape.n),
-            msgspec.structs.replace(of_kind[0], n=2 * of_kind[0].n),
-        )
-        yield kind, cast_arguments(Operands.of(example, device))
+def _example(shapes: Sequence[LayerShape], device: torch.device) -> tuple[Tensor, ...]:
+    """Make the casts' arguments for the largest shape that is not square, because it takes the most time."""
+    example = next(
+        (shape for shape in shapes if shape.k != shape.n),
+        msgspec.structs.replace(shapes[0], n=2 * shapes[0].n),
+    )
+    return cast_arguments(Operands.of(example, device))
