@@ -38,6 +38,7 @@ def replayed(link: str) -> Document:
     return replay(PAGE.parent / link)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip("| "))
 def test_a_row_says_what_its_recording_says(row: list[str]) -> None:
     _, measured, cited = row

@@ -155,6 +155,7 @@ def test_a_tiny_gemm_takes_a_launch_and_one_tile() -> None:
     )
 
 
+@pytest.mark.slow
 def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
     for what, _, ours, theirs in measured_steps.gemm_errors(SWEPT, gpu_spec("H200")):
         assert ours < 0.7 * theirs, what

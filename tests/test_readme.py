@@ -230,6 +230,7 @@ def test_a_package_index_gets_no_link_into_the_checkout() -> None:
     assert f"(https://example.org/fp8doctor/raw/main/{readme.PICTURE})" in published
 
 
+@pytest.mark.slow
 def test_api_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_facts_come_back_as_they_were_recorded(recording: Path) -> None:
     assert data["tool"]["name"] == tool().name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recording", [path for path in RECORDINGS if '"arms"' in text_of(path)], ids=name_of)
 def test_a_reason_in_other_words_changes_nothing(recording: Path) -> None:
     """Recordings of before have the sentence alone; a kind beside other words stands for it. An explanation
@@ -220,6 +221,7 @@ def test_one_missing_fact_is_told_with_its_reason() -> None:
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_a_recording_is_sound_in_every_format(recording: Path) -> None:
     hold_every_format(replayed(recording))

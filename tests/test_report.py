@@ -77,6 +77,7 @@ def test_the_contract_of_the_json(report: Report) -> None:
 SHIPPED = json.loads(FILE.read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_the_shipped_schema_is_the_generated_one_and_holds(report: Report) -> None:
     assert schema_text() == FILE.read_text(encoding="utf-8")
     jsonschema.validate(json.loads(report.to_json()), SHIPPED)
@@ -87,6 +88,7 @@ def test_the_demo_is_a_recording() -> None:
     assert DEMO.read_bytes() == recorded.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_wrong_document_does_not_pass_the_schema(report: Report) -> None:
     data = json.loads(report.to_json())
     data["verdict"]["status"] = "wonderful"
@@ -277,6 +279,7 @@ def test_the_468m_decoder_is_told_to_compile_first(report: Report) -> None:
     assert report.verdict.status == "not_measured"
 
 
+@pytest.mark.slow
 def test_a_prescription_is_carried_out_on_the_live_model() -> None:
     from torchao.float8 import convert_to_float8_training
 

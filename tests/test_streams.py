@@ -32,6 +32,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.gate("2>&-")
 @pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
 def test_a_report_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
     """The worker says what it does on stderr, and so do libraries and the user's file."""
@@ -76,6 +77,7 @@ def test_a_report_in_a_file_needs_no_stdout(stdout: str, tmp_path: Path) -> None
     assert (tmp_path / "report.txt").stat().st_size
 
 
+@pytest.mark.gate("<&-")
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_files_do_not_take_the_place_of_closed_streams(closed: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(

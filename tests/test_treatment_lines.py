@@ -115,6 +115,7 @@ LIVE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", LIVE.values(), ids=LIVE)
 def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module]) -> None:
     model = build()

@@ -62,6 +62,7 @@ def test_every_report_of_a_job_is_held() -> None:
     assert set(map(name_of, files(REPORTS))) == set(VERDICTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_report_of_a_job_replays_as_the_plain_scripts_say(name: str) -> None:
     report = load_report(REPORTS / f"{name}.json.gz")
@@ -139,6 +140,7 @@ def test_the_plain_bf16_takes_the_wrapper_of_the_all_gather_off_and_leaves_froze
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_builds_small_and_trains_in_plain_pytorch(name: str) -> None:

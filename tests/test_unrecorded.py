@@ -179,6 +179,7 @@ def without_first(value: Any, keys: list[str]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", LACKING)
 def test_every_page_shows_a_saved_report_that_lacks_a_key(
     lacking: str, whole: Document, tmp_path: Path
@@ -213,6 +214,7 @@ def test_a_list_with_an_incomplete_element_says_so_and_is_saved_again(tmp_path: 
     assert report.to_dict()["facts"]["network"]["linears"] == saved["facts"]["network"]["linears"]
 
 
+@pytest.mark.slow
 def test_no_recording_has_an_incomplete_list() -> None:
     """What is essential of an element has been written since the first version."""
     for file in Path(__file__).parent.rglob("recorded/*.json.gz"):

@@ -138,7 +138,31 @@ MULTIMODAL = (
 )
 MODELS = (*DECODERS, *ENCODERS, *OTHER_ENCODERS, *ENCODER_DECODERS, *EXPERTS, *VISION, *AUDIO, *MULTIMODAL)
 
-each_model = pytest.mark.parametrize("untouched", MODELS, ids=[each.model for each in MODELS])
+IN_THE_GATE = (
+    "LlamaForCausalLM",
+    "GPT2LMHeadModel",
+    "RwkvForCausalLM",
+    "BertForMaskedLM",
+    "AlbertForMaskedLM",
+    "T5ForConditionalGeneration",
+    "MixtralForCausalLM",
+    "Llama4ForCausalLM",
+    "SwinForImageClassification",
+    "DetrForObjectDetection",
+    "WhisperForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+)
+"""One model of each kind, and those whose blocks, ties, heads or experts are unlike the others'."""
+
+
+def each_of(models: tuple[Untouched, ...]) -> Callable[[Any], Any]:
+    """Run a test on each of these models, of which the gate takes `IN_THE_GATE`."""
+    names = [each.model for each in models]
+    cases = pytest.mark.parametrize("untouched", models, ids=names)
+    return lambda test: pytest.mark.gate(*set(IN_THE_GATE).intersection(names))(cases(test))
+
+
+each_model = each_of(MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +306,8 @@ def test_parameters_and_ties_are_counted(untouched: Untouched, report: Of) -> No
 COUNTED = (*DECODERS, *ENCODERS)
 
 
-@pytest.mark.parametrize("untouched", COUNTED, ids=[each.model for each in COUNTED])
+@pytest.mark.slow
+@each_of(COUNTED)
 def test_flops_are_those_that_torch_counts(untouched: Untouched) -> None:
     """One forward and backward on the meta device; attention's own products are batched and counted apart."""
     model = untouched.build()
@@ -310,7 +335,8 @@ CONVERTED = tuple(
 )
 
 
-@pytest.mark.parametrize("untouched", CONVERTED, ids=[each.model for each in CONVERTED])
+@pytest.mark.slow
+@each_of(CONVERTED)
 def test_a_converted_model_is_seen_as_converted(
     untouched: Untouched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +378,8 @@ LORA = tuple(
 )
 
 
-@pytest.mark.parametrize("untouched", LORA, ids=[each.model for each in LORA])
+@pytest.mark.slow
+@each_of(LORA)
 def test_adapters_are_those_of_peft(untouched: Untouched) -> None:
     peft = pytest.importorskip("peft")
     model = untouched.build().bfloat16()
@@ -430,6 +457,7 @@ def test_experts_in_a_dictionary(untouched: Untouched, visited: int) -> None:
     }
 
 
+@pytest.mark.slow
 def test_layers_that_are_shared_by_repetition() -> None:
     """ALBERT runs one block twelve times: in FP8, of which the rows are counted, it is all these calls."""
     model = model_of("AlbertForMaskedLM")

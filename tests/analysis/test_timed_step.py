@@ -127,6 +127,7 @@ def test_a_cpu_and_an_unreliable_trial_are_told() -> None:
     assert found.why_no_difference == "a.json was not profiled and b.json ran on a CPU"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "what"),
     [

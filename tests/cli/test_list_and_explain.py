@@ -138,6 +138,7 @@ def test_a_page_in_a_pipe_is_as_wide_as_without_a_terminal(monkeypatch: pytest.M
     assert 100 < max(map(len, fp8doctor("explain", "CMP002").stdout.splitlines())) <= 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["60", "120"])
 def test_every_page_keeps_its_words_and_lines_of_code(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", width)

@@ -137,11 +137,13 @@ def test_the_other_arms_are_beside_the_step_as_it_is(file: str, of: str) -> None
     assert (str(order.trace_of("as_is")), str(order.trace_of("bf16"))) == (f"/here/{file}", f"/here/{of}")
 
 
+@pytest.mark.slow
 def test_json_on_stdout_is_one_document(worker: Worker) -> None:
     result = fp8doctor("m.py", "--format", "json", "-v")
     jsonschema.validate(json.loads(result.stdout), schema())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "begins"),
     [
@@ -200,6 +202,7 @@ def test_a_suffix_that_says_nothing_is_wrong_usage(saved: Path, tmp_path: Path) 
     )
 
 
+@pytest.mark.slow
 def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     verdict = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, measured\n"
@@ -232,6 +235,7 @@ def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_report_takes_the_output_options(saved: Path, grave_checks: str) -> None:
     assert fp8doctor("report", saved, "--fail-on", "warning", "--select", "CMP001").exit_code == 1
     assert fp8doctor("--format=markdown", "report", saved).stdout.startswith("## fp8doctor")

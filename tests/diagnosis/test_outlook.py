@@ -48,6 +48,7 @@ def test_the_plan_ends_in_a_state(name: str) -> None:
     assert outlook(replayed(name)).sentence == ENDS[name]
 
 
+@pytest.mark.slow
 def test_that_fp8_cannot_win_is_said_only_below_a_limit_that_holds() -> None:
     """A change that was not tried may win where the limit leaves room, or the times are not relied on."""
     said = 0
@@ -83,6 +84,7 @@ def test_a_change_that_the_timing_cannot_tell_from_bf16_is_not_called_slower(
     assert why in report.prescription[-1].treatment.summary
 
 
+@pytest.mark.slow
 def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside_it() -> None:
     ratios = 0
     for path in RECORDINGS:

@@ -154,6 +154,7 @@ def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     assert round(last.middle, 1) == 7.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
 def test_a_plan_that_gives_fp8_up_has_no_fix_that_this_undoes(path: Path) -> None:
     """Another way to compile the step, another recipe, other layers in FP8."""

@@ -50,6 +50,7 @@ def narrow() -> nn.Module:
     return Stack(8, 4096, frames=(64, 65536), project=(8192, 64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [luke, classifier, narrow])
 def test_the_second_prescription_is_empty(build: Callable[[], nn.Module]) -> None:
     with torch.device("meta"):

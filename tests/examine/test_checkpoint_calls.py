@@ -236,6 +236,7 @@ def recomputes(model: nn.Module) -> bool:
     return bool(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ON.values(), ids=ON.keys())
 def test_checkpointing_that_is_on(build: Callable[[], nn.Module]) -> None:
     model = build()

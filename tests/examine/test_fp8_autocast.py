@@ -218,6 +218,7 @@ def patched() -> nn.Module:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Derived, Called, Static, Holding, patched])
 def test_so_is_a_model_that_opens_one_in_another_way(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]
@@ -292,6 +293,7 @@ def of_a_closure() -> Callable[..., Any]:
 DECORATED = te.autocast()(plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [
@@ -330,6 +332,7 @@ class PlainRunner:
         return plain(model, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [PlainRunner().step, functools.partial(plain), torch.compile(plain)])
 def test_one_that_opens_none(monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> None:
     assert of(Layered(), step, monkeypatch).facts.training.fp8_autocast is False

@@ -46,6 +46,7 @@ def step(model: nn.Module, device: str = "cpu") -> None:
     model(input_ids=ids, labels=ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("untouched", [*DECODERS, *ENCODERS], ids=lambda each: each.model)
 def test_what_transformers_does(untouched: Untouched, caches: list[Cache]) -> None:
     model = untouched.build().train()

@@ -56,6 +56,7 @@ def calls(model: nn.Module) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [a_list, attributes, gates, experts, blocks, heads])
 def test_five_times_the_siblings_cost_at_most_six_times_as_much(build: Callable[[int], nn.Module]) -> None:
     with torch.device("meta"):

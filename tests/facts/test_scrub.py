@@ -81,6 +81,7 @@ def test_scrubbing_twice_changes_nothing_more(text: str) -> None:
     assert scrub(scrub(text)) == scrub(text)
 
 
+@pytest.mark.slow
 @given(
     pieces=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=5),
     length=st.integers(LIMIT, LIMIT * 3),

@@ -325,6 +325,7 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(item)
 
 
+@pytest.mark.slow
 def test_every_text_of_every_recording_stays_as_it_is() -> None:
     recordings = Path(__file__).parents[1] / "patients" / "recorded"
     found = {text for file in files(recordings) for text in texts(json.loads(text_of(file)))}

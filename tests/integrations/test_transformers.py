@@ -115,6 +115,7 @@ def result(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) -> None:
     before = result(make(fp8=True, gradient_accumulation_steps=2))
     capfd.readouterr()
@@ -165,6 +166,7 @@ def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> No
     assert "CMP001" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_that_is_required_to_be_in_fp8(make: Make, capfd: Any) -> None:
     with pytest.raises(ReportFailed, match=r"FP8 is required\. No layer of this model trains in FP8"):
         make(callback(require_fp8=True)).train()
@@ -294,6 +296,7 @@ def test_a_callback_of_two_trainers_names_the_model_that_is_trained(make: Make, 
     assert watching.report.facts.target.name == "Small"
 
 
+@pytest.mark.slow
 def test_a_copy_has_watched_nothing(make: Make, capfd: Any) -> None:
     watching, copies = callback(), []
 

@@ -149,7 +149,7 @@ def test_pytest_finds_the_fixture(distributions: dict[str, Path], fresh: Venv, t
     assert "fp8doctor [session scope] -- " in listed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pip_install_brings_every_check(clean_checkout: Path, fresh: Venv, tmp_path: Path) -> None:
     fresh.install(clean_checkout)
     assert codes([fresh.command], tmp_path) == CODES
@@ -159,7 +159,7 @@ def test_pip_install_brings_every_check(clean_checkout: Path, fresh: Venv, tmp_p
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_editable_install_brings_every_check_and_no_deleted_one(
     checkout: Path, fresh: Venv, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def bomb(begin: bytes = b'{"traceEvents": [') -> bytes:
     return b"".join([packer.compress(begin), *spaces, packer.compress(b"]}"), packer.flush()])
 
 
+@pytest.mark.slow
 def test_a_small_file_that_grows_without_measure_is_refused_soon(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(bomb())

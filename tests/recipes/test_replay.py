@@ -28,6 +28,8 @@ HANDFUL = (
 FINDINGS = PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
 
 
+@pytest.mark.gate("torchtitan-llama3-8b-mxfp8", "te-mnist", "nanogpt-gpt2-xl")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe", [each for each in RECIPES if each.name in HANDFUL], ids=lambda each: each.name
 )

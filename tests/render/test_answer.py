@@ -55,6 +55,7 @@ def test_a_wide_ratio_is_told_with_its_ends() -> None:
     assert certainty(diagnose(narrow)).startswith("Yes: both were timed in turn")
 
 
+@pytest.mark.slow
 def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
     wide = 0
     for path in RECORDINGS:
@@ -278,6 +279,7 @@ def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
 
 
+@pytest.mark.slow
 def test_an_upper_bound_is_not_called_measured() -> None:
     bounds = [said for path in RECORDINGS if (said := answer(load_report(path)).limit)]
     assert bounds

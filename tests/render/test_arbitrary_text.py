@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -104,6 +105,7 @@ def with_name(name: str) -> Report:
     )
 
 
+@pytest.mark.slow
 @given(names, st.integers(1, 140), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 @example("日本語" * 40, 40, True, False)
@@ -123,6 +125,7 @@ def test_text_stays_in_its_columns_and_obeys_nothing(
         assert columns(line) <= max(width, text.NARROWEST) or line.startswith(" " * 7)
 
 
+@pytest.mark.slow
 @given(names)
 @settings(max_examples=200, deadline=None)
 def test_markdown_cannot_be_broken_out_of(name: str) -> None:
@@ -134,6 +137,7 @@ LINKS = re.compile(r"(?i)https?://\w|ftp://\w|\bwww\.\w|(?<![\w`])@[a-z0-9]|[a-z
 """What GitHub makes a link or a mention of, in text that it has rendered."""
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(

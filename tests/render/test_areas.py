@@ -35,6 +35,7 @@ def unknown(report: Report) -> dict[str, str]:
     return {each.code: each.area for each in report.outcomes if each.outcome == "unknown"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_what_nobody_saw_leaves_no_tick(path: Path) -> None:
     facts = load_report(path).facts

@@ -88,6 +88,7 @@ def test_what_is_modelled_is_not_small_beside_the_step_of_a_cpu() -> None:
         assert len(plan(replace(report, prescription=steps), report.findings)[1]) == folded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECORDED, ids=name_of)
 def test_the_screen_of_every_recorded_job(path: Path) -> None:
     """The five answers stand in the box, nothing in a word of our own, and nothing is wider than asked."""
@@ -340,6 +341,7 @@ def test_a_watched_script_is_not_told_to_run_as_it_just_did(job: str, command: s
     assert "on a GPU" not in " ".join(first_screen(report).next)
 
 
+@pytest.mark.slow
 def test_no_number_is_parted_from_its_unit() -> None:
     first = of("gpt2_conv1d")
     for width in range(40, 121):

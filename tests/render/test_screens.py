@@ -68,6 +68,7 @@ def test_markdown(name: str) -> None:
     hold(f"{name}.md", markdown.render(SCREENS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCREENS)
 def test_json_holds_to_the_schema(name: str) -> None:
     document = SCREENS[name].to_json()

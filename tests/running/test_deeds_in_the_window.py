@@ -113,6 +113,9 @@ def without_an_observer() -> dict[str, tuple[Any, ...]]:
     return {name: done(deed, None) for name, deed in DEEDS.items()}
 
 
+@pytest.mark.gate(
+    "compile, one graph", "export", "make_fx", "func.grad", "deepcopy", "save", "all that it has"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEDS)
 def test_a_deed_in_the_window(
@@ -162,6 +165,7 @@ print(loss.item())
 """
 
 
+@pytest.mark.gate("script")
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "compile"])
 def test_a_script_under_run_prints_what_it_prints_under_python(how: str, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def told_of_example(command: str, folder: Path, **variables: str) -> list[str]:
     return told(facts)
 
 
+@pytest.mark.gate("trainer.py --float8 --layers 1", "fsdp2.py --layers 2")
 @pytest.mark.parametrize(
     "command",
     [
@@ -94,6 +95,11 @@ def test_a_healthy_job_is_left_alone(command: str, tmp_path: Path) -> None:
     assert told_of_example(command, tmp_path) == []
 
 
+@pytest.mark.gate(
+    "plain_loop.py --no-compile-variables0-codes0",
+    "lora.py --adapters-too --no-compile --layers 1-variables2-codes2",
+    "sft.py-variables5-codes5",
+)
 @pytest.mark.parametrize(
     ("command", "variables", "codes"),
     [

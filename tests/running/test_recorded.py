@@ -73,6 +73,7 @@ def test_every_recording_is_held() -> None:
     assert set(map(name_of, files(RECORDED))) == set(TOLD)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_recordings_is_what_they_say() -> None:
     written = (RECORDED / "README.md").read_text("utf-8").splitlines()
     assert recordings.page(RECORDED).splitlines() == written, "python -m tests.recordings writes it again"
@@ -87,6 +88,7 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
     assert bool(report.prescription) == bool(grave)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_sound_in_every_format(name: str) -> None:
     hold_every_format(replayed(RECORDED / f"{name}.json.gz"))

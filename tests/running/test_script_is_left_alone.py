@@ -109,6 +109,7 @@ def compiled(form: str) -> tuple[nn.Module, Any]:
     return model, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["wrapped", "in place", "blocks", "wrapped, inside another", "assigned", "slices its blocks"]
 )

@@ -312,6 +312,7 @@ def spelled(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
+@pytest.mark.slow
 def test_private_names_stand_in_their_module_alone() -> None:
     names, found = private_names(), {}
     assert {"_call_impl", "_scaled_mm", "_fp8_workspaces", "_precomputed_scale"} <= names

@@ -106,6 +106,7 @@ def test_the_optimizer_that_was_built_with_the_model_is_rebuilt_with_its_cuts() 
     assert result.arms[0].static_gib == pytest.approx((whole + momentum) / 2**30, rel=1e-6)
 
 
+@pytest.mark.gate("half the blocks")
 @pytest.mark.parametrize(
     ("rebuild", "reason"),
     [
@@ -177,6 +178,7 @@ def memory() -> Iterator[Memory]:
     handle.remove()
 
 
+@pytest.mark.gate("15-expected1")
 @pytest.mark.parametrize(("room", "expected"), [(100, (4, 12)), (15, (2, 6)), (7, (1, 3))])
 def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected: tuple[int, int]) -> None:
     memory.blocks = room
@@ -222,6 +224,7 @@ def with_own_weights(variant: Variant) -> Variant:
     return variant
 
 
+@pytest.mark.gate("8-bf16")
 @pytest.mark.parametrize(("room", "beside"), [(9, None), (8, "bf16")])
 def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(
     memory: Memory, room: int, beside: str | None
@@ -364,6 +367,7 @@ def test_blocks_are_compiled_once_for_all_cuts() -> None:
     assert (shallow.recompilations, shallow.left_eager) == (0, ())
 
 
+@pytest.mark.nightly
 def test_one_graph_is_compiled_anew_for_every_cut() -> None:
     frames, (shallow, deep) = frames_of(Decoder(26), [])
     assert frames == deep.graphs + shallow.graphs
@@ -385,6 +389,7 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     assert [ready.compiled.graphs for ready in attempt.ready] == [frames] * 2
 
 
+@pytest.mark.gate("the other cut")
 @pytest.mark.parametrize(
     ("found", "told", "seconds"),
     [
@@ -448,6 +453,7 @@ class Numbered(Block):
         return super().forward(x) * (1.0 if self.blocks == 4 else 2.0)
 
 
+@pytest.mark.nightly
 def test_what_is_compiled_again_for_another_cut_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions for both cuts together would reach the limit at which Dynamo leaves a function eager."""
     model = Decoder(26)

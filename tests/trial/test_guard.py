@@ -227,6 +227,12 @@ def deed_at(
     return step, calls
 
 
+@pytest.mark.gate(
+    "runs the original-call 9",
+    "steps the optimizer-call 9",
+    "steps the scheduler-call 9",
+    "decays the original's weight-call 9",
+)
 @pytest.mark.parametrize("at", [4, 6, 9], ids="call {}".format)
 @pytest.mark.parametrize("way", LATE)
 def test_what_is_refused_is_refused_in_every_step(way: str, at: int) -> None:

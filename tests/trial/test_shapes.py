@@ -155,6 +155,7 @@ def test_without_time_to_compile_the_gemms_are_there_and_the_reason() -> None:
         assert (shape.casts_ms, shape.reason) == (None, "its casts were not timed: no time was left")
 
 
+@pytest.mark.gate("tensorwise")
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None) -> None:
@@ -167,7 +168,7 @@ def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None
     assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
 
@@ -246,7 +247,7 @@ def test_casts_that_fail_cost_those_of_their_shape(
     assert all(found[name].casts_ms for name in ("0.k", "0.up", "0.down"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> None:
     facts = examine(job(decoder()))
     seen = {linear.name: (16,) for linear in facts.network.linears if linear.name.startswith("1.")}

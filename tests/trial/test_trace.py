@@ -282,6 +282,7 @@ IN_BLOCKS = {"blocks.0", "blocks.0.norm", "blocks.0.linear", "blocks.1", "blocks
 BESIDE = {"large", "router"}
 
 
+@pytest.mark.gate("compiled_in_place-named0", "compiled_whole-named6")
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -318,6 +319,7 @@ def watch_profiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
+@pytest.mark.nightly
 def test_a_compiled_step_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where it goes on eagerly, in which every function it meets is compiled, so are hooks."""
 
@@ -355,6 +357,7 @@ def test_what_a_name_compiles_after_all_is_profiled_anew_without(monkeypatch: py
     assert arm.breakdown.modules == ()  # type: ignore[union-attr]
 
 
+@pytest.mark.nightly
 def test_a_region_that_no_mark_shows_keeps_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model holds it beside its modules: it is profiled without names, or, from torch 2.14 on, as part of
     what calls it."""
@@ -382,6 +385,7 @@ def test_a_region_that_no_mark_shows_keeps_its_kernels(monkeypatch: pytest.Monke
     assert not named or named["router"]["gemm_16bit"] > 0
 
 
+@pytest.mark.nightly
 def test_a_recomputed_module_keeps_its_name() -> None:
     plain, twice = (by_name(trial(job(checkpointed=again), AS_IS))["as_is"] for again in (False, True))
     assert (plain.fp8_gemms, twice.fp8_gemms) == (3 * 3, 3 * 3 + 2)
@@ -511,6 +515,7 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.gate("the profiler", "whoever keeps the trace")
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     FAILURES[what](monkeypatch)

@@ -284,6 +284,12 @@ HOSTILE = {
 }
 
 
+@pytest.mark.gate(
+    "closes every descriptor",
+    "forks and leaves a child behind",
+    "ignores signals",
+    "replaces the json module's functions",
+)
 @pytest.mark.parametrize("start", HOSTILE.values(), ids=HOSTILE)
 def test_nothing_user_code_does_breaks_the_protocol(start: str, examine: Examine) -> None:
     assert_complete(examine(start + MODEL))
@@ -353,6 +359,7 @@ def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path)
     assert done.stdout == "False 2\n"
 
 
+@pytest.mark.gate("SIGKILL")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_a_parent_that_is_stopped_takes_the_worker_with_it(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(

@@ -120,6 +120,7 @@ class Wraps(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [checkpoint_wrapper, reentrant])
 @pytest.mark.parametrize(
     "around",

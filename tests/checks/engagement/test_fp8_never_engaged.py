@@ -50,6 +50,7 @@ class Autocast(nn.Module):
             return self.layer(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "severity"),
     [

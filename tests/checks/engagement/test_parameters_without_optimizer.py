@@ -52,6 +52,7 @@ def test_accelerate_unfreezes_a_lora_base(
     assert not frozen.intersection(name for name, each in model.named_parameters() if each.requires_grad)
 
 
+@pytest.mark.gate("DDP")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("around", "plugin"),

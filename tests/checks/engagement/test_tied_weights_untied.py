@@ -69,6 +69,7 @@ def test_what_is_untied_on_purpose() -> None:
     assert network(nn.Linear(8, 8)).broken_ties == ()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("untouched", MODELS, ids=[each.model for each in MODELS])
 def test_no_architecture_is_untied_by_being_built(untouched: Untouched) -> None:
     """Encoder-decoders, towers and heads without an embedding express ties in many ways."""

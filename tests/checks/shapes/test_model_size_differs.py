@@ -102,6 +102,7 @@ def test_the_name_in_the_configuration(look: Look) -> None:
     assert finding.treatment.code.startswith("config.num_hidden_layers = ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
