@@ -103,7 +103,7 @@ class Python(NamedTuple):
     free_names: frozenset[str]
     """Names that are used before they are defined."""
     is_whole: bool
-    """Whether it changes something of the script and omits no code (ellipsis)."""
+    """True if it changes something of the script and omits no code (ellipsis)."""
 
 
 @functools.lru_cache(maxsize=512)

@@ -1,4 +1,4 @@
-"""How often a check fired on public recipes: counts that `tests/recipes` writes."""
+"""Counts of how often a check fired on public recipes, written by `tests/recipes`."""
 
 from __future__ import annotations
 

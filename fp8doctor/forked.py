@@ -84,7 +84,7 @@ def heard(listen: int, until: float) -> bytes:
 def _tell_and_end(work: Callable[[], bytes], tell: int, longest_s: float) -> None:
     """In the child: send what the work returns or raises. Does not return.
 
-    Its own alarm ends the child if it hangs on a lock of another thread and the parent is gone.
+    Its own alarm ends the child if it depends on a lock of another thread and the parent is gone.
     """
     try:
         os.setsid()

@@ -68,7 +68,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     mark: str = ""
     """Part of the class names of layers and weights with this scaling."""
     pads_tokens: bool = False
-    """No FP8 GEMM needs a multiple of tokens."""
+    """No FP8 matmul needs a multiple of tokens."""
     whole_blocks: bool = False
     """It only quantizes whole blocks of tokens, even if the weight is frozen."""
     weight_gradient_in_16_bits: bool = False
@@ -79,7 +79,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     only_compiled: bool = False
     """Its casts were measured only in compiled layers."""
     timed_alone: bool = False
-    """The trial times its GEMMs and casts alone."""
+    """The trial times its matmuls and casts alone."""
     drops_bias: bool = False
     """Its layers drop their bias silently, so it excludes layers with a bias."""
     grouped_cast_bytes: float | None = None
@@ -98,14 +98,14 @@ class Recipe(Struct, frozen=True, kw_only=True):
 
 
 class Stack(Struct, frozen=True, kw_only=True):
-    """What is known of one FP8 implementation, apart from how its layers are recognised."""
+    """The properties of one FP8 implementation, except how its layers are recognized."""
 
     name: str
     """As `Linear.stack` has it."""
     words: str = ""
-    """What a user calls it; its name if empty."""
+    """Its name for users; ``name`` if empty."""
     prefix: str = ""
-    """What stands before the class of a layer: ``te.``."""
+    """Prefix of its layers' class: ``te.``."""
     fuses_casts: bool = False
     """The compiler fuses the casts of its layers, so they need compilation."""
     own_kernels: bool = False
@@ -113,13 +113,14 @@ class Stack(Struct, frozen=True, kw_only=True):
     under_autocast: bool = False
     """Its layers run in FP8 only under its autocast."""
     keeps_copies: bool = False
-    """It keeps FP8 copies beside its weights."""
+    """It keeps FP8 copies next to its weights."""
     converter: str = "convert_to_float8_training"
     """Function that converts a model; empty if its layers are built as such."""
     converter_import: str = ""
     """Line that imports it, if it is not torchao's."""
     gemm: str = ""
-    """Operator of ``torch.ops.aten`` that its GEMMs are to a checkpoint's policy; empty if they are none."""
+    """Operator of ``torch.ops.aten`` that its matmuls are to a checkpoint's policy; empty if they are
+    none."""
     layer: str = ""
     """Class that stands for all of its layers in a sentence; empty for their own."""
     eager_cast_bytes: CastBytes | None = None
@@ -293,7 +294,7 @@ _TORCHAO = (
 )
 """Requirements: torchao 0.18 (``mxfp8/quant.py``, ``blockwise_fp8_training/linear.py``).
 
-Casts are all of one step together, compiled, beside the kernels that they are fused with. Counted in
+Casts are all of one step together, compiled, next to the kernels that they are fused with. Counted in
 ``roofline_utils`` (0.18) they are 6 and 8, 8 and 10, 3 and 6. Timed alone (sweep, 4096 x 14336) 11.8 and
 13.9, 16.2 and 18.5, 6.9 and 12.1; in a step fusion saves reads of activations, and weights are read along the
 wrong axis.

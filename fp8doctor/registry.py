@@ -234,7 +234,7 @@ def why_missing(facts: Facts, path: str) -> str:
 
 
 def reason_of(outcome: Outcome, facts: Facts) -> str | None:
-    """Return why a check is unknown, without the path of the fact; None if nobody noted a reason."""
+    """Return why a check is unknown, without the fact's path; None if nobody noted it."""
     if outcome.reason and outcome.reason != why_missing(facts, outcome.missing):
         return outcome.reason
     return gap_of(facts, outcome.missing)

@@ -50,7 +50,7 @@ def quoted(text: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, with a digit more where it is small: 86%, 2.3%, 0.04%."""
+    """Write a share in per cent, with a digit more if it is small: 86%, 2.3%, 0.04%."""
     if 0 < share < 0.01:
         return "< 0.01%"
     return f"{share:.0f}%" if share >= 10 else f"{share:.2g}%"

@@ -1,4 +1,4 @@
-"""The arms of a trial: which are compared with which, and what one saves over another."""
+"""The variants of a trial: which are compared with which, and what one saves over another."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ BF16_WITH = {
     frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
     frozenset({CUDA_GRAPHS}): ArmName.BF16_CUDA_GRAPHS,
 }
-"""Changes that help BF16 too -> BF16 with them, where there is such an arm."""
+"""Changes that help BF16 too -> BF16 with them, where there is such a variant."""
 
 
 def timed_on_cpu(facts: Facts) -> bool:
-    """Whether the trial ran on a CPU, which emulates FP8 and runs no kernels: what its steps take, and where,
-    says nothing about a GPU."""
+    """Return whether the trial ran on a CPU, whose times say nothing about a GPU."""
     return bool(facts.get("trial.device") == "cpu")
 
 
 def timed_on_gpu(facts: Facts) -> bool:
-    """Whether the trial ran on a GPU."""
+    """Return whether the trial ran on a GPU."""
     return recorded(facts, "trial") and not timed_on_cpu(facts)
 
 
 def arm(trial: Trial, name: str) -> Arm | None:
-    """Return the arm of that name, if it was timed."""
+    """Return the variant of that name, if it was timed."""
     return next((each for each in trial.arms if each.name == name and each.tried), None)
 
 
 def arm_in_time(trial: Trial, name: str) -> Arm | None:
-    """Return the arm of that name, if it was timed. Raises `Unrecorded` where only time was lacking, so that
-    what it would have told is unknown."""
+    """Return the variant of that name, if it was timed.
+
+    Raises `Unrecorded` if only time was lacking: then the answer is unknown.
+    """
     planned = next((each for each in trial.arms if each.name == name and _lacked_time(each)), None)
     if planned is not None:
         raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
@@ -51,7 +52,7 @@ def arm_in_time(trial: Trial, name: str) -> Arm | None:
 
 
 def all_too_large(trial: Trial) -> dict[tuple[str, ...], Arm]:
-    """Map the treatments of each arm that is known to take more memory than there is to that arm."""
+    """Map the treatments of each variant that does not fit in memory to that variant."""
     too_large = (each for each in trial.arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT)
     return {each.treatments: each for each in reversed([*too_large]) if recorded(each, "treatments")}
 
@@ -62,18 +63,19 @@ def timed_on(trial: Trial) -> str:
 
 
 def best_bf16(facts: Facts) -> Arm | None:
-    """Find the best BF16 of the same model: the fastest of the forms that were timed; without FP8 the job as
-    it is counts too."""
+    """Find the fastest timed BF16 of the same model.
+
+    Without FP8 the job as it is counts too.
+    """
     names = BF16_BASELINES if uses_fp8(facts) else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 
 def left_out_bf16(facts: Facts) -> Arm | None:
-    """Find the compiled BF16 that the budget left no time for, and that may be faster than all that were
-    timed.
+    """Find the compiled BF16 that was left out for time and may be the fastest.
 
-    That is BF16 as the user compiles; or block by block, where no compiled BF16 was timed.
+    That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
     """
     compiled = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED)
     left_out = {each.name: each for each in facts.trial.arms if _lacked_time(each)}
@@ -93,7 +95,7 @@ def best_fp8(facts: Facts) -> Arm | None:
 
 
 def fp8_totals(facts: Facts) -> list[Arm]:
-    """List the timed totals in FP8: the job as it is and as prescribed, or converted where it has no FP8."""
+    """List the timed totals in FP8: as it is and as prescribed, else the conversions."""
     names = (
         (ArmName.AS_IS, ArmName.PRESCRIBED)
         if uses_fp8(facts)
@@ -103,9 +105,9 @@ def fp8_totals(facts: Facts) -> list[Arm]:
 
 
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
-    """Find the best BF16 with those changes of ``fp8`` that are none of FP8's own; None if it was not timed.
+    """Find the best BF16 with those changes of ``fp8`` that help BF16 too.
 
-    What does not fit with them, or is slower, stays without.
+    None if it was not timed. If it does not fit, or is slower, the best BF16 without them.
     """
     shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
     name, best = BF16_WITH.get(frozenset(shared)), best_bf16(facts)
@@ -119,7 +121,7 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
 
 
 def all_changes(trial: Trial, of: Arm) -> list[str]:
-    """List the treatments of an arm, and of all that it is built on."""
+    """List the treatments of a variant, and of all that it is built on."""
     arms = {each.name: each for each in trial.arms}
     below: Arm | None = of
     found: list[str] = []
@@ -130,14 +132,14 @@ def all_changes(trial: Trial, of: Arm) -> list[str]:
 
 
 def uses_fp8(facts: Facts) -> bool:
-    """Whether a layer of the model is set up for FP8 training."""
+    """Return whether a layer of the model is set up for FP8 training."""
     return any(linear.use == "training" for linear in facts.network.linears)
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Divide the time of ``a`` by that of ``b``, round by round, because a round shares clocks and heat.
+    """Divide the time of ``a`` by that of ``b`` round by round: a round shares its clocks.
 
-    Arms of different windows share none: then the interval is as wide as both of theirs allow.
+    Variants of different windows share no rounds: then the interval covers both of theirs.
     """
     if share_rounds(a, b):
         return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
@@ -145,7 +147,7 @@ def ratio(a: Arm, b: Arm) -> Interval:
 
 
 def ratio_on_screen(a: Arm, b: Arm) -> Interval:
-    """Divide the two times that a screen shows; the interval is that of `ratio`, and holds the quotient.
+    """Divide the two times on the screen, with the interval of `ratio` around it.
 
     The median over the rounds is another number: 0.23 where the two medians, 92.5 and 448.0 ms, give 0.21.
     """
@@ -153,7 +155,7 @@ def ratio_on_screen(a: Arm, b: Arm) -> Interval:
 
 
 def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interval:
-    """Put the quotient of two times as they are shown into the interval of their rounds, which holds it."""
+    """Put the quotient of two shown times into the interval of their rounds."""
     shown = quotient(a_ms, b_ms)
     if shown is None:
         return rounds
@@ -161,7 +163,7 @@ def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interv
 
 
 def share_rounds(a: Arm, b: Arm) -> bool:
-    """Whether one window timed both. Recordings that do not name it tell it by the number of rounds alone."""
+    """Return whether one window timed both; by the number of rounds if it is not recorded."""
     named = recorded(a, "window") and recorded(b, "window")
     return len(a.rounds_ms) == len(b.rounds_ms) and (not named or a.window == b.window)
 
@@ -173,8 +175,7 @@ def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """Return the arm that ``of`` changes, if both were timed; old recordings without a base change
-    ``as_is``."""
+    """Return the variant that ``of`` changes, if both were timed; by default ``as_is``."""
     if of.name in BASELINES:
         return None
     name = of.get("base", ArmName.AS_IS)
@@ -182,7 +183,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
 
 
 def saved_ms(base: Arm, changed: Arm) -> Interval:
-    """Compute what a change saves of a step, in ms, round by round; of different windows as `ratio` does."""
+    """Compute the saving of a change in ms per step, paired as in `ratio`."""
     if share_rounds(base, changed):
         return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
     over, under = interval(base.rounds_ms), interval(changed.rounds_ms)

@@ -1,4 +1,4 @@
-"""What torch.compile has to cover for FP8 to be fast, and the lines that cover it."""
+"""The part of a model that torch.compile must cover for fast FP8, and lines that cover it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WHY_WRAPPED = "# wrapped: before torch 2.14 .compile() in place compiles nothing
 
 
 def needs_compile(linear: Linear) -> bool:
-    """Whether torch.compile decides this layer's speed."""
+    """Return whether torch.compile decides this layer's speed."""
     if not stack_of(linear).fuses_casts or linear.use != "training":
         return False
     wrapper = (linear.weight_class or "").rpartition(".")[2]
@@ -50,11 +50,10 @@ def needs_compile(linear: Linear) -> bool:
 
 
 def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
-    """Compile the lists of blocks that hold these layers, and the few of them beside the blocks; else the
-    whole model.
+    """Compile the blocks that hold these layers and the few layers outside, else the model.
 
-    Only those few are compiled where all blocks are already. The KV cache is switched off where blocks are
-    compiled: it would make each a version of its own, of which Dynamo keeps 8.
+    If all blocks are compiled already, only those few. The KV cache is switched off where blocks are
+    compiled: with it each block is a version of its own, and Dynamo keeps 8.
     """
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
@@ -79,7 +78,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
             layers=tuple(linear.name for linear in beside),
         )
     if facts.get("training.use_cache") is True:
-        lines.append(f"{cache_off(facts)}   # else every block is compiled anew, up to 8 of them")
+        lines.append(f"{cache_off(facts)}   # else every block is compiled again, up to 8 of them")
     return Treatment(
         name=COMPILE_BLOCKS,
         summary="compile block by block, after the conversion to FP8",
@@ -88,7 +87,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:
-    """List the layers that are compiled with the blocks: what is inside of one, and FP8 beside them."""
+    """List the layers that are compiled with the blocks: those inside, and FP8 outside."""
     return [
         each
         for each in facts.network.linears
@@ -97,7 +96,7 @@ def covered_by_blocks(facts: Facts) -> list[Linear]:
 
 
 def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch what is compiled as CUDA graphs; the blocks where nothing is, or the whole, as it is timed."""
+    """Launch the compiled part as CUDA graphs; if nothing is compiled, the blocks or all."""
     known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
     compiled = list(dict.fromkeys(name for name in known if name is not None))
     by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
@@ -115,7 +114,7 @@ def cuda_graphs(facts: Facts) -> Treatment:
 
 
 def _as_graphs(compiled: Sequence[str], network: Network) -> str:
-    """Write the lines that compile these modules into CUDA graphs, a list of blocks in a loop."""
+    """Write the lines that compile these modules into CUDA graphs, blocks in a loop."""
     if "" in compiled:
         return f'model = torch.compile(model, mode="{GRAPHS}")'
     lists = [
@@ -129,20 +128,19 @@ def _as_graphs(compiled: Sequence[str], network: Network) -> str:
 
 
 def _is_in(name: str, blocks: Blocks) -> bool:
-    """Whether a module is one of these blocks, or inside of one."""
+    """Return whether a module is one of these blocks, or inside of one."""
     return not blocks.name or name.startswith(f"{blocks.name}.")
 
 
 def blocks_are_compiled(network: Network) -> bool:
-    """Whether the model has repeated blocks, and all of them are compiled."""
+    """Return whether the model has repeated blocks, all of them compiled."""
     return bool(network.blocks) and all(
         recorded(each, "compiled") and each.compiled == each.count for each in network.blocks
     )
 
 
 def has_loop(blocks: Blocks) -> bool:
-    """Whether a loop over the blocks reaches what is called of them; in recordings without that fact it
-    does."""
+    """Return whether a loop over the blocks reaches their calls; by default it does."""
     return blocks.get("level", 0) is not None
 
 
@@ -155,7 +153,7 @@ def compile_all(network: Network) -> list[str]:
 
 
 def compile_all_without_cache(facts: Facts) -> list[str]:
-    """Write the lines that compile the model as the trial compiles BF16: blocks build no KV cache there."""
+    """Write the lines that compile the model as the trial compiles BF16, without KV cache."""
     cached = facts.network.blocks and facts.get("training.use_cache")
     return [*compile_all(facts.network), *([cache_off(facts)] if cached else [])]
 
@@ -185,7 +183,7 @@ def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> s
 
 
 def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str:
-    """Write the lines that compile what lies at a level of the blocks, which have no forward of their own."""
+    """Write the lines that compile the modules at a level of blocks without a forward."""
     names = ["block", *(f"inner{each or ''}" for each in range(level - 1)), "part"]
     lines = [f"for block in {blocks_in_python(blocks, network)}:   # a block itself is never called"]
     if has_forward_of_torch(blocks):
@@ -208,13 +206,13 @@ def compile_line(linear: Linear, network: Network) -> str:
 
 
 def cache_off(facts: Facts) -> str:
-    """Write the line that switches the KV cache off where its module's configuration is."""
+    """Write the line that switches the KV cache off in its module's configuration."""
     switch = facts.get("training.cache_switch")
     return f"{in_python(f'{switch}.config' if switch else 'config', facts.network)}.use_cache = False"
 
 
 def has_forward_of_torch(module: Blocks | Network) -> bool:
-    """Whether ``.compile()`` in place may compile nothing of it; by its class where no more was recorded."""
+    """Return whether ``.compile()`` in place may have no effect; by default by its class."""
     return bool(module.get("forward_of_torch", module.get("kind", "").startswith(TORCH_NN)))
 
 
@@ -229,9 +227,9 @@ def unused_marks(facts: Facts) -> tuple[CompileMark, ...]:
 
 
 def ran_uncompiled(facts: Facts) -> int:
-    """Count the Linears under a compile mark, where the profiled step of a script ran all of them uncompiled.
+    """Count the Linears under a compile mark if all of them ran uncompiled in a script.
 
-    0 where some did not, and where Linears beside the marks could account for what ran uncompiled.
+    0 if some did not, or if Linears outside of the marks could account for the count.
     """
     if not recorded(facts, "observed.uncompiled_linears"):
         return 0
@@ -247,25 +245,24 @@ def ran_uncompiled(facts: Facts) -> int:
 
 
 def disabled_by_variable(facts: Facts) -> bool:
-    """Whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off, which then leaves no mark on a model."""
+    """Return whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off, without a mark."""
     return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 
 def without_effect(facts: Facts) -> bool:
-    """Whether one cause keeps every compilation of this model from happening (CMP002), so that no layer needs
-    another cause."""
+    """Return whether one cause prevents every compilation of this model (CMP002)."""
     elsewhere = facts.get("training.compiled_elsewhere")
     unused = elsewhere and not facts.training.compile_marks
     return disabled_by_variable(facts) or bool(unused or unused_marks(facts))
 
 
 def is_below(linear: Linear, module: str) -> bool:
-    """Whether a layer is the module of this name, or inside of it; the empty name is the whole model."""
+    """Return whether a layer is this module or inside of it; an empty name is the model."""
     return not module or linear.name == module or linear.name.startswith(f"{module}.")
 
 
 def is_inside(linear: Linear, blocks: Blocks) -> bool:
-    """Whether a layer is in one of these blocks; the list without a name is the model itself."""
+    """Return whether a layer is in one of these blocks; a list without a name is the model."""
     return not blocks.name or linear.name.startswith(f"{blocks.name}.")
 
 
@@ -275,5 +272,5 @@ def blocks_in_python(blocks: Blocks, network: Network) -> str:
 
 
 def is_dict(blocks: Blocks) -> bool:
-    """Whether the blocks are the values of a ModuleDict; recordings without that fact have lists."""
+    """Return whether the blocks are the values of a ModuleDict; by default a list."""
     return bool(blocks.get("container") == "ModuleDict")

@@ -1,9 +1,9 @@
-"""Expected FP8 GEMMs per step, layer by layer, and those that were observed.
+"""Expected FP8 matmuls per step, layer by layer, and those that were observed.
 
-A layer runs one GEMM in the forward, one more if it is recomputed, one for the gradient of its input if
+A layer runs one matmul in the forward, one more if it is recomputed, one for the gradient of its input if
 something trainable comes before it, and one for its weight's gradient if the weight is trained. In all steps
-that were recorded on GPUs and ran as they should, the count is the sum to within 4 % or three GEMMs: fused
-modules, cuts and micro-batches included. A checkpoint that stops recomputing early spares a GEMM of each
+that were recorded on GPUs and ran as they should, the count is the sum to within 4% or three matmuls: fused
+modules, cuts and micro-batches included. A checkpoint that stops recomputing early spares a matmul of each
 region. Frozen layers of torchao that are not compiled run up to one more each, for a gradient that is unused.
 """
 
@@ -19,11 +19,11 @@ from fp8doctor.recipes import recipe_of
 
 END = 0.25
 """Share of the FP8 layers that may be left out at either end. A choice: recipes keep one block there, and
-torchtitan's NVFP4 keeps the last 15 % of the layers in BF16."""
+torchtitan's NVFP4 keeps the last 15% of the layers in BF16."""
 
 
 def multiplied_in_fp8(linears: Iterable[Linear]) -> list[Linear]:
-    """List the FP8 layers that call an FP8 GEMM of the GPU: neither kept in BF16 nor emulated."""
+    """List the FP8 layers that call an FP8 matmul of the GPU: not in BF16, not emulated."""
     linears = tuple(linears)
     kept = kept_in_bf16(linears)
     return [
@@ -34,9 +34,9 @@ def multiplied_in_fp8(linears: Iterable[Linear]) -> list[Linear]:
 
 
 def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
-    """Name the first and the last few FP8 layers where they alone ran in BF16, and all between them in FP8.
+    """Name the first and last few FP8 layers if only they ran in BF16.
 
-    Empty where others ran in BF16 too: then the autocast is missing.
+    Empty if others ran in BF16 too: then the autocast is missing.
     """
     fp8 = [linear for linear in linears if linear.use == "training"]
     ran = [i for i, each in enumerate(fp8) if each.get("engaged") is not False]
@@ -48,12 +48,12 @@ def kept_in_bf16(linears: Iterable[Linear]) -> frozenset[str]:
 
 
 WITHIN = 0.1
-"""Share of all GEMMs below which a difference tells nothing: three GEMMs are 7% of the smallest job that was
-recorded."""
+"""Share of all matmuls below which a difference tells nothing: three matmuls are 7% of the smallest job that
+was recorded."""
 
 
 class Due(NamedTuple):
-    """FP8 GEMMs of some layers in one step."""
+    """FP8 matmuls of some layers in one step."""
 
     forward: int
     recomputed: int
@@ -61,7 +61,7 @@ class Due(NamedTuple):
 
 
 def counted_gemms(facts: Facts) -> int | None:
-    """Tell how many FP8 GEMMs a step of the job ran on a GPU; None where none was seen, or nobody counted."""
+    """Return the number of FP8 matmuls that a step ran on a GPU; None if none or unknown."""
     arm = _as_is(facts)
     if arm is not None and facts.trial.device != "cpu":
         return arm.fp8_gemms or None
@@ -70,7 +70,7 @@ def counted_gemms(facts: Facts) -> int | None:
 
 
 def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
-    """Sum up what these layers should run in the step whose GEMMs were counted, which may be one of a cut."""
+    """Sum up the expected matmuls of these layers in the step that was counted, or its cut."""
     left_out = _left_out(facts)
     forward = recomputed = gradients = 0
     for linear in linears:
@@ -83,10 +83,9 @@ def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
 
 
 def all_fp8(facts: Facts) -> list[Linear]:
-    """List the layers whose FP8 GEMMs are counted; empty where one of them runs none that can be told.
+    """List the layers whose FP8 matmuls are counted; empty if one of them cannot be.
 
-    Emulated FP8 has none, the router decides on those of experts, and what a user's own configuration leaves
-    in 16 bits is not read.
+    Emulated FP8 has none, a router decides on those of experts, and a user's own configuration is not read.
     """
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     told = all(
@@ -97,9 +96,9 @@ def all_fp8(facts: Facts) -> list[Linear]:
 
 
 def ran_in_bf16_later(facts: Facts, suspects: Iterable[Linear]) -> bool | None:
-    """Whether these layers ran in FP8 in the forward alone, by the count; None where it does not tell.
+    """Return whether these layers ran in FP8 in the forward only; None if unclear.
 
-    It tells where what they run later is enough of all to be seen, and says which it is nearer to.
+    It is clear if their later matmuls are a visible share of all, and the count is nearer to one of the two.
     """
     counted = counted_gemms(facts)
     if counted is None or not (fp8 := all_fp8(facts)):
@@ -110,7 +109,7 @@ def ran_in_bf16_later(facts: Facts, suspects: Iterable[Linear]) -> bool | None:
 
 
 def _gradients(linear: Linear) -> int:
-    """Count the FP8 GEMMs of its backward, from the FLOPs that were counted for a token."""
+    """Count the FP8 matmuls of its backward, from the FLOPs counted per token."""
     passes = 3 if linear.requires_grad else 2
     if flops := linear.get("flops_per_token"):
         passes = round(flops / (2.0 * linear.in_features * linear.out_features * gemms(linear)))
@@ -119,7 +118,7 @@ def _gradients(linear: Linear) -> int:
 
 
 def _left_out(facts: Facts) -> tuple[str, ...]:
-    """Name the blocks that the cut whose GEMMs were counted does not have, as the names of layers begin."""
+    """List the name prefixes of blocks that the counted cut does not have."""
     arm = _as_is(facts)
     if arm is None or not arm.get("cuts"):
         return ()
@@ -132,7 +131,7 @@ def _left_out(facts: Facts) -> tuple[str, ...]:
 
 
 def _as_is(facts: Facts) -> Arm | None:
-    """Find the step as it is, if its GEMMs were counted."""
+    """Find the step as it is, if its matmuls were counted."""
     return next(
         (arm for arm in facts.arms() if arm.name == ArmName.AS_IS and recorded(arm, "fp8_gemms")), None
     )

@@ -1,4 +1,4 @@
-"""Who asked for FP8: environment variables, the launcher, Accelerate, a Trainer, or code."""
+"""The request for FP8: by environment variables, launcher, Accelerate, Trainer or code."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, reco
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
-    """Return the state of the Accelerator that prepared this model or may still prepare it; None without one.
+    """Return the Accelerator that prepared this model or may still do so; None without one.
 
-    Where nobody recorded whether an Accelerator may, the state counts.
+    If nobody recorded whether it may, it counts.
     """
     if not recorded(facts, "training.accelerate"):
         return None
@@ -22,7 +22,7 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
 
 
 def was_prepared(facts: Facts) -> bool:
-    """Whether Accelerate's ``prepare`` got this model."""
+    """Return whether Accelerate's ``prepare`` got this model."""
     accelerate = facts.accelerate()
     return accelerate is not None and accelerate.prepared
 
@@ -32,7 +32,7 @@ NOT_FP8 = ("bf16", "no")
 
 
 def may_have_converted(facts: Facts) -> bool:
-    """Whether Accelerate's ``prepare`` got this model and may have converted it; else its script did."""
+    """Return whether Accelerate's ``prepare`` got this model and may have converted it."""
     accelerate = facts.accelerate()
     if accelerate is None or not accelerate.prepared:
         return False
@@ -40,8 +40,11 @@ def may_have_converted(facts: Facts) -> bool:
 
 
 def under_unsloth(facts: Facts) -> bool:
-    """Whether Unsloth is loaded. It gives layers a forward and a backward of its own, and since 2026.10
-    compiles every block of a decoder by itself (``models/_block_compile.py``)."""
+    """Return whether Unsloth is loaded.
+
+    It gives layers a forward and backward of its own, and since 2026.10 compiles every block of a decoder by
+    itself (``models/_block_compile.py``).
+    """
     unsloth = facts.packages().get("unsloth")
     return bool(unsloth and unsloth.get("imported"))
 
@@ -54,7 +57,7 @@ and 1.15.0."""
 
 
 def fp8_was_asked_for(facts: Facts) -> str | None:
-    """Tell who asked for FP8, in words; None when nobody did or nothing of it was recorded."""
+    """Name the source of the request for FP8; None if there is none, or it is unknown."""
     variables = facts.variables()
     asked = asked_by_environment(variables)
     if asked:
@@ -68,7 +71,7 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
 
 
 def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None) -> str | None:
-    """Find the precision in force: Accelerate's, else the one TrainingArguments will pass to it.
+    """Find the precision in force: Accelerate's, else the one TrainingArguments will pass.
 
     Under DeepSpeed, Accelerate's state says "no" for everything but fp8.
     """
@@ -81,7 +84,7 @@ def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None
 
 
 def asked_by_environment(variables: Mapping[str, str]) -> str | None:
-    """Tell how the environment, or the launcher through it, asks for FP8; None when it does not."""
+    """Name the variable by which environment or launcher asks for FP8; None without one."""
     precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"
@@ -89,16 +92,17 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
 
 
 def asked_by_argument(facts: Facts) -> str | None:
-    """Tell which argument asks a script for FP8; None where none does, and where FP8 GEMMs ran or nobody
-    counted them: a script may multiply in FP8 without layers."""
+    """Name the argument that asks a script for FP8; None without one.
+
+    Also None if FP8 matmuls ran, or nobody counted them: a script may multiply in FP8 without layers.
+    """
     arguments = facts.get("environment.fp8_arguments", ())
     counted = facts.get("observed.fp8_gemms") == 0
     return f"The script's argument {arguments[0]}" if arguments and counted else None
 
 
 def converted_a_copy(facts: Facts) -> int:
-    """Count the FP8 layers of a copy that was converted in the place of the model that trains; 0 if it is not
-    known that the model trains."""
+    """Count the FP8 layers of a converted copy that does not train; 0 if unknown."""
     converter = of_converter(facts)
     if converter is None or not recorded(converter, "idle_copies"):
         return 0
@@ -107,23 +111,25 @@ def converted_a_copy(facts: Facts) -> int:
 
 
 def converted_nothing(facts: Facts) -> bool:
-    """Whether torchao's converter was called under the doctor's eyes and replaced no layer of any model."""
+    """Return whether torchao's converter was seen to be called and replaced no layer."""
     converter = of_converter(facts)
     return converter is not None and converter.called is True and converter.replaced == 0
 
 
 def of_converter(facts: Facts) -> Converter | None:
-    """What is known of calls of torchao's converter; None where nothing was recorded."""
+    """Return the record of calls of torchao's converter; None if there is none."""
     return facts.training.converter if recorded(facts, "training.converter") else None
 
 
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:
-    """Whether ``accelerate launch --mixed_precision fp8`` started this process, by its variables."""
+    """Return whether ``accelerate launch --mixed_precision fp8`` set this environment."""
     return all(name in variables for name in LAUNCHER_FINGERPRINT)
 
 
 def opens_own_autocast(facts: Facts) -> bool:
-    """Whether the step opens an autocast of its own. Raises `Unrecorded` if its code names one and no forward
-    was seen."""
+    """Return whether the step opens an autocast of its own.
+
+    Raises `Unrecorded` if its code names one and no forward was seen.
+    """
     names_one = "training.autocast_within" in facts.get("gaps", {})
     return (names_one or recorded(facts, "training.autocast_within")) and facts.training.autocast_within

@@ -1,14 +1,14 @@
-"""Estimate per layer how much its FP8 GEMMs save and its casts cost.
+"""Estimate per layer how much its FP8 matmuls save and its casts cost.
 
-GEMMs and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of `fp8doctor.cost`.
-Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they cost more than in
-a step, where they share kernels with their neighbours, so a loss counts only if it stays one with the fewest
-casts. Experts are left out, because their rows change from step to step, and so are layers that no FP8 kernel
-takes as they are.
+matmuls and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of
+`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they
+cost more than in a step, where they share kernels with their neighbours, so a loss counts only if it stays
+one with the fewest casts. Experts are left out, because their rows change from step to step, and so are
+layers that no FP8 kernel takes as they are.
 
 Casts are timed all together, as a compiler sees them: apart, a kernel that casts into both layouts would be
 two. A cast that keeps an operand's layout is for the output or the input gradient. A cast that transposes it
-is for the GEMM that needs it transposed.
+is for the matmul that needs it transposed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fp8doctor.recipes import named, recipe_of, stack_of
 
 
 def cast_shares(shape: LayerShape) -> dict[Layout, float]:
-    """Divide the casts of a shape over its GEMMs; the shares add up to 1.
+    """Divide the casts of a shape over its matmuls; the shares add up to 1.
 
     Input and gradient of a trained layer are turned for the weight gradient, the weight for the input
     gradient. Raises `Unrecorded` for a recipe whose casts were not measured.
@@ -75,7 +75,7 @@ REPEATS_WITHIN = 0.03
 
 
 class Gain(msgspec.Struct, frozen=True):
-    """What FP8 gives one layer in one micro-batch."""
+    """The gain of one layer from FP8, in one micro-batch."""
 
     bf16_ms: float
     fp8_ms: float
@@ -86,9 +86,9 @@ class Gain(msgspec.Struct, frozen=True):
     margin: float
     """Share by which FP8 has to be slower before it counts as a loss."""
     times: int
-    """How often a step does it: micro-batches, calls of the layer, and GEMMs of that shape."""
+    """Repetitions in a step: micro-batches, calls of the layer, and matmuls of that shape."""
     measured: bool
-    """Whether GEMMs and casts were timed; where the casts are missing, they alone are modelled."""
+    """True if matmuls and casts were timed; if the casts are missing, only they are modelled."""
     gpu: str
 
     @property
@@ -103,13 +103,12 @@ class Gain(msgspec.Struct, frozen=True):
 
     @property
     def loses(self) -> bool:
-        """Whether it is slower than BF16 even with the fewest casts, by more than its margin."""
+        """Return whether it is slower than BF16 even with the fewest casts, beyond its margin."""
         return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
 
 
 def gains(facts: Facts) -> dict[str, Gain]:
-    """Compute what FP8 gives every judged layer, by name; empty if the tokens are unknown or FP8 cannot
-    run."""
+    """Compute the gain of every judged layer by name; empty if tokens or GPU do not allow it."""
     timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     layers = judged(facts)
     if not layers:
@@ -127,7 +126,7 @@ def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
 
 
 def judged(facts: Facts) -> list[Linear]:
-    """List FP8 layers that are as wide as FP8 kernels want them and multiply every token once."""
+    """List FP8 layers as wide as FP8 kernels need, which multiply every token once."""
     linears, gpu = facts.network.linears, modelled_gpu(facts)
     if gpu is not None:
         linears = tuple(
@@ -155,8 +154,7 @@ def gain_of(
     timed: LayerShape | None = None,
     rows: int | None = None,
 ) -> Gain | None:
-    """Compute what FP8 gives one layer: as timed, else as modelled on ``gpu`` with ``rows``, or with its own;
-    None where neither is known."""
+    """Compute one layer's gain: timed, else modelled with ``rows``; None if neither is known."""
     rows = rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None
@@ -194,7 +192,7 @@ def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
 
 
 def speedup(of: Iterable[Gain]) -> float:
-    """Divide GEMMs in BF16 by GEMMs and the fewest casts in FP8."""
+    """Divide matmuls in BF16 by matmuls and the fewest casts in FP8."""
     of = list(of)
     return sum(gain.times * gain.bf16_ms for gain in of) / sum(
         gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of

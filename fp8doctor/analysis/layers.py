@@ -28,7 +28,7 @@ LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.Mo
 
 
 class Layers(Struct, frozen=True):
-    """How many layers of one class are in FP8, and their share of the GEMM FLOPs."""
+    """The layers of one class in FP8, and their share of the matmul FLOPs."""
 
     label: str
     count: int
@@ -38,11 +38,11 @@ class Layers(Struct, frozen=True):
 
 
 def in_python(name: str, network: Network, *, unwrapped: bool = False) -> str:
-    """Write a module, or an attribute of one, as a script does that calls its model ``model``.
+    """Write a module as a script does that calls its model ``model``.
 
-    ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; where
-    the facts do not say that a module is one, its children are asked for by name. Lines that run before the
-    model is wrapped name it ``unwrapped``.
+    ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; if
+    the facts do not say that a module is one, its children are named. Lines that run before the model is
+    wrapped name it ``unwrapped``.
     """
     model = "model" if unwrapped else _model(network)
     written, path = model, ""
@@ -74,7 +74,7 @@ def in_its_place(name: str, made: str, network: Network) -> str:
 
 
 def in_words(name: str, network: Network) -> str:
-    """Name a module in a sentence, shorter than what a script may have to write: ``model.up[0]``."""
+    """Name a module in a sentence, shorter than in a script: ``model.up[0]``."""
     parts = (
         "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
         for part in name.split(".")
@@ -89,14 +89,13 @@ def _model(network: Network) -> str:
 
 
 def wrapped_in_python(network: Network) -> str:
-    """Write the model behind all of its wrappers, which a line that assigns to it must name."""
+    """Write the model inside all of its wrappers, for a line that assigns to it."""
     wrappers = network.get("wrappers", ())
     return ".".join(["model", *(INSIDE[each] for each in wrappers if each in INSIDE)])
 
 
 def _container(name: str, network: Network) -> str | None:
-    """Tell what takes an index or a key to its children, as far as the facts do: ``list`` or
-    ``ModuleDict``."""
+    """Return the kind of container that takes an index or key, as far as it is known."""
     if not name and network.get("kind") in LISTS:
         return "list"
     for blocks in network.get("blocks", ()):
@@ -106,8 +105,7 @@ def _container(name: str, network: Network) -> str | None:
 
 
 def layer_label(linear: Linear) -> str:
-    """Name the class of a layer as users call it: ``te.Linear``, ``Float8Linear``, ``Linear of
-    Float8Tensor``."""
+    """Name a layer's class as users do: ``te.Linear``, ``Linear of Float8Tensor``."""
     name = linear.get("kind", "unknown").rpartition(".")[2]
     if name == "Linear" and (weight := linear.get("weight_class")):
         return f"{name} of {weight.rpartition('.')[2]}"
@@ -115,8 +113,7 @@ def layer_label(linear: Linear) -> str:
 
 
 def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
-    """Count the layers in FP8 by class, the rarest first; ``te.Linear`` and ``Float8Linear`` are always among
-    them."""
+    """Count the FP8 layers by class, the rarest first, with te.Linear and Float8Linear."""
     found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
     for linear in facts.network.linears:
         if linear.use in ("training", "storage"):
@@ -134,12 +131,12 @@ dequantises. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and 
 
 
 def stores_fp8(linear: Linear) -> bool:
-    """Whether a layer keeps its weight in FP8 and is not made for training."""
+    """Return whether a layer keeps its weight in FP8 and is not made for training."""
     return linear.use == "storage" and linear.dtype.startswith("float8")
 
 
 def computes_forward_in_fp8(linear: Linear) -> bool:
-    """Whether a layer that stores FP8 weights multiplies in FP8 too, in the forward alone."""
+    """Return whether a layer that stores FP8 weights also multiplies in FP8 (forward only)."""
     if not stores_fp8(linear):
         return False
     if linear.stack == "torchao":
@@ -148,8 +145,7 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
 
 
 def rehearses_quantization(linear: Linear) -> bool:
-    """Whether this is a layer of torchao's quantization-aware training, which rounds and multiplies in 16
-    bits."""
+    """Return whether this is a layer of torchao's quantization-aware training (16-bit)."""
     return bool(linear.get("kind", "").startswith("torchao.quantization.qat."))
 
 
@@ -158,7 +154,7 @@ FP8_MULTIPLE = 16
 
 
 def fits_fp8(linear: Linear) -> bool:
-    """Whether an FP8 GEMM takes both sides of the layer's weight as they are."""
+    """Return whether an FP8 matmul takes both sides of the layer's weight as they are."""
     return linear.in_features % FP8_MULTIPLE == 0 and linear.out_features % FP8_MULTIPLE == 0
 
 
@@ -166,12 +162,14 @@ EVERY_ROLE = ("body", "head", "router", "experts")
 """All values of `Linear.role`."""
 
 NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
-"""Linear-like classes that do not derive from nn.Linear, beside Conv1D. Source: torchtune 0.6."""
+"""Linear-like classes that do not derive from nn.Linear, next to Conv1D. Source: torchtune 0.6."""
 
 
 def is_nn_linear(linear: Linear) -> bool:
-    """Whether a layer that no stack has converted is an nn.Linear or of a class derived from it, with a
-    Parameter for its weight; torchao's conversion raises on a weight that is computed in each forward."""
+    """Return whether an unconverted layer is an nn.Linear with a Parameter as its weight.
+
+    Or of a derived class. torchao's conversion raises on a weight that is computed in each forward.
+    """
     if linear.features.get("functional") or linear.features.get("computed_weight"):
         return False
     if linear.role in ("router", "experts"):
@@ -180,10 +178,10 @@ def is_nn_linear(linear: Linear) -> bool:
 
 
 def may_be_taken(linear: Linear) -> bool:
-    """Whether a converter without a filter may take this layer, which is in 16 or 32 bits now.
+    """Return whether a converter without a filter may take this layer in 16 or 32 bits.
 
-    A router may be of a class that derives from nn.Linear and returns more than it does. On a computed weight
-    the converter raises.
+    A router may derive from nn.Linear and return more than it does. On a computed weight the converter
+    raises.
     """
     return linear.use == "none" and (
         linear.role == "router"
@@ -193,7 +191,7 @@ def may_be_taken(linear: Linear) -> bool:
 
 
 def makes_logits(linear: Linear, network: Network) -> bool:
-    """Whether this is the head of a vocabulary."""
+    """Return whether this is the head of a vocabulary."""
     known = network.get("vocabulary") is not None
     return known and linear.role == "head" and linear.out_features == network.vocabulary
 
@@ -206,13 +204,13 @@ def would_be_converted(
     rewritten: bool = False,
     padded: bool = False,
 ) -> bool:
-    """Whether a converter to FP8 takes this layer, which is in 16 or 32 bits now.
+    """Return whether a converter to FP8 takes this layer in 16 or 32 bits.
 
-    It takes every nn.Linear that its filter lets through and whose sides 16 divides; by good custom the
-    filter leaves out heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the
-    filter. ``rewritten`` adds what would have to be an nn.Linear first: Conv1D, the projections of
-    nn.MultiheadAttention, 3-D experts. ``padded`` adds what 16 does not divide yet.
-    Source: ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
+    It takes every nn.Linear that its filter lets through and whose sides 16 divides; the usual filter leaves
+    out heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the filter.
+    ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
+    nn.MultiheadAttention, 3-D experts. ``padded`` adds sides that 16 does not divide yet. Source:
+    ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
     """
     return (
         linear.use == "none"
@@ -225,7 +223,10 @@ def would_be_converted(
 
 
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
-    """Apply torchao's rule, tuned on an H100. Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18."""
+    """Apply torchao's rule, tuned on an H100.
+
+    Source: ``_auto_filter_for_recipe`` in torchao 0.12 to 0.18.
+    """
     k, n = linear.in_features, linear.out_features
     if rowwise:
         return n <= 2048 or k <= 1024 or (n <= 4096 and k <= 2048)
@@ -233,12 +234,10 @@ def too_small(linear: Linear, *, rowwise: bool) -> bool:
 
 
 def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
-    """Sum up the share of the model's GEMM FLOPs that these layers have, as far as it is known, by their
-    counted rows.
+    """Sum up the known share of these layers in the model's matmul FLOPs.
 
-    Experts keep the share of a token's visits, because the router decides their rows anew in every step.
-    Their counted rows tell it where nothing says how many of them a token visits, and where they hang on no
-    data.
+    Experts keep the share of a token's visits, because the router decides their rows in every step. Their
+    counted rows are used if nothing says how many of them a token visits, or if they depend on no data.
     """
     if work := counted_work(facts):
         return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / (sum(work.values()) or 1.0)
@@ -260,9 +259,10 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
 
 
 def counted_work(facts: Facts) -> dict[str, float]:
-    """Count the GEMM FLOPs of every layer by its rows, in a model whose experts are better told by theirs.
-    Empty in other models, and where their rows were not counted; an expert among others that was never called
-    did no work."""
+    """Count every layer's matmul FLOPs by its rows, if that describes experts better.
+
+    Empty in other models, and if rows were not counted; an expert that was never called did no work.
+    """
     by_rows = {each.name: each for each in facts.linears() if _told_by_rows(each, facts)}
     if not any(rows_seen(each, facts) for each in by_rows.values()):
         return {}
@@ -283,8 +283,10 @@ def counted_work(facts: Facts) -> dict[str, float]:
 
 
 def _told_by_rows(linear: Linear, facts: Facts) -> bool:
-    """Whether this is an expert of which nothing says how often a token visits it, or whose rows hang on no
-    data: fake tensors have none, and a router could not decide them."""
+    """Return whether nothing says how often a token visits this expert.
+
+    Or its rows depend on no data: fake tensors have none, so a router could not decide.
+    """
     told = all(recorded(linear, each) for each in ("role", "gemms", "requires_grad", "use"))
     if not told or linear.role != "experts":
         return False
@@ -293,8 +295,7 @@ def _told_by_rows(linear: Linear, facts: Facts) -> bool:
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:
-    """Whether a forward that called the other layers did not call this one: a branch that this batch does not
-    take.
+    """Return whether a forward that called other layers did not call this one.
 
     A head, a layer of LoRA's and a projection of attention's may be multiplied without being called: fused
     kernels read their weights.
@@ -309,14 +310,17 @@ def never_called(linear: Linear, facts: Facts) -> bool:
 
 
 def shares_are_known(facts: Facts) -> bool:
-    """Whether the model's GEMM FLOPs could be counted: where experts do not say how many of them a token
-    visits, and nobody counted their rows, no layer has a share."""
+    """Return whether the model's matmul FLOPs could be counted.
+
+    If experts do not say how many of them a token visits, and nobody counted their rows, no layer has a
+    share.
+    """
     told = any(recorded(each, "flops_share_pct") for each in facts.network.linears)
     return told or bool(counted_work(facts))
 
 
 def main_rows(facts: Facts) -> int | None:
-    """Tell the rows of one call that most of the GEMM FLOPs are done with; None where nobody counted them."""
+    """Return the rows per call that most matmul FLOPs have; None if not counted."""
     work: dict[int, float] = {}
     for linear in facts.linears():
         if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
@@ -325,6 +329,6 @@ def main_rows(facts: Facts) -> int | None:
 
 
 def expert_rows(facts: Facts) -> list[int] | None:
-    """List the rows that were counted of experts, call by call; None in a model without experts."""
+    """List the counted rows of experts, call by call; None in a model without experts."""
     experts = [each for each in facts.linears() if each.get("role") == "experts"]
     return [rows for each in experts for rows in rows_seen(each, facts)] if experts else None

@@ -1,14 +1,13 @@
-"""The ledger of the GEMMs: what FP8 gives every distinct shape in each of its three GEMMs, and how much of
-the step that explains.
+"""The table of matmuls: the gain of every shape from FP8, and how much of the step it explains.
 
-A line is one GEMM of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this GEMM needs
-(`fp8doctor.analysis.layer_gain`), and the net, what FP8 saves of one call. Times the calls of a step the
-lines add up to what single layers let expect of the step. Beside it stands what the profiled steps show:
-GEMMs and casts in BF16, less those in FP8, each on its own; what casts do of a norm's work is not theirs.
+A line is one matmul of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this matmul
+needs (`fp8doctor.analysis.layer_gain`), and the net, what FP8 saves of one call. Times the calls of a step
+the lines add up to what single layers let expect of the step. Next to it stands what the profiled steps show:
+matmuls and casts in BF16, less those in FP8, each on its own; what casts do of a norm's work is not theirs.
 What is left over is no single layer's: casts that share a kernel with the norm or the activation before them,
 or that layers with one input share, caches, clocks, eager casts.
 
-Held to 23 recorded steps (H200, torch 2.11, none recomputed) GEMMs alone save 0.89 of what they save in the
+Held to 23 recorded steps (H200, torch 2.11, none recomputed) matmuls alone save 0.89 of what they save in the
 step in the median (0.80 to 1.10), where clocks are lower. Casts alone cost 1.5 times what they cost in the
 step in the median: 0.2 times where they are eager, 4.4 times where a fused layer of Transformer Engine casts
 in its norms.
@@ -17,8 +16,8 @@ Transformer Engine's own yardstick is counted likewise: its ``benchmarks/gemm`` 
 and weight gradient of a configuration's shapes, pre-quantised (the FP8 kernel alone here) and with
 quantisation (with the casts here). `Ledger.speedup` is its quotient with quantisation: a 5B on an H200 NVL
 (hidden 4096, 15,872 tokens) has 1.69 with delayed scaling, 1.58 with current and 1.40 with block scaling, and
-1.90 to 1.92 pre-quantised. Casts here are what torch.compile makes of them, alone, so they are dearer than
-in a step, and of Transformer Engine's recipes they stand for its kernels, which move the same bytes. Block
+1.90 to 1.92 pre-quantised. Casts here are what torch.compile makes of them, alone, so they are slower than in
+a step, and of Transformer Engine's recipes they stand for its kernels, which move the same bytes. Block
 scaling is not timed alone.
 """
 
@@ -36,11 +35,11 @@ from fp8doctor.facts.arm_names import is_conversion, recipe_of
 from fp8doctor.facts.record import Record
 
 OTHER_WORK = (KEEP_IN_BF16, LARGER_BATCH, CHECKPOINTING_OFF, "adapters-to-bf16")
-"""Treatments after which the step has other GEMMs than those that were timed alone."""
+"""Treatments after which the step has other matmuls than those that were timed alone."""
 
 
 class LedgerLine(Record, frozen=True, kw_only=True):
-    """One GEMM of one shape."""
+    """One matmul of one shape."""
 
     m: int
     k: int
@@ -50,14 +49,14 @@ class LedgerLine(Record, frozen=True, kw_only=True):
     layers: int
     """Layers of this shape."""
     calls: int
-    """How often a step computes it, in all layers and micro-batches; with checkpointing the output twice."""
+    """Calls in a step, over all layers and micro-batches; with checkpointing twice the output's."""
     bf16_ms: float
     fp8_ms: float | None
-    """None where the recipe keeps it in BF16."""
+    """None if the recipe keeps it in BF16."""
     casts_ms: float
     """Its part of the casts of the layer, which were timed together, by the bytes that they move."""
     net_ms: float
-    """What FP8 saves of one call; negative where it costs."""
+    """FP8's saving of one call; negative if it costs."""
     step_ms: float
     """The same of a step."""
 
@@ -66,7 +65,7 @@ class Ledger(Record, frozen=True, kw_only=True):
     """All lines, their sums over a step, and what the step shows."""
 
     lines: tuple[LedgerLine, ...]
-    """Those that save most first, the GEMMs of a shape together."""
+    """Largest saving first, the matmuls of a shape together."""
     layers: int
     """FP8 layers that the lines are of."""
     bf16_ms: float
@@ -74,14 +73,14 @@ class Ledger(Record, frozen=True, kw_only=True):
     """Without the casts; with what stays in BF16."""
     casts_ms: float
     net_ms: float
-    """What single layers let expect that FP8 saves of a step."""
+    """The saving of a step that single layers predict."""
     speedup: float
-    """BF16 GEMMs / FP8 GEMMs and casts."""
+    """BF16 matmuls / FP8 matmuls and casts."""
     fp8_arm: str | None
-    """The profiled arm that it is held to; None where none has this work."""
+    """The profiled variant that it is compared with; None if none has this work."""
     bf16_arm: str | None
     step_gemms_saved_ms: float | None = None
-    """GEMMs of ``bf16_arm`` less those of ``fp8_arm``; ``bf16_ms`` less ``fp8_ms`` is what is expected of
+    """matmuls of ``bf16_arm`` less those of ``fp8_arm``; ``bf16_ms`` less ``fp8_ms`` is what is expected of
     it."""
     step_casts_ms: float | None = None
     """Casts of ``fp8_arm`` less those of ``bf16_arm``; ``casts_ms`` is what is expected of it."""
@@ -92,7 +91,7 @@ class Ledger(Record, frozen=True, kw_only=True):
 
 
 def ledger(facts: Facts) -> Ledger | None:
-    """Keep the ledger of a trial on a GPU; None where no shape was timed GEMM by GEMM with its casts."""
+    """Write the table for a trial on a GPU; None if no shape was timed matmul by matmul."""
     if not recorded(facts, "network.linears"):
         return None
     known = {linear.name: linear for linear in facts.network.linears}
@@ -140,7 +139,7 @@ def ledger(facts: Facts) -> Ledger | None:
 def _lines(
     shape: LayerShape, shares: dict[Layout, float], linears: list[Linear], facts: Facts
 ) -> Iterator[LedgerLine]:
-    """Write the lines of one shape, whose GEMMs have these shares of its casts."""
+    """Write the lines of one shape, whose matmuls have these shares of its casts."""
     once = [micro_batches(facts) * gemms(linear) * calls_of(linear, facts) for linear in linears]
     again = [count for count, linear in zip(once, linears, strict=True) if _is_recomputed(linear)]
     for gemm in shape.gemms:
@@ -168,9 +167,9 @@ def _is_recomputed(linear: Linear) -> bool:
 
 
 def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
-    """Pick the FP8 step whose GEMMs and casts are those that were timed, with the fair BF16; both profiled.
+    """Pick the FP8 step with the matmuls that were timed, and the fair BF16; both profiled.
 
-    The prescription comes first: its casts are compiled, as those that were timed alone.
+    The prescription comes first: its casts are compiled, like those that were timed alone.
     """
     for fp8 in reversed(fp8_totals(facts)):
         treatments = fp8.get("treatments", ())

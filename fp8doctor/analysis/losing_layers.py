@@ -34,7 +34,7 @@ PAYS_FROM = 1.03
 
 
 MOST_GROWTH = 16
-"""Times its size that a batch is told to grow to; more asks for another training. A choice."""
+"""Times its size that a batch may grow to; more asks for another training. A choice."""
 
 
 class Crossing(msgspec.Struct, frozen=True):
@@ -42,20 +42,20 @@ class Crossing(msgspec.Struct, frozen=True):
 
     tokens: int
     speedup_now: float
-    """BF16 GEMMs / (FP8 GEMMs + the fewest casts), with the tokens there are."""
+    """BF16 matmuls / (FP8 matmuls + the fewest casts), with the tokens there are."""
     speedup_then: float
     measured: bool
-    """Whether ``speedup_now`` rests on what was timed."""
+    """True if ``speedup_now`` was timed."""
     gpu: str
 
 
 def is_given(facts: Facts) -> bool:
-    """Whether the tokens of a step are the user's own."""
+    """Return whether the tokens of a step are the user's own."""
     return recorded(facts, "workload") and facts.workload.batch_source == "given"
 
 
 def crossing(facts: Facts) -> Crossing | None:
-    """Find where FP8 begins to pay; None where no number of tokens decides.
+    """Find where FP8 begins to pay; None if no number of tokens decides.
 
     That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or where the
     batch is not the user's.
@@ -82,13 +82,13 @@ def crossing_of(now: list[Gain], facts: Facts) -> Crossing | None:
 
 
 def lose_for_sure(of: Collection[Gain]) -> bool:
-    """Whether these layers together lose by more than the margin of any."""
+    """Return whether these layers together lose by more than the margin of any."""
     return bool(of) and speedup(of) * (1 + max(gain.margin for gain in of)) < 1
 
 
 WORTH_PCT = 2.0
-"""Loss of all body layers that lose / time of the model's GEMMs in BF16, in per cent, below which a filter is
-not worth it: a step measured against itself repeats within that."""
+"""Loss of all body layers that lose / time of the model's matmuls in BF16, in per cent, below which a filter
+is not worth it: a step measured against itself repeats within that."""
 
 
 APART = ("head", "router")
@@ -98,7 +98,7 @@ APART = ("head", "router")
 def losing(facts: Facts) -> dict[str, Gain]:
     """Find the layers that lose, whatever their tokens and recipe.
 
-    The tokens of a made-up batch are no fault of the model: there a layer has to lose with many tokens too.
+    The tokens of a synthetic batch are no fault of the model: there a layer has to lose with many tokens too.
     What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
     """
     return _losing(gains(facts), facts)
@@ -119,8 +119,7 @@ def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
 
 
 def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
-    """Whether only the weight gradient of a rowwise layer loses: a recipe of torchao keeps just that in
-    BF16."""
+    """Return whether only a rowwise layer's weight gradient loses: one recipe leaves it out."""
     if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
         return False
     shares = cast_shares(timed)
@@ -131,9 +130,9 @@ def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
-    """Whether a layer in BF16 would lose, as `losing` says, if this recipe converted it.
+    """Return whether a BF16 layer would lose, as `losing` says, with this recipe.
 
-    What one check leaves out of the conversion no other may ask for.
+    If one check leaves a layer out of the conversion, no other may ask for it.
     """
     converted = msgspec.structs.replace(linear, use="training", recipe=recipe)
     if not is_known(converted, modelled_gpu(facts)) or linear.role == "experts" or not fits_fp8(linear):
@@ -144,7 +143,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
 
 
 def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
-    """Whether it loses by the model, scaled by tensors, with so many rows, or its own."""
+    """Return whether it loses by the model, scaled by tensors, with these rows or its own."""
     if recipe_of(linear).granularity != "row" and rows is None:
         return True
     best = _at_best(linear, facts, rows)
@@ -164,13 +163,13 @@ def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
 
 
 def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
-    """Whether the model lets it win with `MANY_TOKENS` and not with the rows there are."""
+    """Return whether the model lets it win with `MANY_TOKENS` and not with its own rows."""
     now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
     return now is not None and then is not None and now.ms <= 0 < then.ms
 
 
 def losing_apart(facts: Facts) -> dict[str, Gain]:
-    """Find heads and routers that lose with many tokens too: what only few tokens make lose is not narrow."""
+    """Find heads and routers that lose with many tokens too, so not only for few tokens."""
     apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
     return {
         name: gain
@@ -180,10 +179,10 @@ def losing_apart(facts: Facts) -> dict[str, Gain]:
 
 
 def losing_body(facts: Facts) -> dict[str, Gain]:
-    """Find layers of the body, without LoRA's, whose loss is worth a filter and more tokens would not end.
+    """Find layers of the body whose loss is worth a filter and stays with more tokens.
 
-    Where all layers together lose for sure, and do with any number of tokens, those that more would mend lose
-    too. Timed ones are left to the whole step, which was timed in BF16 as well.
+    LoRA's are left out. If all layers together lose for sure, and do with any number of tokens, those that
+    more tokens would help lose too. Timed ones are left to the whole step, which was timed in BF16 as well.
     """
     body = {
         linear.name: linear
@@ -207,7 +206,7 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 
 
 def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
-    """Divide what these layers lose at least by all GEMMs of the model in BF16, in per cent."""
+    """Divide these layers' least loss by all matmuls of the model in BF16, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
     layers = judged(facts)
     if not (all(recorded(each, "flops_share_pct") for each in layers) or counted_work(facts)):
@@ -223,18 +222,17 @@ def to_keep(facts: Facts) -> tuple[str, ...]:
 
 
 def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
-    """Whether timing the step without these layers in FP8 ``saved`` less than they were to lose."""
+    """Return whether timing the step without these layers in FP8 ``saved`` less than expected."""
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
 
 def at_least(of: Iterable[Gain]) -> str:
-    """Write what stands before the fewest casts: those that were timed alone are a bound, modelled ones are
-    not."""
+    """Name the bound: casts that were timed alone are one, modelled ones are not."""
     return "at least " if all(gain.measured for gain in of) else ""
 
 
 def in_step(saved: Interval | None) -> str:
-    """Write what the whole step says, as a sentence to add; empty where it was not timed."""
+    """Write the whole step's result as a sentence to add; empty if it was not timed."""
     if saved is None:
         return ""
     low, high = (f"{ms:.2f}".replace("-", "−") for ms in (saved.low, saved.high))

@@ -27,15 +27,15 @@ class LossGap(Struct, frozen=True):
     bf16: float
     fp8: float
     times: float | None
-    """Mean distance of FP8 / of BF16 with other last bits; None where these change nothing."""
+    """Mean distance of FP8 / of BF16 with other last bits; None if these change nothing."""
     is_far: bool
-    """Whether FP8 is further off than its rounding explains, and lacks a good part of what was learned."""
+    """True if FP8 is further off than its rounding explains, and lacks much of the progress."""
     whole: bool
-    """Whether the whole model was trained, not a cut of it."""
+    """True if the whole model was trained, not a cut of it."""
 
 
 def loss_gap(trial: Trial) -> LossGap | None:
-    """Compare the curves; None where there are none, or one has a loss that is not finite."""
+    """Compare the curves; None without curves, or if a loss is not finite."""
     if not trial.get("losses"):
         return None
     curves = {name: _finite(trial.losses, name) for name in (ArmName.AS_IS, ArmName.BF16)}
@@ -57,20 +57,20 @@ def loss_gap(trial: Trial) -> LossGap | None:
 
 
 def non_finite_from(trial: Trial) -> int | None:
-    """Tell the first step whose loss is finite in BF16 and not in FP8, counted from 1; None without one."""
+    """Return the first step whose loss is finite in BF16 only, from 1; None without one."""
     by_arm = {curve.arm: curve.losses for curve in trial.get("losses", ())}
     pairs = zip(by_arm.get(ArmName.AS_IS, ()), by_arm.get(ArmName.BF16, ()), strict=False)
     return next((step for step, (fp8, bf16) in enumerate(pairs, 1) if fp8 is None and bf16 is not None), None)
 
 
 def misses_loss(trial: Trial) -> bool:
-    """Whether FP8 does not learn what BF16 does, or its loss is not finite."""
+    """Return whether FP8 does not learn as BF16 does, or its loss is not finite."""
     gap = if_recorded(loss_gap, trial)
     return bool(gap and gap.is_far) or non_finite_from(trial) is not None
 
 
 def loss_in_words(trial: Trial) -> str | None:
-    """Tell what the steps said, or why they were not taken; None where nothing is to be said."""
+    """Say what the loss curves show, or why there are none; None if nothing is to be said."""
     from_step = non_finite_from(trial)
     if from_step is not None:
         return f"FP8's loss is not finite from step {from_step} on; BF16's is, from the same weights."
@@ -92,7 +92,7 @@ def loss_in_words(trial: Trial) -> str | None:
 
 
 def _finite(curves: tuple[LossCurve, ...], arm: str) -> list[tuple[float, ...]]:
-    """List the curves of one arm that are finite throughout."""
+    """List the curves of one variant that are finite throughout."""
     of_arm = (curve.losses for curve in curves if curve.arm == arm)
     finite = (tuple(each for each in losses if each is not None) for losses in of_arm)
     lengths = {len(curve.losses) for curve in curves}
@@ -104,7 +104,7 @@ def _apart(one: tuple[float, ...], other: tuple[float, ...]) -> float:
 
 
 Losses = dict[int, float | None]
-"""Number of the optimizer's step, from 1 on -> its loss; None where that was not finite."""
+"""Number of the optimizer's step, from 1 on -> its loss; None if that was not finite."""
 
 
 class RunLosses(Record, frozen=True, kw_only=True):
@@ -113,9 +113,9 @@ class RunLosses(Record, frozen=True, kw_only=True):
     first_step: int
     last_step: int
     means: tuple[float | None, float | None]
-    """Over these steps; None where one of them was not finite."""
+    """Over these steps; None if one of them was not finite."""
     not_finite_from: tuple[int | None, int | None]
-    """The first step whose loss was NaN or infinite; None where there was none."""
+    """The first step whose loss was NaN or infinite; None if there was none."""
     basis: str = "measured"
 
     @property
@@ -124,7 +124,7 @@ class RunLosses(Record, frozen=True, kw_only=True):
 
 
 def run_losses(first: Facts, second: Facts) -> RunLosses | None:
-    """Lay the losses of two runs beside each other; None where they have no watched step in common."""
+    """Compare the losses of two runs; None if they have no watched step in common."""
     both = _losses(first) or {}, _losses(second) or {}
     common = sorted(both[0].keys() & both[1].keys())
     if not common:
@@ -138,7 +138,7 @@ def run_losses(first: Facts, second: Facts) -> RunLosses | None:
 
 
 def why_no_losses(first: Facts, second: Facts, names: tuple[str, str]) -> Iterator[str]:
-    """Say what keeps the losses of two watched scripts apart; nothing where neither carried one."""
+    """Say why the losses of two watched scripts differ; nothing if neither has one."""
     losses = _losses(first), _losses(second)
     if losses[0] and losses[1]:
         if not losses[0].keys() & losses[1].keys():

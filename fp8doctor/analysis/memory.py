@@ -19,32 +19,31 @@ MASTER_BYTES = 11.0
 12 with them, 8 in fp32 without."""
 
 NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
-"""Compute capabilities whose FP8 GEMMs take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
+"""Compute capabilities whose FP8 matmuls take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
 ``pytorch/utils.py`` of Transformer Engine 2.20; NVIDIA/TransformerEngine #1880."""
 
 
 def keeps_copies(linear: Linear) -> bool:
-    """Whether Transformer Engine keeps FP8 copies beside this weight."""
+    """Return whether Transformer Engine keeps FP8 copies next to this weight."""
     return stack_of(linear).keeps_copies and not linear.get("features", {}).get("primary_weights_in_fp8")
 
 
 def copies_gib(facts: Facts, layers: list[Linear]) -> float:
-    """Sum up FP8 copies of these weights: one each, or two where the GPU's GEMMs need the transposed one
-    too."""
+    """Sum up the FP8 copies: one per weight, or two if the GPU needs a transposed one."""
     gpu = next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None)
     copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
     return copies * sum(linear.in_features * linear.out_features * gemms(linear) for linear in layers) / 2**30
 
 
 def holds_master_weights(timed: Arm, facts: Facts) -> bool:
-    """Whether the optimizer of a timed step keeps fp32 master weights beside its two moments, by its size."""
+    """Return whether the optimizer holds fp32 master weights, by the size of its state."""
     memory = timed.get("memory")
     trained = facts.get("network.trainable_parameters", 0)
     return memory is not None and trained > 0 and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained
 
 
 def frozen_fp8_weights(layers: Sequence[Linear]) -> Treatment:
-    """Keep frozen weights in FP8 alone. Nothing updates them, so they need no master weights."""
+    """Keep frozen weights in FP8 only: without updates they need no master weights."""
     return Treatment(
         name="fp8-weights",
         summary="keep the frozen weights in FP8 alone",

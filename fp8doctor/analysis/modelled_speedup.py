@@ -67,14 +67,13 @@ class ModelledSpeedup(Struct, frozen=True):
 
 
 def beside_timed_step(facts: Facts) -> ModelledSpeedup | None:
-    """Model what BF16 would take beside a step that was timed on a GPU; None where the model is of another
-    GPU."""
+    """Model the BF16 step for a step timed on a GPU; None if another GPU is modelled."""
     assumed = facts.get("assumed_gpu")
     return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
 def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
-    """Model the speedup; None where the cost model has no numbers for a part of the step."""
+    """Model the speedup; None if the cost model has no numbers for a part of the step."""
     if facts.get("training.use_cache"):
         return None  # with a KV cache the compiled blocks may not be what runs
     in_fp8 = (linear for linear in facts.network.linears if linear.use == "training")
@@ -94,13 +93,12 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
 
 
 def _is_in_balance(step: ModelledStep) -> bool:
-    """Whether host and GPU take about as long for the step."""
+    """Return whether host and GPU take about as long for the step."""
     return BALANCE * step.busy_ms <= step.host_ms <= step.busy_ms / BALANCE
 
 
 def unknown_part(facts: Facts) -> str:
-    """Say what of the FP8 layers has no numbers; empty where nothing of these is in the way, and where no GPU
-    is modelled."""
+    """Name the FP8 layers without numbers; empty if there are none or no GPU is modelled."""
     if modelled_gpu(facts) is None:
         return ""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
@@ -130,12 +128,14 @@ class HostBound(Struct, frozen=True):
     bf16: ModelledStep
     """The step in compiled BF16."""
     pays_from: int | None
-    """Tokens of a micro-batch from which FP8 pays; None where it does with none up to `MANY_TOKENS`."""
+    """Tokens of a micro-batch from which FP8 pays; None if it does with none up to `MANY_TOKENS`."""
 
 
 def modelled_host_bound(facts: Facts) -> HostBound | None:
-    """Tell of a step of Transformer Engine that is slower than BF16 for its host, by more than the model may
-    be wrong; None for any other, and for a batch that is not the user's."""
+    """Describe a Transformer Engine step that is slower than BF16 because of its host.
+
+    None if it is not, by more than the model's error, or if the batch is not the user's.
+    """
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
         return None

@@ -16,7 +16,7 @@ stages has a second number: blocks are numbered within their stage."""
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Sets that hold these names together: one for what repeated blocks share, one for the rest."""
+    """Return sets that hold these names: one for repeated blocks' names, one for the rest."""
     ways = (_folded(names, pattern) for pattern in (FIRST_NUMBER, LAST_NUMBER))
     return min(ways, key=lambda sets: sum(map(len, sets)))
 
@@ -65,17 +65,17 @@ def _within(part: str) -> str:
 
 
 BASE = ".base_layer"
-"""What PEFT appends to the name of a layer that it wraps."""
+"""Suffix that PEFT gives the name of a layer that it wraps."""
 ROOT = "base_model.model."
-"""What PEFT puts before the name of every layer, in a model that it wraps whole."""
+"""Prefix that PEFT gives the name of every layer, in a model that it wraps whole."""
 COPY = re.compile(r"\.modules_to_save\.[^.]+")
-"""What PEFT appends to the name of a layer that it trains whole, of which it calls a copy."""
+"""Suffix that PEFT gives the name of a layer that it trains whole, and keeps a copy of."""
 OF_LORA = "lora_"
-"""What the names of LoRA's matrices hold, in PEFT and torchtune."""
+"""Part of the names of LoRA's matrices, in PEFT and torchtune."""
 
 
 def before_wrapping(names: Iterable[str], linears: Sequence[Linear]) -> list[str]:
-    """Name layers as they are called before LoRA, a layer that is trained whole by its names of now too.
+    """Name layers as before LoRA; those trained whole also as now.
 
     LoRA's own matrices, which `kept_out` leaves out, are left out.
     """
@@ -94,7 +94,7 @@ def kept_out(linears: Sequence[Linear]) -> str:
 
 
 def has_lora(linears: Iterable[Linear]) -> bool:
-    """Whether layers are wrapped by LoRA's matrices under names that tell them apart."""
+    """Return whether LoRA's matrices wrap layers under names that tell them apart."""
     return any(each.get("adapter") == "adapter" and OF_LORA in each.name for each in linears)
 
 
@@ -128,7 +128,7 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
 
 
 def _compiled_again(form: str, names: list[str], network: Network) -> str:
-    """Write the lines that compile these modules in one form; a loop where there are several."""
+    """Write the lines that compile these modules in one form; a loop if there are several."""
     if form in OF_THE_SOURCE:
         return OF_THE_SOURCE[form]
     if len(names) == 1:

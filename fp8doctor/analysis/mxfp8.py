@@ -15,31 +15,30 @@ WRAPPER = "MXFP8TrainingWeightWrapperTensor"
 
 
 def is_mxfp8(linear: Linear) -> bool:
-    """Whether the weight of a layer is in torchao's MXFP8 wrapper."""
+    """Return whether a layer's weight is in torchao's MXFP8 wrapper."""
     return (linear.get("weight_class") or "").endswith(f".{WRAPPER}")
 
 
 def is_grouped(linear: Linear) -> bool:
-    """Whether this is a 3-D expert weight, whose grouped GEMM has another path than a Linear's."""
+    """Return whether this is a 3-D expert weight, whose grouped matmul has its own path."""
     return bool(linear.get("gemms", 1) > 1)
 
 
 def is_biased(linear: Linear) -> bool:
-    """Whether this is an MXFP8 Linear with a bias, and torchao was not seen to add it."""
+    """Return whether an MXFP8 Linear has a bias that torchao was not seen to add."""
     return is_mxfp8(linear) and not is_grouped(linear) and linear.bias and not adds_bias(linear)
 
 
 def adds_bias(linear: Linear) -> bool:
-    """Whether the wrapper was tried and added a bias."""
+    """Return whether the wrapper was tried and added a bias."""
     return linear.features.get("adds_bias") is True
 
 
 def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
-    """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear.
+    """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear.
 
-    Where MXFP8 is emulated now the treatment is that of MOD005, so that a plan converts once.
-    ``keep`` are the lines that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and
-    ``note`` a comment.
+    If MXFP8 is emulated now, the treatment is that of MOD005, so a plan converts once. ``keep`` are the lines
+    that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and ``note`` a comment.
     """
     in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
     biased = [linear for linear in in_mxfp8 if is_biased(linear)]
@@ -59,7 +58,7 @@ def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept:
 
 
 def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, note: str) -> Iterator[str]:
-    """Write the lines that convert layers with a bias to Float8Linear, and those without to MXFP8."""
+    """Write the lines for Float8Linear of layers with a bias, and MXFP8 of the others."""
     if biased:
         wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
         yield f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}"
@@ -68,7 +67,7 @@ def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, not
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
-    """Write the lines that convert to the MXFP8 of these layers, and nothing whose bias would be lost.
+    """Write the lines that convert to these layers' MXFP8, and nothing that loses a bias.
 
     ``kept`` is a condition on ``name``. Only real kernels are named.
     """

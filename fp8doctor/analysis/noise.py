@@ -53,7 +53,7 @@ one while clocks change, and a median over rounds tolerates a few."""
 
 
 Noise = Literal["wide_interval", "busy_host", "copies_differ"]
-"""Reasons for which two times cannot be told apart."""
+"""Reasons that leaves two times undecided."""
 
 
 class Pair(NamedTuple):
@@ -82,16 +82,16 @@ def self_check_ratio(trial: Trial) -> float | None:
 
 
 def copies_differ(trial: Trial) -> bool:
-    """Whether a step and its own copy came out further apart than the tolerance."""
+    """Return whether a step and its own copy differ by more than the tolerance."""
     alike = self_check_ratio(trial)
     return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
 
 
 def noise_in(bf16: Arm, fp8: Arm, trial: Trial) -> Noise | None:
-    """Tell why the timing does not tell which of two steps is faster, or that they are even; None if it does.
+    """Explain why the timing does not decide between two steps; None if it does.
 
     The interval of their ratio swallows the effect, or a busy host turned the answer, or the step and its own
-    copy, which are even, came out as far apart as the two.
+    copy differ as much as the two.
     """
     speedup = ratio(bf16, fp8)
     if swallows_effect(speedup):
@@ -105,12 +105,12 @@ def noise_in(bf16: Arm, fp8: Arm, trial: Trial) -> Noise | None:
 
 
 def is_noise(bf16: Arm | None, fp8: Arm | None, trial: Trial) -> bool:
-    """Whether two steps were timed, and the timing does not tell which is faster, or that they are even."""
+    """Return whether two steps were timed and the timing does not decide between them."""
     return bool(bf16 and fp8 and noise_in(bf16, fp8, trial))
 
 
 def swallows_effect(speedup: Interval) -> bool:
-    """Whether the interval holds 1 although its median, or both its ends, lie beyond what is called even."""
+    """Return whether the interval holds 1, but its median or both ends are not even."""
     apart = abs(speedup.median - 1) >= EVEN
     return speedup.low <= 1 <= speedup.high and (
         apart or (speedup.low < 1 - EVEN and speedup.high > 1 + EVEN)
@@ -118,7 +118,7 @@ def swallows_effect(speedup: Interval) -> bool:
 
 
 def gpu_contention(health: Health | None) -> str | None:
-    """Describe what slowed some rounds on the GPU more than others; None if NVML saw nothing."""
+    """Describe what slowed some rounds on the GPU; None if NVML saw nothing."""
     if health is None:
         return None
     said = [f"{reason} in {share:.0f}% of the samples" for reason, share in slowdowns(health).items()]
@@ -159,22 +159,26 @@ def host_bound_step(trial: Trial) -> Arm | None:
 
 
 def host_doubt(trial: Trial) -> str | None:
-    """Explain how a busy host makes the times doubtful; None if it was quiet or the GPU sets their pace."""
+    """Explain how a busy host makes the times doubtful; None if it was quiet or not limiting."""
     waiting = host_bound_step(trial) if recorded(trial, "host") else None
     what = host_contention(trial.host) if waiting else None
     return f"the step waits for the host, and {what}" if what else None
 
 
 def contention_that_decides(trial: Trial, pairs: Iterable[Pair]) -> str | None:
-    """Describe the host contention that the answer depends on; None if it does not, or all times are doubtful
-    for it anyway."""
+    """Describe the host contention that the answer depends on; None if it does not.
+
+    Also None if all times are doubtful because of it.
+    """
     what = host_contention(trial.host) if recorded(trial, "host") else None
     return what if what and step_moved_by_host(trial, pairs) and not host_doubt(trial) else None
 
 
 def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:
-    """Find the step that a busy host can have moved to the other side of BF16, or so far that nothing is
-    sure."""
+    """Find the step that a busy host can have moved to the other side of BF16.
+
+    Or so far that nothing is sure.
+    """
     if trial.device == "cpu":
         return None
     moved = (_noisier_or_late(pair, trial) for pair in pairs)
@@ -190,7 +194,7 @@ def _noisier_or_late(pair: Pair, trial: Trial) -> Arm | None:
 
 
 def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
-    """Whether the rounds waver between the answer of a busy host and that of a quiet one.
+    """Return whether rounds waver between a busy host's answer and a quiet one's.
 
     The answers are: FP8 is faster, even or slower. A host that keeps every round waiting alike is that of the
     job too. False if the host was not recorded.
@@ -209,8 +213,10 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
 
 
 def _late_step(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:
-    """Find the step whose wait for a busy host puts the pair on another side than a quiet host would; None if
-    the two answers differ by no more than what is called even."""
+    """Find the step whose wait for a busy host changes the answer about the pair.
+
+    None if the two answers differ by no more than an even speedup.
+    """
     if trial.device == "cpu" or not recorded(trial, "host") or host_contention(trial.host) is None:
         return None
     timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
@@ -226,7 +232,7 @@ def _quiet_ratio(bf16: Arm, fp8: Arm, load: HostLoad) -> float | None:
 
 
 def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
-    """Estimate the least that the step takes on a quiet host, in ms; None if it was not profiled.
+    """Estimate the least time of the step on a quiet host, in ms; None if not profiled.
 
     That is the time of its kernels, and if it is known how much slower Python ran, no less than the step at
     the best pace.
@@ -245,7 +251,7 @@ def _python_slowed(load: HostLoad) -> float:
 
 
 def _waits_at_times(step: Arm) -> bool:
-    """Whether the GPU is idle for longer than what is called even, in gaps that end with a late launch.
+    """Return whether the GPU idles for longer than an even speedup before late launches.
 
     The host need not set the pace of the whole step, as in `host_bound_step`.
     """

@@ -39,7 +39,7 @@ Speed = Literal["fp8_slower", "fp8_even", "fp8_faster", "too_noisy"]
 
 
 class MeasuredSpeed(Struct, frozen=True):
-    """The FP8 step as it is, held to the best BF16 of the same model."""
+    """The FP8 step as it is, compared with the best BF16 of the same model."""
 
     status: Speed
     speedup: Interval
@@ -51,10 +51,10 @@ class MeasuredSpeed(Struct, frozen=True):
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
-    """Tell how fast FP8 is as it runs; None without FP8, or where one of the two steps was not timed.
+    """Return the speed of FP8 as it runs; None without FP8, or if a step was not timed.
 
-    A compiled BF16 that was left out for time may be faster than the one that was timed: then FP8 is known to
-    be slower where it is slower than that, and nothing else is.
+    A compiled BF16 that was left out for time may be faster than the timed one: then FP8 is known to be
+    slower if it is slower than that one, and nothing else is known.
     """
     if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
         return None
@@ -72,9 +72,9 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
 
 
 def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
-    """Name the pairs that the answer compares: FP8 as it is, then its fastest form, each with its BF16.
+    """Name the pairs that the answer compares: FP8 as it is, then its fastest form.
 
-    Without FP8 in the model the fastest form is the fastest conversion.
+    Each with its BF16. Without FP8 in the model the fastest form is the fastest conversion.
     """
     if not recorded(facts, "network"):
         return ()
@@ -88,17 +88,17 @@ def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
 
 
 def fp8_never_ran(trial: Trial) -> bool:
-    """Whether the step as it is ran, and not one FP8 GEMM in it."""
+    """Return whether the step as it is ran without a single FP8 matmul."""
     return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
 
 
 def watched_job(facts: Facts) -> str:
-    """Name what was watched: a script, or a training that a callback watched from within."""
+    """Name the watched job: a script, or a training that a callback watched."""
     return "the training" if facts.get("target.kind") == "live" else "the script"
 
 
 def never_ran_in_script(facts: Facts) -> bool:
-    """Whether a step of the watched script was profiled, and not one FP8 GEMM ran in it.
+    """Return whether the watched script's profiled step has no FP8 matmul.
 
     Emulated FP8 has none. A layer that notes itself that it ran in FP8 may have kernels of unknown names.
     """
@@ -113,8 +113,11 @@ def never_ran_in_script(facts: Facts) -> bool:
 
 
 def outside_autocast(facts: Facts) -> bool:
-    """Whether the step was read and opens no FP8 autocast, and all FP8 layers are Transformer Engine's, which
-    compute in BF16 outside of one. Raises `Unrecorded` where it could not be read."""
+    """Return whether no FP8 autocast is open and all FP8 layers need one.
+
+    They are Transformer Engine's, which compute in BF16 outside of one. Raises `Unrecorded` if the step could
+    not be read.
+    """
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     return (
         all(stack_of(linear).under_autocast and linear.engaged is None for linear in fp8)
@@ -123,8 +126,7 @@ def outside_autocast(facts: Facts) -> bool:
 
 
 def fp8_pays(facts: Facts) -> bool:
-    """Whether a whole step in FP8 was timed on a GPU and is not slower than the best BF16 of its like, as
-    far as the timing tells."""
+    """Return whether a GPU timed a whole FP8 step that is not clearly slower than its BF16."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return False
     pairs = [(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
@@ -135,7 +137,7 @@ def fp8_pays(facts: Facts) -> bool:
 
 
 def waits_for_time(trial: Trial) -> bool:
-    """Whether a change was not tried because the budget left no time for it."""
+    """Return whether a change was not tried because the budget left no time for it."""
     return any(
         not each.tried and each.treatments and why_of(each) in LEFT_OUT_FOR_TIME for each in trial.arms
     )
@@ -147,9 +149,9 @@ convention of this tool."""
 
 
 def stays_in_bf16(facts: Facts) -> Interval | None:
-    """Tell what BF16 saves of the best total in FP8, in ms, when FP8 stays slower beyond doubt; else None.
+    """Return BF16's saving over the best FP8 total, in ms, if FP8 clearly stays slower.
 
-    It is not known while a variant waits to be tried, unless none of them could give much.
+    None otherwise, and while a variant waits to be tried, unless none of them could give much.
     """
     saved = bf16_saves(facts)
     if saved is None or not waits_for_time(facts.trial):
@@ -159,10 +161,9 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
 
 
 def bf16_saves(facts: Facts) -> Interval | None:
-    """Tell what BF16, with what else the plan holds, saves of the best total in FP8 that was timed, in ms;
-    None unless it does for sure.
+    """Return the saving of BF16 with the rest of the plan over the best FP8 total, in ms.
 
-    It is not known on a CPU, which only emulates FP8.
+    None unless it is sure. It is not known on a CPU, which only emulates FP8.
     """
     if (
         not recorded(facts, "trial")
@@ -179,8 +180,7 @@ def bf16_saves(facts: Facts) -> Interval | None:
 
 
 def bf16_as_prescribed(facts: Facts) -> Arm | None:
-    """Find the BF16 with those changes of the plan that help it too, if that is faster than the best without
-    them beyond doubt."""
+    """Find the BF16 with the plan's changes that help it too, if clearly the fastest."""
     planned, bf16 = arm(facts.trial, ArmName.PRESCRIBED), best_bf16(facts)
     found = fair_bf16(facts, planned) if planned else None
     if found is None or bf16 is None or found is bf16 or ratio(found, bf16).high >= 1:
@@ -189,7 +189,7 @@ def bf16_as_prescribed(facts: Facts) -> Arm | None:
 
 
 def ceiling(facts: Facts) -> Ceiling | None:
-    """Tell the most that FP8 can give on this GPU over the best BF16; None when that is not known.
+    """Return the upper bound of FP8 over the best BF16 on this GPU; None if unknown.
 
     It is never below a total that was timed, whatever the kernels say.
     """
@@ -204,15 +204,15 @@ def ceiling(facts: Facts) -> Ceiling | None:
 
 
 class RelativeSpeed(Struct, frozen=True):
-    """A timed step, held to BF16."""
+    """A timed step, compared with BF16."""
 
     bf16: Arm
     speedup: Interval
     """Time of BF16 / time of the step."""
     in_bf16: bool
-    """Whether the step is one in BF16 itself, which neither gains nor loses by FP8."""
+    """True for a step in BF16, which neither gains nor loses by FP8."""
     is_noise: bool
-    """Whether the timing does not tell which of the two is faster."""
+    """True if the timing does not decide between the two."""
 
     @property
     def gains(self) -> bool:
@@ -224,8 +224,7 @@ class RelativeSpeed(Struct, frozen=True):
 
 
 def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
-    """Hold a step to the best BF16 of its like, as its own window saw it; None where that was not timed, as
-    of a step without its adapters."""
+    """Compare a step with the best BF16 of its kind in its own window; None if not timed."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None
@@ -242,8 +241,7 @@ def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
 
 
 def all_fp8_loses(facts: Facts) -> bool:
-    """Whether every step in FP8 that was timed is slower than BF16 beyond the noise, those of single changes
-    too."""
+    """Return whether every timed FP8 step, also of single changes, is clearly slower."""
     timed = (
         each for each in facts.arms() if each.tried and each.step_ms and not is_of_first_window(each.name)
     )

@@ -1,6 +1,6 @@
-"""The ranks of a job beside each other: which is slower than the others, and in what.
+"""The ranks of a job next to each other: which is slower than the others, and in what.
 
-Ranks that wait for each other take the same time for a step. The slow one is told by what it does before the
+Ranks that wait for each other take the same time for a step. The slow one shows by its time before the
 others can go on.
 """
 
@@ -17,7 +17,7 @@ from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
 
 
 class Behind(Struct, frozen=True):
-    """What one rank takes longer for than the others. Medians, in ms."""
+    """Where one rank takes longer than the others. Medians, in ms."""
 
     rank: int
     what: str
@@ -48,7 +48,7 @@ def step_ms(observed: Observation) -> float | None:
 
 
 def told(read: Callable[[Observation], float | None], observed: Observation) -> float | None:
-    """Read a part of a rank's step; None where it was not seen or not recorded."""
+    """Read a part of a rank's step; None if it was not seen or not recorded."""
     try:
         return read(observed)
     except Unrecorded:
@@ -56,17 +56,17 @@ def told(read: Callable[[Observation], float | None], observed: Observation) -> 
 
 
 def exposed_ms(observed: Observation) -> float | None:
-    """Read the communication of the profiled step that no other work of the GPU covered."""
+    """Read the profiled step's communication that no other work of the GPU covered."""
     if observed.clock != "cuda":
         return None
     return observed.breakdown.families_ms.get("communication", 0.0)
 
 
 def _computing(observed: Observation) -> float | None:
-    """Read what the GPU did in the profiled step beside communication.
+    """Read what the GPU did in the profiled step next to communication.
 
-    Times as profiled: the breakdown is held to the length of the window's steps, and what makes a profiled
-    step longer is the wait for the other ranks, in the kernels of their exchange.
+    Times as profiled: the breakdown is compared with the length of the window's steps, and what makes a
+    profiled step longer is the wait for the other ranks, in the kernels of their exchange.
     """
     if observed.clock != "cuda":
         return None
@@ -78,16 +78,16 @@ WAITS: dict[str, Callable[[Observation], float | None]] = {
     "waiting for data": _data,
     "before its forward": _before_forward,
 }
-"""What FP8 does not shorten -> how it is read, in ms."""
+"""Waits that FP8 does not shorten -> how to read them, in ms."""
 
 PARTS: dict[str, Callable[[Observation], float | None]] = {
     **WAITS,
     "of its GPU's computing": _computing,
 }
-"""What a rank does before the others can go on -> how it is read, in ms."""
+"""Work of a rank before the others can go on -> how to read it, in ms."""
 
 EACH = {"waiting for data": "data_ms", "before its forward": "before_forward_ms"}
-"""What was timed in every step -> where its times are."""
+"""Work that was timed in every step -> field of its times."""
 
 
 def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
@@ -96,8 +96,7 @@ def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
 
 
 def behind(facts: Facts) -> tuple[Behind, ...]:
-    """Find the ranks that are slower than the others, the slowest first; empty where fewer than two were
-    timed."""
+    """Find the slower ranks, the slowest first; empty if fewer than two were timed."""
     ranks = timed_ranks(facts)
     steps = [ms for each in ranks if (ms := step_ms(each.observed)) is not None]
     if len(ranks) < 2 or not steps:
@@ -117,7 +116,7 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
 
 
 def slowest_first(facts: Facts) -> str:
-    """Which rank keeps the others waiting, to be told before anything about FP8; empty where none does."""
+    """Name the rank that keeps the others waiting, which matters more than FP8; else empty."""
     worst = next(iter(behind(facts)), None)
     if worst is None or worst.what not in WAITS:
         return ""
@@ -129,14 +128,14 @@ def slowest_first(facts: Facts) -> str:
 
 
 def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
-    """Whether a rank's steps are longer than the others' beyond their own scatter."""
+    """Return whether a rank's steps are longer than the others' beyond their own scatter."""
     own = [ms for each in ranks if each.rank == rank for ms in each.observed.steps_ms]
     others = [ms for each in ranks if each.rank != rank for ms in each.observed.steps_ms]
     return interval(own).low > interval(others).high
 
 
 def _scatter_ms(observed: Observation, what: str) -> float:
-    """How far below its median a rank's wait may be; 0 for what is not timed in every step."""
+    """Return how far a rank's wait may be below its median; 0 if not timed in every step."""
     found = interval(getattr(observed, EACH[what])) if what in EACH else None
     return found.median - found.low if found is not None else 0.0
 
@@ -158,11 +157,11 @@ GPU_READ: dict[str, tuple[str, str]] = {
     "power_limit_w": ("power limit", " W"),
     "sm_clock_max_mhz": ("highest clock", " MHz"),
 }
-"""What the GPUs of one job should have in common -> what it is called, and its unit."""
+"""Properties that GPUs of one job should share -> name and unit."""
 
 
 def unlike_gpus(facts: Facts) -> dict[int, str]:
-    """Describe the GPUs of the ranks by what they do not have in common; empty where they are alike."""
+    """Describe the GPUs of the ranks by their differences; empty if they are alike."""
     gpus = {each.rank: gpu for each in facts.ranks.processes if (gpu := each.get("gpu")) is not None}
     unlike = [
         name

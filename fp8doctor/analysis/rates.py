@@ -38,27 +38,27 @@ class Rate(Record, frozen=True, kw_only=True):
     """One variant of the step."""
 
     name: str
-    """Of the arm; ``as_is_compiled`` for the step as it is with every Linear compiled."""
+    """Of the variant; ``as_is_compiled`` for the step as it is with every Linear compiled."""
     step_ms: float
     tokens_per_s: float
     basis: Basis
 
 
 class Rates(Record, frozen=True, kw_only=True):
-    """What the variants reach, and what no variant can."""
+    """The rates of the variants, and the limit of all."""
 
     variants: tuple[Rate, ...]
     gpu: str
-    """Whose peaks these are, by the datasheet table; empty where it has none."""
+    """Whose peaks these are, by the datasheet table; empty if it has none."""
     bf16_peak_tokens_per_s: float | None = None
-    """With the GEMMs of the Linears at the dense BF16 peak and all else for nothing."""
+    """With the matmuls of the Linears at the dense BF16 peak and all else for nothing."""
     fp8_peak_tokens_per_s: float | None = None
 
 
 def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
-    """Tell the rates of this job; None where the tokens of a step are unknown or nothing gives a time.
+    """Compute the rates of this job; None if its tokens or times are unknown.
 
-    Where its FP8 layers are not ``as_it_seems``, no time is modelled of them.
+    If its FP8 layers are not ``as_it_seems``, no time is modelled for them.
     """
     tokens = step_tokens(facts)
     if not tokens or not recorded(facts, "network.linears") or not _is_known(facts):
@@ -79,7 +79,7 @@ def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
 
 
 def _is_known(facts: Facts) -> bool:
-    """Whether the GPU that was assumed, if any, has a datasheet."""
+    """Return whether the assumed GPU, if any, has a datasheet."""
     return modelled_gpu_name(facts) in ("", *(spec.name for spec in GPUS))
 
 
@@ -90,8 +90,10 @@ def _measured(facts: Facts) -> Iterator[tuple[str, float]]:
 
 
 def _watched(facts: Facts) -> Iterator[tuple[str, float]]:
-    """The step of a script as it ran. Nothing is modelled beside it: the model knows neither what the ranks
-    send nor what waits for data."""
+    """Return a script's step as it ran.
+
+    Nothing is modelled next to it: the model knows neither communication nor waits for data.
+    """
     if facts.get("observed.steps_ms"):
         yield ArmName.AS_IS.value, median(facts.observed.steps_ms)
 
@@ -115,7 +117,7 @@ def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:
 
 
 def _parts_left_out(facts: Facts, best_bf16: Facts) -> dict[str, Facts]:
-    """The step as it is without what checkpointing computes again, and without the adapters."""
+    """Model the step as it is without recomputation, and without the adapters."""
     variants, linears = {}, facts.network.linears
     if any(each.get("checkpointed") is not None for each in linears):
         variants[ArmName.BF16_WITHOUT_CHECKPOINTING.value] = without_checkpointing(best_bf16)
@@ -126,10 +128,9 @@ def _parts_left_out(facts: Facts, best_bf16: Facts) -> dict[str, Facts]:
 
 
 def gemm_flops(facts: Facts) -> float | None:
-    """Count the FLOPs that the Linears' GEMMs of a micro-batch need in forward and backward; None where the
-    rows of experts were not counted.
+    """Count the matmul FLOPs of a micro-batch; None if experts' rows were not counted.
 
-    Attention and recomputation are left out, and the gradient of what stands before the first Linear.
+    Attention and recomputation are left out, and the input gradient of the first Linear.
     """
     total = 0.0
     for at, linear in enumerate(facts.network.linears):

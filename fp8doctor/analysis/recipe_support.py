@@ -30,19 +30,19 @@ Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 
 
 
 def has_fp8(gpu: Gpu) -> bool:
-    """Whether a GPU has FP8 tensor cores, or matrix cores."""
+    """Return whether a GPU has FP8 tensor cores, or matrix cores."""
     if gpu.vendor == "amd":
         return (gpu.architecture or "").startswith(AMD_WITH_FP8)
     return capability(gpu) >= FIRST_WITH_FP8
 
 
 def capability(gpu: Gpu) -> tuple[int, ...]:
-    """Read the compute capability as numbers; 0.0 where there is none."""
+    """Read the compute capability as numbers; 0.0 if there is none."""
     return tuple(int(part) for part in (gpu.compute_capability or "0.0").split(".") if part.isdigit())
 
 
 def assumed_gpus(facts: Facts) -> list[Gpu]:
-    """The GPU that --assume-gpu names, for a job that sees none."""
+    """Return the GPU that --assume-gpu names, for a job that sees none."""
     if not facts.get("assumed_gpu"):
         return []
     spec = gpu_spec(facts.assumed_gpu)
@@ -50,7 +50,7 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
 
 
 def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
-    """Tell why a recipe does not run on a GPU of AMD's; None where nothing speaks against it."""
+    """Explain why a recipe does not run on an AMD GPU; None if nothing is known against it."""
     wanted = needs(stack, recipe).amd
     if wanted is None:
         wanted = STACKS.get(stack, Stack(name=stack)).amd
@@ -67,8 +67,7 @@ def needs(stack: str, recipe: str) -> Recipe:
 
 
 def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
-    """Tell why a recipe does not run: a need that is not met, else what the try raised. None when nothing
-    speaks against it."""
+    """Explain why a recipe does not run: a need, else the try's exception; None if it does."""
     have, cuda = capability(gpu), facts.software.cuda
     if have < wanted.first or (wanted.below and have >= wanted.below):
         limit = f"{dotted(wanted.first)} or higher" + (
@@ -94,7 +93,7 @@ def dotted(version: Version) -> str:
 
 
 def may_run(recipe: Recipe, facts: Facts) -> bool:
-    """Whether nothing that is known of the first visible GPU and of CUDA speaks against a recipe."""
+    """Return whether nothing known about GPU and CUDA speaks against a recipe."""
     gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
     tries = facts.get("recipe_tries", {}) if recipe.tried else {}
     if gpu is None or tries.get(recipe.name):
@@ -105,8 +104,7 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
 
 
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
-    """List the recipes that the layers ran with; the default where none ran and an autocast is to be
-    ``opened``."""
+    """List the recipes that the layers ran with, else the default of an ``opened`` autocast."""
     layers = [
         each
         for each in facts.network.linears
@@ -118,17 +116,16 @@ def own_recipes(facts: Facts, opened: bool) -> set[str]:
 
 
 def is_legal(name: str, facts: Facts) -> bool:
-    """Whether nothing that is known of the first visible GPU and of CUDA speaks against the recipe of this
-    treatment."""
+    """Return whether nothing known speaks against the recipe of this treatment."""
     recipe = BY_TREATMENT[name]
     gpu = next((gpu for gpu in facts.gpus if gpu.visible and gpu.vendor == "nvidia"), None)
     return gpu is not None and unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
 
 def multiple_of(linear: Linear) -> int:
-    """Tell what in and out of this layer must be multiples of, by its recipe or its class.
+    """Return the multiple that this layer's sides need, by its recipe or class.
 
-    A layer that a user wrote over torch's GEMM may pad, or fall back to an ordinary one.
+    A layer that a user wrote over torch's matmul may pad, or fall back to an ordinary one.
     """
     if linear.stack == "own":
         return 1 if linear.features.get("any_side") else UNKNOWN.multiple
@@ -136,17 +133,16 @@ def multiple_of(linear: Linear) -> int:
 
 
 def unaligned(linear: Linear) -> bool:
-    """Whether an FP8 GEMM refuses this layer's weight."""
+    """Return whether an FP8 matmul refuses this layer's weight."""
     multiple = multiple_of(linear)
     return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
 
 
 def tokens_divisor(linear: Linear) -> int:
-    """Tell what the tokens must be a multiple of for this FP8 layer; 1 when none of its FP8 GEMMs has them
-    inside.
+    """Return the multiple that this FP8 layer's tokens need; 1 without a need.
 
-    The tokens of one expert change from step to step and are nobody's to pad here. What a user's own layer
-    makes of them is unknown: its weight gradient may stay in BF16.
+    The tokens of one expert change from step to step and cannot be padded here. A user's own layer is
+    unknown: its weight gradient may stay in BF16.
     """
     if linear.role == "experts" or linear.stack == "own":
         return 1

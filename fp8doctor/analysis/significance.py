@@ -20,9 +20,10 @@ class Interval(Struct, frozen=True):
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """Compute the sign-test interval of a median. Source: Conover, Practical Nonparametric Statistics, 3.2.
+    """Compute the sign-test interval of a median.
 
-    With fewer than five samples no interval of that confidence exists, and the whole range is given.
+    With fewer than five samples it is the whole range. Source: Conover, Practical Nonparametric Statistics,
+    3.2.
     """
     from statistics import median  # 10 ms of start, for commands that only list the checks
 
@@ -43,5 +44,5 @@ def side(speedup: float) -> int:
 
 
 def is_decided(speedup: Interval) -> bool:
-    """Whether the interval leaves 1, or is within what is called even, so that more rounds tell no more."""
+    """Return whether the interval excludes 1 or is all even: more rounds would not help."""
     return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)

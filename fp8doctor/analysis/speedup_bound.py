@@ -1,9 +1,10 @@
-"""The most that FP8 can give: the best BF16 step with its GEMMs at the speed of FP8 and every cast for free.
+"""The most that FP8 can give: the best BF16 step with its matmuls at the speed of FP8 and every cast for
+free.
 
-No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 GEMMs that
+No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 matmuls that
 were timed, in a step or alone. They have to be all that FP8 could take, with one scale for a whole tensor,
-which gives the fastest GEMMs. With another recipe, or with a layer left out, they would bound only the job as
-it is. Then the bound rests on the datasheet, and is called modelled.
+which gives the fastest matmuls. With another recipe, or with a layer left out, they would bound only the job
+as it is. Then the bound rests on the datasheet, and is called modelled.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Ceiling(Struct, frozen=True):
     speedup: float
     basis: Basis
     source: str
-    """What the time of the FP8 GEMMs rests on, in words."""
+    """Source of the FP8 matmuls' time, in words."""
     gemms_ms: float
-    """GEMMs of the BF16 step."""
+    """matmuls of the BF16 step."""
     fp8_gemms_ms: float
-    """What they would take in FP8, those that lose left in BF16."""
+    """Their time in FP8, those that lose left in BF16."""
     step_ms: float
     """The BF16 step."""
 
@@ -42,11 +43,11 @@ class Ceiling(Struct, frozen=True):
 
 
 def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
-    """Bound a job whose best BF16 is ``bf16``; ``fp8`` are arms that do the same work in FP8.
+    """Bound the speedup of a job whose best BF16 is ``bf16``.
 
-    Of what was measured the least time counts, because it is a bound. None when the BF16 step was not
-    profiled, or nothing is known about the FP8 GEMMs of the whole model. A step that was profiled is never
-    denied, whatever its recipe.
+    ``fp8`` are variants that do the same work in FP8. The least measured time counts, because it is a bound.
+    None if the BF16 step was not profiled, or the whole model's FP8 matmuls are unknown. A profiled step is
+    never above the bound, whatever its recipe.
     """
     step = breakdown_of(bf16) if recorded(bf16, "breakdown") else None
     if step is None or not bf16.step_ms:
@@ -66,14 +67,14 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
 
 
 def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
-    """List the arms in which every layer that FP8 could take is in FP8, with one scale for a whole tensor."""
+    """List the variants with all possible layers in FP8, with one scale per tensor."""
     if _left_out(facts):
         return []
     return [each for each in arms if _is_whole(each, _per_tensor(facts))]
 
 
 def _per_tensor(facts: Facts) -> bool:
-    """Whether every FP8 layer, as it is, has one scale for a whole tensor."""
+    """Return whether every FP8 layer, as it is, has one scale per tensor."""
     return all(
         named(linear.recipe).granularity == "tensor"
         for linear in facts.network.linears
@@ -82,8 +83,10 @@ def _per_tensor(facts: Facts) -> bool:
 
 
 def _is_whole(arm: Arm, as_is: bool) -> bool:
-    """Whether the arm is whole; ``as_is`` tells it of an arm that changes neither recipes nor which layers
-    are in FP8."""
+    """Return whether the variant is whole.
+
+    ``as_is`` answers for a variant that changes neither recipes nor which layers are in FP8.
+    """
     changes = arm.get("treatments", ())
     recipes = [recipe for each in changes if (recipe := traits(each).recipe)]
     if KEEP_IN_BF16 in changes:
@@ -92,9 +95,9 @@ def _is_whole(arm: Arm, as_is: bool) -> bool:
 
 
 def _left_out(facts: Facts) -> bool:
-    """Whether a layer that FP8 could take is neither in FP8 nor converted by the trial.
+    """Return whether a possible layer is neither in FP8 nor converted by the trial.
 
-    Heads, routers and adapters are left out by good custom.
+    Heads, routers and adapters are usually left out.
     """
     none = not any(linear.use == "training" for linear in facts.network.linears)
     return any(
@@ -105,7 +108,7 @@ def _left_out(facts: Facts) -> bool:
 
 
 def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
-    """Sum up all GEMMs of the fastest FP8 step that was profiled."""
+    """Sum up all matmuls of the fastest FP8 step that was profiled."""
     profiled: list[tuple[float, str, Breakdown]] = []
     for arm in arms:
         found = breakdown_of(arm) if recorded(arm, "breakdown") else None
@@ -118,11 +121,9 @@ def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
 
 
 def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
-    """Speed up those of the step's GEMMs that are the Linears', as they are alone; the others stay as they
-    are.
+    """Speed up the step's matmuls of Linears as timed alone; the others stay.
 
-    Others are a head left out of FP8, the products of eager attention, adapters, and what is multiplied in
-    fp32.
+    Others are a head left out of FP8, the products of eager attention, adapters, and fp32 matmuls.
     """
     shapes = facts.get("trial.shapes", ())
     bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
@@ -137,7 +138,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
 
 
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
-    """Speed up the step's GEMMs as the cost model does those of the Linears."""
+    """Speed up the step's matmuls as the cost model does those of the Linears."""
     gpu = modelled_gpu(facts)
     if gpu is None or not recorded(facts, "network"):
         return None

@@ -16,14 +16,14 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 
 SHARE_PCT = 10.0
-"""Share of the GPU's working time, in per cent, from which softmax, batched GEMMs and what lies between are
-called attention. Of the step's time they would disappear where the GPU waits. A choice: small batched GEMMs
+"""Share of the GPU's working time, in per cent, from which softmax, batched matmuls and what lies between are
+called attention. Of the step's time they would disappear where the GPU waits. A choice: small batched matmuls
 of other layers stay below."""
 
 SOFTMAX_PCT = 5.0
-"""Softmax / batched GEMMs, in per cent, from which the GEMMs are the softmax's. In attention it goes over
+"""Softmax / batched matmuls, in per cent, from which the matmuls are the softmax's. In attention it goes over
 heads x tokens x tokens several times: 12 and more were measured on an H200 (T5 and Llama, eager and
-compiled). A router's, beside the GEMMs of its experts, goes over tokens x experts: below 1."""
+compiled). A router's, next to the matmuls of its experts, goes over tokens x experts: below 1."""
 
 SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data", "aten::_safe_softmax")
 BATCHED_GEMM = ("aten::bmm", "aten::baddbmm")
@@ -43,9 +43,9 @@ class PlainAttention(Struct, frozen=True):
     share_pct: float
     """Of the time the GPU works."""
     beside_fused: bool
-    """Whether other calls ran a fused kernel, as far as the kernels that are kept show."""
+    """True if other calls ran a fused kernel, among the kernels that are kept."""
     of_fp32_gemms: float
-    """Share of the step's fp32 GEMMs that are its own, 0 to 1: of those that no attention's operator
+    """Share of the step's fp32 matmuls that are its own, 0 to 1: of those that no attention's operator
     encloses, as in a compiled graph."""
 
     @property
@@ -54,7 +54,7 @@ class PlainAttention(Struct, frozen=True):
 
 
 def plain_attention(arm: Arm) -> PlainAttention | None:
-    """Tell what the arm's step spends on it; None where that is little, or was not profiled."""
+    """Return the variant's time in plain attention; None if little or not profiled."""
     breakdown = arm.get("breakdown")
     if breakdown is None or not breakdown.reliable or not recorded(arm, "cuts") or not arm.step_ms:
         return None
@@ -85,7 +85,7 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
 
 
 def is_softmax(group: KernelGroup) -> bool:
-    """Whether these kernels are a softmax, by their operator or by the compiler's name."""
+    """Return whether these kernels are a softmax, by operator or by the compiler's name."""
     compiled = group.name.startswith("triton_") and "_softmax" in group.name.replace("log_softmax", "")
     return group.operator in SOFTMAX or compiled
 
@@ -104,7 +104,7 @@ PARTS = {
     "communication": ("communication",),
     "copies": ("copy",),
 }
-"""Parts as people ask for them -> families of `Breakdown`. All GEMMs together tell what FP8's save."""
+"""Parts as people ask for them -> families of `Breakdown`. All matmuls together tell what FP8's save."""
 
 PART_NAMES = {
     "GEMMs": "matmuls",
@@ -117,7 +117,7 @@ IDLE, REST = "idle", "unclassified"
 """The GPU had nothing to do; kernels that no rule knows, and whatever else keeps the parts from adding up."""
 
 SHOWN_MS = 0.05
-"""Smallest difference of a part that is told, in ms: one that does not round to 0.0."""
+"""Smallest difference of a part that is shown, in ms: one that does not round to 0.0."""
 
 HOST_BOUND_PCT = 10.0
 """Idle share of the step, in per cent, from which the host may be the limit. Healthy steps measured on an
@@ -132,9 +132,9 @@ class Waterfall(msgspec.Struct, frozen=True):
     """The difference of two steps; positive parts cost time in ``of``, negative ones save it."""
 
     of: str
-    """Name of the arm."""
+    """Name of the variant."""
     against: str
-    """Name of the arm that it is compared with."""
+    """Name of the variant that it is compared with."""
     difference_ms: float
     parts_ms: dict[str, float]
     """Part -> difference; together they are ``difference_ms``."""
@@ -149,13 +149,12 @@ class Waterfall(msgspec.Struct, frozen=True):
 
     @property
     def casts_unpaid_ms(self) -> float:
-        """What the casts cost beyond what the GEMMs save; 0 where the GEMMs pay for them."""
+        """Net cost of the casts beyond the matmuls' saving; 0 if the matmuls pay for them."""
         return max(0.0, self.parts_ms["casts"] - max(0.0, self.gemms_saved_ms))
 
 
 def without_parts_of_a_cpu(facts: Facts) -> Facts:
-    """Leave the profiles of a trial on a CPU out: its operators are no kernels, and where none runs no GPU is
-    idle."""
+    """Drop the profiles of a trial on a CPU, whose operators are no kernels."""
     if not timed_on_cpu(facts) or not recorded(facts, "trial.arms"):
         return facts
     replace = msgspec.structs.replace
@@ -166,14 +165,13 @@ def without_parts_of_a_cpu(facts: Facts) -> Facts:
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
-    """Return where the arm's step goes; None where that was not profiled or is not reliable."""
+    """Return where the variant's step goes; None if not profiled or not reliable."""
     found = with_attention_together(arm)
     return found if found is not None and found.reliable and arm.step_ms else None
 
 
 def with_attention_together(arm: Arm) -> Breakdown | None:
-    """Move the fp32 products of attention to ``attention``, which no operator encloses in a compiled
-    graph."""
+    """Move the fp32 products of attention to ``attention``: compiled, no operator shows them."""
     found = arm.breakdown
     plain = plain_attention(arm) if found is not None else None
     if found is None or plain is None or not plain.of_fp32_gemms:
@@ -187,12 +185,12 @@ def with_attention_together(arm: Arm) -> Breakdown | None:
 
 
 def why_unknown(arm: Arm) -> str:
-    """Tell why `breakdown_of` an arm is None, in words that follow its name."""
+    """Tell why `breakdown_of` a variant is None, in words that follow its name."""
     return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
 
 
 def why_not_divided(*arms: Arm) -> str:
-    """Say why `waterfall` of these arms is None."""
+    """Say why `waterfall` of these variants is None."""
     return "; ".join(f"{each.name} {why_unknown(each)}" for each in arms if waterfall(each, each) is None)
 
 
@@ -202,7 +200,7 @@ def part_ms(breakdown: Breakdown, part: str) -> float:
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
-    """Divide the difference of two arms; None unless both have a breakdown that can be relied on."""
+    """Split the difference of two variants; None unless both breakdowns are reliable."""
     one, other = breakdown_of(of), breakdown_of(against)
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
@@ -221,7 +219,7 @@ class Side(msgspec.Struct, frozen=True):
     families_ms: Mapping[str, float]
     idle_ms: float
     fuses: bool
-    """Whether compiled kernels of it do several kinds of work at once."""
+    """True if compiled kernels of it do several kinds of work at once."""
 
     def part_ms(self, part: str) -> float:
         """Sum up one of `PARTS`."""
@@ -266,10 +264,10 @@ def signed(ms: float) -> str:
 
 
 def waits_for_the_host(arm: Arm) -> bool:
-    """Whether launches that come late leave the GPU dry for a good part of the step.
+    """Return whether late launches leave the GPU idle for a good part of the step.
 
-    Judged is the shortest step that the median may be too: a host that others disturb makes single rounds
-    longer, which says nothing about the job.
+    The shortest step within the interval counts: a disturbed host makes single rounds longer, which says
+    nothing about the job.
     """
     found = breakdown_of(arm)
     if found is None or not arm.step_ms or found.host_wait_pct is None:
@@ -280,9 +278,9 @@ def waits_for_the_host(arm: Arm) -> bool:
 
 
 def watched_on_gpu(facts: Facts) -> Arm | None:
-    """Write the watched steps of a script as the arm as it is; None unless one was profiled on a GPU.
+    """Write a script's watched steps as the variant ``as_is``; None unless profiled on a GPU.
 
-    What it waited for its data is none of its idle time: another check tells it.
+    Its waits for data are not idle time: another check reports them.
     """
     if not recorded(facts, "observed.breakdown") or facts.observed.clock != "cuda":
         return None
@@ -304,7 +302,7 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
-    """Return the step as it is on a GPU, its breakdown and its ms; else why a check of it does not apply."""
+    """Return the step as it is on a GPU, its breakdown and ms; else why a check does not apply."""
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if now is None and facts.trial.device != "cpu":
         now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)

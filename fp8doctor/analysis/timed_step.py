@@ -34,11 +34,11 @@ class TimedStep(Record, frozen=True, kw_only=True):
     measured_on: str = ""
     """Empty where nothing was timed."""
     on_cpu: bool = False
-    """Whether a CPU took the step, which says nothing about FP8 on a GPU."""
+    """True if a CPU took the step, which says nothing about FP8 on a GPU."""
     predicted: bool = False
-    """Whether it was predicted from cuts of the model."""
+    """True if it was predicted from cuts of the model."""
     missing: str = ""
-    """Why there is no time; empty where there is one."""
+    """Why there is no time; empty if there is one."""
 
     @property
     def steps_per_s(self) -> float | None:
@@ -55,8 +55,7 @@ def as_is(facts: Facts) -> Arm | None:
 
 
 def ran_on_a_gpu(facts: Facts) -> bool:
-    """Whether the step as it is ran on a GPU, in a trial or in a watched script, so that it does not
-    raise."""
+    """Return whether the step as it is ran on a GPU, timed or watched, so does not raise."""
     if facts.get("observed.clock") == "cuda" and facts.observed.steps_ms:
         return True
     arm = as_is(facts)
@@ -110,7 +109,7 @@ def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
 
 
 def cpu_times(*steps: TimedStep) -> str:
-    """Say which of these steps a CPU took, and that FP8 is not judged by them; empty if none."""
+    """Name the steps that a CPU took, which say nothing about FP8; empty if none."""
     names = " and ".join(step.name for step in steps if step.on_cpu and step.step_ms)
     return f"the times of {names} come from a CPU and do not apply to FP8 on a GPU" if names else ""
 
@@ -136,7 +135,7 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
 
 
 def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:
-    """Name what differs and should not, with what either has: GPU, model, batch, versions."""
+    """Name the differences that should not be, with both values: GPU, model, batch, versions."""
     for name, read in _COMPARED.items():
         one, other = (if_recorded(read, facts) for facts in (first, second))
         if one and other and one != other:
@@ -188,4 +187,4 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
     "Transformer Engine": _package("transformer_engine"),
     "Triton": lambda facts: facts.software.triton or "",
 }
-"""What two jobs should have in common -> how it is read; empty where it is not known."""
+"""Properties that two jobs should share -> how to read them; empty if unknown."""

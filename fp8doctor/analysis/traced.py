@@ -1,4 +1,4 @@
-"""What a user's trace says about FP8, and about what keeps the GPU waiting, in sentences."""
+"""What a user's trace says about FP8 and about the GPU's waits, in sentences."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CAUSES = {
 OF_THE_HOST = ("late_launch", "synchronization")
 
 CASTS_TO_TELL = 0.5
-"""Casts / FP8 GEMMs, in time, from which casts that no compiler fused are told. Seen in a 468M decoder on an
-H200: 0.98 compiled, 9.2 eager."""
+"""Casts / FP8 matmuls, in time, from which casts that no compiler fused are reported. Seen in a 468M decoder
+on an H200: 0.98 compiled, 9.2 eager."""
 
 FP32_TO_TELL_PCT = 5.0
-"""Share of the step in fp32 GEMMs, in per cent, from which they are told. A convention of this tool."""
+"""Share of the step in fp32 matmuls, in per cent, from which they are reported. A convention of this tool."""
 
 
 def digits(step_ms: float) -> int:
@@ -37,7 +37,7 @@ def digits(step_ms: float) -> int:
 
 
 def whether_fp8_ran(step: TracedStep) -> str:
-    """Tell whether FP8 GEMMs ran, and what they and the casts take."""
+    """Tell whether FP8 matmuls ran, and what they and the casts take."""
     places, each = digits(step.step_ms), " a step" if step.steps else ""
     gemms_ms = sum(step.families_ms.get(family, 0.0) for family in GEMMS)
     fp8_ms, casts_ms = step.families_ms.get("gemm_fp8", 0.0), step.families_ms.get("cast", 0.0)
@@ -65,7 +65,7 @@ def whether_fp8_ran(step: TracedStep) -> str:
 
 
 def why_it_waits(step: TracedStep) -> str:
-    """Tell how long the GPU had nothing to do, and mostly why; empty where that is little."""
+    """Say how long the GPU was idle, and mostly why; empty if that is little."""
     share = 100 * step.gpu_idle_ms / step.step_ms if step.step_ms else 0.0
     if share < HOST_BOUND_PCT:
         return ""
@@ -76,7 +76,7 @@ def why_it_waits(step: TracedStep) -> str:
 
 
 def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
-    """Name what to look at: the code of a check, empty where none is of it, and a sentence."""
+    """Yield what to look at: a sentence and the code of a check, or an empty code."""
     share = {cause: 100 * ms / step.step_ms for cause, ms in step.idle_ms.items()}
     arriving = sum(each.time_ms for each in step.of_family("copy") if each.name.startswith("Memcpy HtoD"))
     feeding = share.get("data_loader", 0.0) + share.get("host_copy", 0.0) + 100 * arriving / step.step_ms
@@ -98,7 +98,7 @@ def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
 
 
 def against(of: TracedStep, other: TracedStep) -> Waterfall | None:
-    """Divide the difference of two steps; None where only one of the traces has steps."""
+    """Divide the difference of two steps; None if only one of the traces has steps."""
     if bool(of.steps) != bool(other.steps):
         return None
     first, second = labels(other.file, of.file)

@@ -32,17 +32,17 @@ _RECIPE = "recipe-"
 
 
 def recipe_change(recipe: str) -> str:
-    """The name of the treatment that changes torchao's recipe to this one."""
+    """Return the treatment that changes torchao's recipe to this one."""
     return _RECIPE + recipe.replace("_", "-")
 
 
 def changes_recipe(name: str) -> bool:
-    """Whether the treatment changes torchao's recipe."""
+    """Return whether the treatment changes torchao's recipe."""
     return name.startswith(_RECIPE)
 
 
 def recipe_after(name: str) -> str:
-    """The recipe of torchao that such a treatment changes to."""
+    """Return the torchao recipe that such a treatment changes to."""
     return name.removeprefix(_RECIPE).replace("-", "_")
 
 
@@ -55,7 +55,7 @@ class TreatmentRecord(Struct, frozen=True, kw_only=True):
 
     name: str = ""
     words: str = ""
-    """What a user calls the change; its name if empty."""
+    """Name of the change for users; the treatment's own if empty."""
     family: str = ""
     """Treatments of one family stand for each other: the later one takes the place of the earlier."""
     compiles: bool = False
@@ -65,7 +65,7 @@ class TreatmentRecord(Struct, frozen=True, kw_only=True):
     helps_bf16_too: bool = False
     """It is none of FP8's own: BF16 without it is no fair measure of a step that has it."""
     is_an_arm_already: bool = False
-    """A baseline carries it out, or an arm of a model without FP8."""
+    """A baseline carries it out, or a variant of a model without FP8."""
     changes: str = "model"
     """``model`` if it changes the model alone, so a live model can be given it; else what it changes."""
     tokens_ratio: float = 1.0
@@ -244,7 +244,7 @@ _ALL = (
 TREATMENTS = {each.name: each for each in _ALL}
 """Every treatment that the trial can carry out, by its name; those tried unasked in the order of preference.
 
-Compiling counts as FP8's own: every BF16 arm is compiled if that is faster, without a cache then.
+Compiling counts as FP8's own: every BF16 variant is compiled if that is faster, without a cache then.
 """
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -252,7 +252,7 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
 def traits(name: str) -> TreatmentRecord:
-    """Look up a treatment; one that only a user can carry out has nothing but its name."""
+    """Look up a treatment; one that only a user can carry out has only its name."""
     return TREATMENTS.get(name) or TreatmentRecord(name=name)
 
 

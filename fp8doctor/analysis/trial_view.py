@@ -67,9 +67,9 @@ class TrialView(Struct, frozen=True):
     plan_saves: Interval | None
     """The ms that the whole plan saves of the step as it is."""
     plan_is_noise: bool
-    """Whether the timing does not tell the whole plan from its BF16."""
+    """True if noise hides the difference between the whole plan and its BF16."""
     fp8_is_noise: bool
-    """Whether the timing does not tell the fastest FP8 from its BF16."""
+    """True if noise hides the difference between the fastest FP8 and its BF16."""
     achievable: float | None
     """The speedup of the fastest FP8 over its BF16; None for noise."""
     speed: MeasuredSpeed | None
@@ -83,7 +83,7 @@ class TrialView(Struct, frozen=True):
     bf16_as_prescribed: Arm | None
     """BF16 with the changes of the plan that help it too, if it is faster with them."""
     all_fp8_loses: bool
-    """Whether every variant in FP8 is slower than BF16 beyond the noise."""
+    """True if every FP8 variant is slower than BF16 beyond the noise."""
     host_contention: str | None
     """The busy host that the answer depends on, in words."""
     loss: str | None
@@ -91,12 +91,12 @@ class TrialView(Struct, frozen=True):
 
     @property
     def uses_fp8(self) -> bool:
-        """Whether a layer is set up for FP8 training. Raises `Unrecorded` without the layers."""
+        """Return whether a layer is set up for FP8 training. Raises `Unrecorded` without layers."""
         return uses_fp8(self.facts)
 
     @property
     def cannot_win(self) -> bool:
-        """Whether FP8 can at most be even with BF16, by times that can be trusted."""
+        """Return whether FP8 is at most even with BF16, by reliable times."""
         doubtful = self.facts.get("trial.reliable") is False
         return self.most is not None and self.most.speedup < 1 + EVEN and not doubtful
 
@@ -106,7 +106,7 @@ class TrialView(Struct, frozen=True):
 
 
 def trial_view(facts: Facts) -> TrialView:
-    """Compute all answers of the trial in ``facts``: its steps, which of them noise hides, who is faster."""
+    """Compute all answers of the trial in ``facts`` once."""
     trial = facts.get("trial", Trial())
     as_is = if_recorded(arm, trial, ArmName.AS_IS)
     prescribed = if_recorded(arm, trial, ArmName.PRESCRIBED)

@@ -1,4 +1,4 @@
-"""What a user calls the variants of a step, in progress and in reports: the one table of their names."""
+"""Names of the variants of a step for users, in progress and in reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIANTS: dict[str, str] = {
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
     "as_is_compiled": "FP8 compiled",
 }
-"""Name of an arm -> what a user calls it; `variant` knows the others."""
+"""Name of a variant -> what a user calls it; `variant` knows the others."""
 
 
 def variant(name: str, fp8: bool) -> str:

@@ -23,7 +23,7 @@ Source: symbols read in the released libraries."""
 
 
 def transformer_engine_line(facts: Facts) -> str:
-    """Write the pip line for the newest Transformer Engine that this job's cuDNN can load."""
+    """Write the pip line for the newest Transformer Engine that this cuDNN can load."""
     cudnn = cudnn_version(facts)
     newest = cudnn is not None and cudnn >= CUDNN_FLOOR
     bounds = f">={TE_BESIDE_ANY_CUBLAS}" if newest else f">={TE_BESIDE_ANY_CUBLAS},<{TE_WITH_CUDNN_FLOOR}"
@@ -51,11 +51,11 @@ def installed(facts: Facts, package: str) -> Version | None:
 
 
 def at_least(facts: Facts, package: str, version: Version) -> bool:
-    """Whether a package is installed in this version or a newer one; an unknown version counts as new."""
+    """Return whether a package is in this version or newer; an unknown version counts as new."""
     return package in facts.software.packages and (installed(facts, package) or version) >= version
 
 
 def has_op_configs(facts: Facts) -> bool:
-    """Whether this torchao, or the one that is installed next, converts by configurations of operations."""
+    """Return whether this torchao, else the next one installed, converts by op configs."""
     version = installed(facts, "torchao")
     return version is None or version >= OP_CONFIGS_SINCE

@@ -13,11 +13,11 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import percent
 
 MOST_PCT = 10.0
-"""Share of the step, in per cent, from which waiting is told before anything about FP8. A choice: three times
-what this tool calls even (3%), so that mending it moves the step more than noise does."""
+"""Share of the step, in per cent, from which waiting is reported before anything about FP8. A choice: three
+times what this tool calls even (3%), so that fixing it moves the step more than noise does."""
 
 LEAST_MS = 1.0
-"""Part of a step, in ms, below which it is not told, whatever its share. A choice: a loop in Python takes
+"""Part of a step, in ms, below which it is not reported, whatever its share. A choice: a loop in Python takes
 tenths of it between two steps, and more on a busy host."""
 
 MEND_FIRST = "FP8 does not shorten that; mend it first."
@@ -28,12 +28,12 @@ class Waiting(Struct, frozen=True):
 
     step_ms: float
     data_ms: float | None
-    """Waited inside torch's DataLoader; None where no such loader was asked."""
+    """Waited inside torch's DataLoader; None if no such loader was asked."""
     before_forward_ms: float | None
-    """From the end of a step to the next call of the model, that wait included; None where none was seen."""
+    """From the end of a step to the next call of the model, that wait included; None if none was seen."""
 
     copies_ms: float
-    """Copies from the host to the GPU that nothing covered, of the one step that was profiled; 0 where none
+    """Copies from the host to the GPU that nothing covered, of the one step that was profiled; 0 if none
     was."""
 
     @property
@@ -48,12 +48,12 @@ class Waiting(Struct, frozen=True):
 
     @property
     def waits_for_data(self) -> bool:
-        """Whether its wait in the loader has to be told."""
+        """Return whether its wait in the loader is worth a report."""
         return counts(self.data_ms or 0.0, self.step_ms)
 
     @property
     def waits_for_copies(self) -> bool:
-        """Whether its wait for copies has to be told."""
+        """Return whether its wait for copies is worth a report."""
         return counts(self.copies_ms, self.step_ms)
 
     @property
@@ -63,17 +63,17 @@ class Waiting(Struct, frozen=True):
 
     @property
     def else_ms(self) -> float:
-        """What lies between two steps and is neither the loader nor such a copy."""
+        """Return the time between two steps that is neither the loader's nor such a copy's."""
         return max(0.0, (self.before_forward_ms or 0.0) - self.told_ms)
 
 
 def counts(ms: float, step_ms: float) -> bool:
-    """Whether a part of a step is long enough to be told."""
+    """Return whether a part of a step is long enough to report."""
     return ms >= LEAST_MS and 100 * ms >= MOST_PCT * step_ms
 
 
 def waiting(facts: Facts) -> Waiting:
-    """The medians of a window."""
+    """Compute the medians of a window."""
     observed = facts.observed
     return Waiting(
         step_ms=median(observed.steps_ms),
@@ -84,8 +84,7 @@ def waiting(facts: Facts) -> Waiting:
 
 
 def host_is_ahead(facts: Facts) -> bool:
-    """Whether the host had launched the watched steps long before the GPU came to their ends: what keeps the
-    GPU waiting then is not the launching of its work."""
+    """Return whether the host launches long before the GPU finishes, so is no bottleneck."""
     behind_ms: tuple[float, ...] | None = facts.get("observed.behind_ms")
     if behind_ms is None:
         return False
@@ -93,7 +92,7 @@ def host_is_ahead(facts: Facts) -> bool:
 
 
 def waiting_first(facts: Facts) -> str:
-    """What the step waits for, where that has to be told before anything about FP8; else empty."""
+    """Say what the step waits for, if that matters more than FP8; else empty."""
     waits = waiting(facts)
     told = []
     if waits.data_ms is not None and waits.waits_for_data:
@@ -114,7 +113,7 @@ def waiting_first(facts: Facts) -> str:
 
 
 def script_overhead(facts: Facts) -> str:
-    """Say how much longer the script's step is, beyond its waits and the scatter of both; else empty."""
+    """Say how much longer the script's step is, beyond waits and scatter; else empty."""
     if facts.observed.clock != "cuda" or not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return ""
     copy = arm(facts.trial, ArmName.AS_IS)

@@ -56,7 +56,7 @@ def _that_time(words: Sequence[str]) -> Iterator[str]:
 
 
 def _started_by(typed: Sequence[str]) -> list[str]:
-    """Find how fp8doctor was started, for example by ``accelerate launch`` with its options.
+    """Find how fp8doctor was started, for example by ``accelerate launch``.
 
     A launcher's command line ends with the command line of the process that it starts.
     """
@@ -82,7 +82,7 @@ def options_with_value(command: click.Command) -> Iterator[str]:
 
 
 def first_word(args: Sequence[str], with_value: set[str], words: tuple[str, ...] = ()) -> int | None:
-    """Find the index of the first word that is neither an option nor an option's value.
+    """Find the index of the first word that is no option and no option's value.
 
     A word that begins like one of ``words`` is not an option.
     """

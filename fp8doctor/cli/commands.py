@@ -67,7 +67,7 @@ EXAMPLES = (
 """Command lines and what they are for."""
 
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
-"""What printing the help to a closed or full stdout raises."""
+"""Errors of printing the help to a closed or full stdout."""
 
 
 class Commands(click.Group):
@@ -97,8 +97,10 @@ class Commands(click.Group):
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any
     ) -> Any:
-        """Run a command and exit with its code; every exception becomes a sentence. Without a word it is the
-        help, and wrong usage."""
+        """Run a command and exit with its code; every exception becomes a sentence.
+
+        Without a word it is the help, and wrong usage.
+        """
         stand_in_for_closed_streams()
         args = sys.argv[1:] if args is None else args
         try:
@@ -131,7 +133,7 @@ class Commands(click.Group):
 
 
 def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
-    """Raise a usage error for a word that is nearly a command, and names neither a file nor a module."""
+    """Raise a usage error for a word that is nearly a command, and no file or module."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, commands, 1)
@@ -170,8 +172,7 @@ class Examine(TargetCommand):
         return context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; where a file is followed by what is none of ours, name the command that takes a
-        script's own."""
+        """Read the arguments; if they look like a script's own, name the command that takes them."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

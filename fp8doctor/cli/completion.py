@@ -1,4 +1,4 @@
-"""What the shell completes besides commands: codes, words and GPUs, through click's own mechanism."""
+"""Shell completion of codes, words and GPUs, through click's own mechanism."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def codes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
 
 
 def codes_and_words(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what `explain` knows: a code or, after a first letter, a word in the glossary."""
+    """Complete what `explain` knows: a code or, after a first letter, a glossary word."""
     from click.shell_completion import CompletionItem
 
     from fp8doctor import glossary

@@ -28,7 +28,7 @@ NARROWEST = 40
 
 
 def stand_in_for_closed_streams() -> None:
-    """Open the null device for each closed standard stream; the next file would get its number.
+    """Open the null device for each closed standard stream, whose number files would get.
 
     In place of stdout it is not writable, so lost output is noticed.
     """
@@ -53,14 +53,14 @@ def columns() -> int:
 
 
 def wants_colour() -> bool:
-    """Tell whether to use colors on stdout: NO_COLOR and FORCE_COLOR first, then the terminal."""
+    """Return whether to color stdout: by NO_COLOR, FORCE_COLOR, then the terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
 
 
 def wants_ascii() -> bool:
-    """Tell whether the locale lacks the glyphs. Python opens stdout in UTF-8 even in the C locale."""
+    """Return whether the locale lacks the glyphs; Python opens stdout in UTF-8 anyway."""
     if (os.environ.get("LC_ALL") or os.environ.get("LANG")) in ("C", "POSIX"):
         return True
     try:
@@ -71,7 +71,10 @@ def wants_ascii() -> bool:
 
 
 def show(text: str | bytes) -> None:
-    """Print on stdout. Ignore a reader that left early (``head``). A full disk raises `UserError`."""
+    """Print on stdout and ignore a reader that left early (``head``).
+
+    A full disk raises `UserError`.
+    """
     try:
         if isinstance(text, str):
             text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)
@@ -108,7 +111,7 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
-    """Yield a function that shows progress on stderr: in one line on a terminal, else a line per stage."""
+    """Yield a progress callback for stderr: one line on a terminal, else a line per stage."""
     if quiet:
         yield lambda doing: None
     elif not sys.stderr.isatty():
@@ -123,7 +126,7 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
 
 
 def complain_of_printed(printed: Printed, *, whole: bool) -> None:
-    """Show what workers printed on stderr: all of it after a failure, otherwise each line once."""
+    """Show workers' stderr: all of it after a failure, otherwise each line once."""
     counted = printed.counted()
     kept = " (its last MiB)" if printed.cut else ""
     if counted and whole:
@@ -174,7 +177,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _or_nowhere() -> Iterator[None]:
-    """Print on stderr. If that fails, print nowhere from now on: a report does not depend on it."""
+    """Print on stderr; if that fails, print nowhere from now on."""
     try:
         yield
     except OSError:

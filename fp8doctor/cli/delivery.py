@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
 
 ON_STDOUT = "github"
-"""The format that a build server reads on stdout. Files beside it are written by their suffixes; one whose
+"""The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
 suffix names no other format is written instead."""
 
 BYTES = ("json", "html", "junit", "sarif")
@@ -54,7 +54,7 @@ OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 
 
 class ReportOptions(NamedTuple):
-    """What the options ask for, checked before any work begins."""
+    """The checked options of a command."""
 
     format: str
     """Of stdout: where files are asked for, what is printed when they cannot be written."""
@@ -68,13 +68,13 @@ class ReportOptions(NamedTuple):
     verbose: bool
     quiet: bool
     again: str
-    """The user's own command, with a trial; empty where no job was named. It is printed and never saved."""
+    """The user's own command, with a trial; empty if no job was named. It is printed and never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
     @property
     def shows(self) -> bool:
-        """Whether the report is printed: it is in no file, or a build server reads it beside the files."""
+        """Return whether the report is printed: to no file, or also for a build server."""
         in_files = {format for _, format in self.outputs}
         return not in_files or (self.format == ON_STDOUT and ON_STDOUT not in in_files)
 
@@ -85,10 +85,10 @@ def checked_options(
     trace: Path | None = None,
     code: Path | None = None,
 ) -> ReportOptions:
-    """Check options before any work begins. Raises `UserError` or a usage error for what cannot be done.
+    """Check options before any work begins.
 
     ``source`` is the file that is read, ``trace`` another one that is to be written, ``code`` the user's file
-    that is looked at.
+    that is examined. Raises `UserError` or a usage error.
     """
     from fp8doctor import registry
     from fp8doctor.cli.gate import Gate
@@ -121,8 +121,10 @@ def checked_options(
 
 
 def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
-    """The format that is asked for, else the one of these that the file's suffix says. Raises a usage error
-    where neither does."""
+    """Return the wanted format, else that of the file's suffix.
+
+    Raises a usage error without either.
+    """
     suffix = output.suffix.lower() if output else ""
     meant = "text" if suffix in PLAIN_SUFFIXES else FORMAT_OF_SUFFIX.get(suffix)
     if asked is None and meant not in formats:
@@ -136,7 +138,7 @@ def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = F
 
 
 def writable(path: Path) -> Path:
-    """The path of a file that may be written. Raises `UserError` for another."""
+    """Return the path of a writable file. Raises `UserError` for another."""
     if not os.access(path.parent, os.W_OK):
         raise UserError(
             f"cannot write {path}: "
@@ -146,7 +148,7 @@ def writable(path: Path) -> Path:
 
 
 def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) -> None:
-    """Refuse to write two things to one file, or anything over what is read. Raises `UserError`."""
+    """Refuse to write two outputs to one file, or over an input. Raises `UserError`."""
     files = [(option, path) for option, path in written if path is not None]
     for option, path in files:
         if source is not None and same_file(path, source):
@@ -157,7 +159,7 @@ def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) 
 
 
 def own_step_failed(report: Document) -> str | None:
-    """Why the job's own training step raised in the trial; None when it did not."""
+    """Say why the job's own training step raised in the trial; None if it did not."""
     from fp8doctor.facts import recorded
     from fp8doctor.facts.arm_names import OWN_STEP_FAILED
     from fp8doctor.facts.no_number import why_of
@@ -170,7 +172,7 @@ def own_step_failed(report: Document) -> str | None:
 def examine_and_deliver(
     target: str | None, options: dict[str, Any], trace: Path | None = None, **workload: Any
 ) -> int:
-    """Examine in a worker, diagnose, deliver. An incomplete report is printed, and written nowhere."""
+    """Examine in a worker, diagnose, deliver; an incomplete report is only printed."""
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
     wanted = checked_options(options, source, trace, code=source)
 
@@ -208,7 +210,7 @@ def examine_and_deliver(
 
 
 def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:
-    """Say where the traces are; whether all that were made could be written, and there is one."""
+    """Say where the traces are; return whether all could be written, and there is one."""
     for file, problem in traces.items():
         if problem:
             complain(f"cannot write {file}: {problem}")
@@ -243,7 +245,7 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 
 
 def deliver(report: Document, wanted: ReportOptions) -> None:
-    """Write the report to where it was asked for. Where one place fails, the other has it."""
+    """Write the report to all its places; if one fails, the others have it."""
     try:
         for path, format in wanted.outputs:
             write_text(path, rendered(report, wanted, format))
@@ -258,7 +260,7 @@ def deliver(report: Document, wanted: ReportOptions) -> None:
 
 
 def tell_of_files(report: Document, wanted: ReportOptions) -> None:
-    """Say on stderr which files were written, and the verdict where stdout has no text that says it."""
+    """Say on stderr which files were written, and the verdict unless stdout has it as text."""
     written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
     if not written or wanted.quiet:
         return
@@ -287,7 +289,7 @@ def told(missed: Sequence[str]) -> int:
 
 
 def add_step_summary(report: Document) -> None:
-    """Append the report to the summary of the step of GitHub's workflow, where it runs in one."""
+    """Append the report to the step's summary in a GitHub workflow."""
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if not file:
         return
@@ -301,7 +303,7 @@ def add_step_summary(report: Document) -> None:
 
 
 def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
-    """The report in a format; ``terminal`` is what `fp8doctor.render.text` should know of one."""
+    """Write the report in a format; ``terminal`` holds options of `fp8doctor.render.text`."""
     if format == "json":
         return report.to_json()
     if format == "markdown":
@@ -320,7 +322,7 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
 
 
 def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
-    """The report as annotations, test cases or results, at the user's file where it is below this folder."""
+    """Write annotations, test cases or results, located at the user's file if in this folder."""
     from fp8doctor.render.build_servers import github, junit, sarif
 
     here = Path.cwd()
@@ -332,7 +334,7 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:
-    """Print the report; as text it names the command that the user typed, which no file holds."""
+    """Print the report; as text it names the command that the user typed."""
     if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
         import msgspec
 

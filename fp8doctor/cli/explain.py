@@ -109,7 +109,7 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
 
 
 def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks with one of a few words in the title or name, or all of them in the page.
+    """Find the checks with one of a few words in title or name, or all in the page.
 
     Pages count only if they hold the whole phrase, or if no word is in the glossary.
     """
@@ -158,14 +158,14 @@ def _is_of_an_error(text: str) -> bool:
 
 
 def _message(text: str) -> str:
-    """Take the last exception in a text; the text itself if it is short, otherwise nothing."""
+    """Return the last exception in a text; a short text itself, otherwise nothing."""
     if raised := EXCEPTION.findall(text):
         return str(raised[-1])[:LONGEST_LINE]
     return text if len(text) <= LONGEST_MESSAGE else ""
 
 
 def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
-    """Show errors, a word or pages that share a name with a message; False if there are none."""
+    """Show errors, a word or pages that share a name with a message; False without any."""
     from fp8doctor import glossary
     from fp8doctor.known_errors import KNOWN_ERRORS
 
@@ -192,7 +192,7 @@ def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bo
 
 
 def _names(message: str) -> list[str]:
-    """Find the functions, classes and statuses that a message names, but not its own exception."""
+    """Find the functions, classes and statuses that a message names, except its exception."""
     words = (part for word in re.findall(r"[A-Za-z_][\w.]*", message) for part in word.split("."))
     kept = (each for each in words if len(each) >= SHORTEST_NAME and NAME.search(each))
     return list(dict.fromkeys(each for each in kept if not re.search(r"(?:Error|Exception|Warning)$", each)))
@@ -226,14 +226,14 @@ def _page(check: Heading) -> str:
 def _show_errors(
     format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str = ""
 ) -> None:
-    """Show known errors; with a head they are only related to the text, and come without advice."""
+    """Show known errors; with a head they are only related, and come without advice."""
     data = {"errors": [error._asdict() for error in errors], **({"related": True} if head else {})}
     pages = (_error_page(error, catalogue, advice=not head) for error in errors)
     _show(format, data, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
 
 
 def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool) -> str:
-    """Describe an error in the table's words: nothing from the user's text is repeated."""
+    """Describe an error in the table's words; nothing of the user's text is repeated."""
     from fp8doctor.render.terminal import in_width
 
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
@@ -259,7 +259,7 @@ def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool
 
 
 def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading], head: str = "") -> None:
-    """Show a word and the checks that explain more; with a head it is only related to the text."""
+    """Show a word and its checks; with a head it is only related to the text."""
     by_code = {check.code: check for check in catalogue}
     found = [by_code[code] for code in word.codes if code in by_code]
     also = f" ({word.names[0]})" if name != word.names[0] else ""

@@ -63,7 +63,7 @@ class Gate(Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """Whether there is any requirement."""
+        """Return whether there is any requirement."""
         return self != Gate()
 
     def missed(self, report: Document) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
-    """Return the options of a command that reports on a stream, with its default of ``--fail-on``."""
+    """Return the options of a reporting command, with its stream and ``--fail-on``."""
     return with_options(
         click.option(
             "--format",

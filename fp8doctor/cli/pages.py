@@ -35,7 +35,7 @@ page_options = with_options(
 
 
 class PageOptions(NamedTuple):
-    """What the options ask for, checked before anything is read."""
+    """The checked options of a page."""
 
     format: str
     output: Path | None

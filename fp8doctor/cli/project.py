@@ -86,7 +86,7 @@ class ProjectCommand(click.Command):
     """
 
     of_the_gate = True
-    """Whether the project's ``fail-on`` and gates apply."""
+    """True if the project's ``fail-on`` and gates apply."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         project = project_near(self.near(ctx, args), say=_silent if ctx.resilient_parsing else complain)
@@ -109,11 +109,11 @@ class ProjectCommand(click.Command):
         return rest
 
     def near(self, ctx: click.Context, args: list[str]) -> Path:
-        """Find the folder from which to search for a project: the target's, if it is a file."""
+        """Find the folder to search for a project from: the target's, if it is a file."""
         return _here()
 
     def runs_code_of(self, project: Project) -> bool:
-        """Tell whether project code may run; without a target only that of the current folder."""
+        """Return whether project code may run; without a target only the current folder's."""
         return project.file is not None and project.file.parent == _here()
 
     def is_left(self, ctx: click.Context, project: Project, name: str, args: list[str]) -> bool:
@@ -158,7 +158,7 @@ def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
 
 
 def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
-    """Read the nearest pyproject.toml with the table, from this folder upwards, then from the current one.
+    """Read the nearest pyproject.toml with the table, from this folder up, else the current.
 
     Raises `UserError` for an unreadable table. Names and ignores files of other users.
     """
@@ -234,7 +234,7 @@ def _trusted(
 
 
 def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a table's options for click. Raises `UserError` for an unknown key or a wrong type."""
+    """Yield a table's options for click. Raises `UserError` for a wrong key or type."""
     for key, value in table.items():
         if key not in KINDS:
             keys = ", ".join(KINDS)
@@ -258,7 +258,7 @@ def _several(file: Path, key: str, value: Any) -> list[Any]:
 
 
 def _one(file: Path, key: str, value: Any) -> Any:
-    """Convert a value; a path is relative to the file's folder, a bare command name is not."""
+    """Convert a value; a path is relative to the file's folder, a bare command is not."""
     is_path = key in PATHS and (key != "python" or _is_path(value))
     return str(file.parent / value) if is_path else value
 
@@ -271,7 +271,7 @@ def _is_path(python: str) -> bool:
 
 
 def _ignored(file: Path, table: Any) -> dict[str, str]:
-    """Read the ignored codes with their reasons. Raises `UserError` for a code without one."""
+    """Read the ignored codes with their reasons. Raises `UserError` for one without."""
     from fp8doctor.facts.scrub import scrub
 
     for code, reason in table.items():

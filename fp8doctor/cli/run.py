@@ -167,7 +167,7 @@ def run(
 
 
 def checked_place(stop: bool, trial: bool | None) -> Place | None:
-    """Find which of several ranks this process is; None of a single one. Refuses what is for that alone."""
+    """Return this process's rank among several; None if alone. Refuse options for one only."""
     from fp8doctor.running.rank_reports import place_of
 
     place = place_of(os.environ)
@@ -177,7 +177,7 @@ def checked_place(stop: bool, trial: bool | None) -> Place | None:
 
 
 def could_be_timed(facts: Facts | None) -> bool:
-    """Whether copies of what was watched could have been timed on a GPU."""
+    """Return whether copies of the watched job could have been timed on a GPU."""
     from fp8doctor.facts import recorded
 
     return facts is not None and facts.get("observed.clock") == "cuda" and not recorded(facts, "trial")
@@ -209,7 +209,7 @@ def say_what_was_not_seen(seen: Seen, needed: int) -> None:
 
 
 def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
-    """Say what was not seen of a script, and why; nothing where its window was watched to the end."""
+    """Say what of a script was not seen, and why; nothing if its window was complete."""
     sentences = list(seen.notes)
     if seen.complete:
         return sentences

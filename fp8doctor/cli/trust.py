@@ -22,7 +22,7 @@ RUN = ("*.py", "[!._]*/*.py", "__pycache__", "__pycache__/*", "[!._]*/__pycache_
 
 
 def distrusted(path: Path) -> str | None:
-    """Explain why a file or folder is not trusted and what to type; None if it is, or does not exist."""
+    """Explain why a path is not trusted and what to type; None if it is, or is missing."""
     if not hasattr(os, "geteuid"):
         return None
     try:
@@ -77,7 +77,7 @@ def _not_ours(path: Path) -> str | None:
 
 
 def _swappable(path: Path) -> str | None:
-    """Explain why another user could replace the path: a folder above it is writable by all.
+    """Explain why another user could replace the path: a writable folder above it.
 
     In a folder with the sticky bit, such as /tmp, only owners can move their files.
     """
@@ -96,7 +96,7 @@ def _closed(path: Path, mode: int) -> str:
 
 
 def _trusted() -> set[int]:
-    """Collect the users who may decide what this process runs. Root could change its Python."""
+    """Collect the users who may decide what this process runs; root could change Python."""
     user = os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     return {0, user, *([int(asked)] if asked.isdecimal() else [])}

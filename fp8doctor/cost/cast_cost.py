@@ -1,9 +1,9 @@
-"""The time of the casts around the FP8 GEMMs of one Linear: bytes moved, or launches where there is little to
-move.
+"""The time of the casts around the FP8 matmuls of one Linear: bytes moved, or launches where there is little
+to move.
 
-Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.gpus.MEMORY_EFFICIENCY`), so a
-kernel that writes a transposed copy counts more than it moves. All of one H200, torch 2.11, torchao 0.18,
-November 2026.
+Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.gpus.MEMORY_EFFICIENCY`), so a kernel
+that writes a transposed copy counts more than it moves. All of one H200, torch 2.11, torchao 0.18, November
+2026.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ and takes 110 bytes per element by itself: 24.8 ms of casts where these give 15.
 
 
 def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
-    """Tell how a layer scales: by its record, and before its first forward by its stack's default.
+    """Return how a layer scales, by its record, else by its stack's default.
 
     None for a layer that ran in BF16.
     """
@@ -35,7 +35,7 @@ def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
 
 
 def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
-    """Whether the casts of an FP8 layer were measured, on a GPU that can run its recipe."""
+    """Return whether an FP8 layer's casts were measured, on a GPU that runs its recipe."""
     recipe = recipe_of(linear)
     return recipe.cast_bytes is not None and (
         gpu is None or not gpu.fp8_tflops or runs_on(recipe, capability_of(gpu))
@@ -43,10 +43,10 @@ def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
 
 
 def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool) -> float | None:
-    """Model the casts of one layer in one step; None if those of its recipe were not measured.
+    """Model the casts of one layer in one step; None if its recipe was not measured.
 
-    They are of input (M, K), weight (K, N) and gradient (M, N). Uncompiled, what was measured of the stack's
-    first recipe stands for all of them.
+    They are of input (M, K), weight (K, N) and gradient (M, N). Uncompiled, the measurement of the stack's
+    first recipe stands for all.
     """
     stack = STACKS.get(recipe.stack)
     if recipe.cast_bytes is None or stack is None:
@@ -66,7 +66,7 @@ def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, comp
 def casts_ms(
     m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: Recipe | str = "tensorwise"
 ) -> float:
-    """Model the casts of one layer in one step, by a recipe that was measured, or by its name."""
+    """Model the casts of one layer in one step, by a measured recipe or its name."""
     of = named(recipe) if isinstance(recipe, str) else recipe
     found = layer_casts_ms(of, m, k, n, gpu, compiled=compiled)
     assert found is not None, of.name
@@ -74,7 +74,7 @@ def casts_ms(
 
 
 def weight_casts_ms(k: int, n: int, gpu: GpuSpec, *, recipe: str = "tensorwise") -> float:
-    """Model the part of the compiled casts that is the weight's and does not depend on the tokens."""
+    """Model the part of the compiled casts that is the weight's, whatever the tokens."""
     known = named(recipe).cast_bytes
     assert known is not None, recipe
     return memory_ms(known.weight * k * n, gpu)

@@ -1,4 +1,4 @@
-"""What the uncompiled casts of some layers cost, and what compiling these layers saves, modelled."""
+"""Cost of uncompiled casts, and the saving of compiling their layers, modelled."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fp8doctor.recipes import Recipe, named, recipe_of, stack_of
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
-it; one with adapters in FP32 saves 6 % more. One H200, tests/benchmarks/measured/h200_steps.json.gz."""
+it; one with adapters in FP32 saves 6% more. One H200, tests/benchmarks/measured/h200_steps.json.gz."""
 
 
 class Balance(Struct, frozen=True):
-    """What FP8 costs and gives in one step of these layers, uncompiled, modelled."""
+    """Cost and gain of FP8 in one step of these layers, uncompiled, modelled."""
 
     casts_ms: float
     """Time of the GPU."""
@@ -32,8 +32,7 @@ class Balance(Struct, frozen=True):
 
 
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
-    """Weigh the eager casts of these layers against what their FP8 GEMMs save; None when it cannot be
-    modelled."""
+    """Weigh these layers' uncompiled casts against their matmuls' saving; None if unknown."""
     gpu = modelled_gpu(facts)
     if gpu is None:
         return None
@@ -53,10 +52,10 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
 
 
 def eager_cast_saving(facts: Facts, eager: Iterable[Linear]) -> Saving | None:
-    """Model what compiling these layers and what stands between them saves of one step.
+    """Model the saving of compiling these layers and the work between them, per step.
 
     The uncompiled casts keep the GPU busy, or, with few tokens, the host: the longer of the two counts. None
-    when the tokens or the GPU are unknown, the tokens are too many, or FP8 cannot run.
+    if tokens or GPU are unknown, the tokens are too many, or FP8 cannot run.
     """
     gpu = modelled_gpu(facts)
     if gpu is None or gpu.fp8_tflops is None:

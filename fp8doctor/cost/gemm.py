@@ -1,9 +1,9 @@
-"""The time of one GEMM by its shape: tiles in waves over the multiprocessors, or the bytes of its operands.
+"""The time of one matmul by its shape: tiles in waves over the multiprocessors, or the bytes of its operands.
 
-A GEMM is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty costs
-as much as a full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K does
-not hide what starting and ending a tile takes. cuBLAS chooses by rules of its own; the best of a few tiles is
-close enough.
+A matmul is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty
+costs as much as a full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K
+does not hide what starting and ending a tile takes. cuBLAS chooses by rules of its own; the best of a few
+tiles is close enough.
 
 `tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
 says how far they are off.
@@ -19,8 +19,8 @@ from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.recipes import named
 
 GEMM_EFFICIENCY_BF16 = 0.88
-"""Share of the peak rate inside the tiles of a BF16 GEMM at the full clock. Fitted, with the tile's part of
-`BACK_TO_BACK`, to 1290 swept GEMMs: one H200, torch 2.11, November 2026,
+"""Share of the peak rate inside the tiles of a BF16 matmul at the full clock. Fitted, with the tile's part of
+`BACK_TO_BACK`, to 1290 swept matmuls: one H200, torch 2.11, November 2026,
 tests/benchmarks/measured/h200_sweep.json.gz."""
 
 
@@ -29,7 +29,7 @@ GEMM_EFFICIENCY_FP8 = 0.86
 
 
 class Pace(NamedTuple):
-    """What the power limit leaves of a GEMM's speed."""
+    """Share of a matmul's speed that the power limit leaves."""
 
     clock: float
     """Share of the full clock."""
@@ -39,14 +39,14 @@ class Pace(NamedTuple):
 
 
 BACK_TO_BACK = Pace(0.84, 0.003)
-"""GEMM after GEMM: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
+"""matmul after matmul: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
 MHz, 690 W, BF16 and FP8 alike). Same sweep."""
 
 
 IN_A_STEP = Pace(0.88, 0.0011)
 """In a training step, where casts, attention and norms let the GPU recover and operands may still be in the
-L2: fitted to the GEMMs of a compiled decoder of width 1024 (55.1 ms in BF16, 30.6 in FP8) and of a Llama 8B
-(239.5 and 125.3), all within 3 %."""
+L2: fitted to the matmuls of a compiled decoder of width 1024 (55.1 ms in BF16, 30.6 in FP8) and of a Llama 8B
+(239.5 and 125.3), all within 3%."""
 
 
 TILES = ((256, 128), (128, 256), (320, 128), (128, 320), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -55,7 +55,7 @@ TILES = ((256, 128), (128, 256), (320, 128), (128, 320), (128, 128), (128, 64), 
 
 
 SPLITS = (1, 2, 4, 8, 16)
-"""Parts of the reduction that run beside each other (``splitK`` in the kernel names)."""
+"""Parts of the reduction that run next to each other (``splitK`` in the kernel names)."""
 
 
 SHORTEST_SPLIT = 2048
@@ -67,8 +67,8 @@ MULTIPLE = 8
 
 
 UNALIGNED = 0.16
-"""Rate with such rows: the three GEMMs of a head of 1024 x 50257 and 16384 tokens take 44.0 ms in the
-same sweep, those of 50304 take 6.9 (tests/benchmarks/results/padded_vocabulary_h200.md)."""
+"""Rate with such rows: the three matmuls of a head of 1024 x 50257 and 16384 tokens take 44.0 ms in the same
+sweep, those of 50304 take 6.9 (tests/benchmarks/results/padded_vocabulary_h200.md)."""
 
 
 KERNEL_LAUNCH_MS = 0.002
@@ -77,16 +77,15 @@ KERNEL_LAUNCH_MS = 0.002
 
 
 LARGE = (16384, 4096, 16384)
-"""(M, K, N) at which FP8 is near its best: 1.87x in the sweep, where GEMMs longer than 1 ms in BF16 have
+"""(M, K, N) at which FP8 is near its best: 1.87x in the sweep, where matmuls longer than 1 ms in BF16 have
 1.93x in the median."""
 
 
 @lru_cache(maxsize=4096)
 def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP) -> float | None:
-    """Model one (M, K) x (K, N) GEMM with BF16 output: a launch, and the slower of computing and moving
-    operands.
+    """Model one (M, K) x (K, N) matmul with BF16 output: launch, and compute or memory time.
 
-    None where the GPU has no FP8 tensor cores and ``fp8`` is asked for.
+    None if ``fp8`` is asked for and the GPU has no FP8 tensor cores.
     """
     if fp8 and gpu.fp8_tflops is None:
         return None
@@ -121,10 +120,10 @@ def step_gemms_ms(
     weight_gradient: bool = True,
     recipe: str | None = None,
 ) -> float | None:
-    """Model the GEMMs of one Linear in one step: output, input gradient and, if trained, weight gradient.
+    """Model the matmuls of one Linear in one step: output and gradients.
 
-    Some recipes leave the weight gradient in BF16. Rows of activations are as long as
-    their features, so that the number of tokens costs no alignment.
+    Some recipes leave the weight gradient in BF16. Rows of activations are as long as their features, so the
+    number of tokens costs no alignment.
     """
     m = aligned_tokens(m)
     times = [gemm_ms(m, k, n, gpu, fp8=fp8), gemm_ms(m, n, k, gpu, fp8=fp8)]
@@ -139,16 +138,15 @@ def aligned_tokens(tokens: int) -> int:
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:
-    """Tell how much faster than BF16 a large FP8 GEMM is; 1 without FP8 tensor cores."""
+    """Tell how much faster than BF16 a large FP8 matmul is; 1 without FP8 tensor cores."""
     bf16, fp8 = (gemm_ms(*LARGE, gpu, fp8=in_fp8) for in_fp8 in (False, True))
     return bf16 / fp8 if bf16 and fp8 else 1.0
 
 
 def amdahl(share: float, speedup: float) -> float:
-    """Compute the speedup of the whole when ``share`` of its time (0 to 1) runs ``speedup`` times as fast.
+    """Compute the speedup of the whole when ``share`` of its time runs ``speedup`` times as fast.
 
-    60 % at 1.5x gives 1.25x, 80 % gives 1.36x. Raises ValueError outside those ranges. Source: Amdahl, AFIPS
-    1967.
+    60% at 1.5x gives 1.25x, 80% gives 1.36x. Raises ValueError outside 0 to 1. Source: Amdahl, AFIPS 1967.
     """
     if not 0.0 <= share <= 1.0 or speedup <= 0.0:
         raise ValueError(f"a share of 0 to 1 and a positive speedup are needed, not {share} and {speedup}")

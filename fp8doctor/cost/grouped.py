@@ -1,4 +1,4 @@
-"""Experts in MXFP8: the grouped GEMMs that it makes faster, and the casts around them.
+"""Experts in MXFP8: the grouped matmuls that it makes faster, and the casts around them.
 
 Bytes are effective, as in `fp8doctor.cost.cast_cost`. All of it is published for one GPU, a B200.
 """
@@ -17,8 +17,9 @@ BF16_EFFICIENCY = 0.36
 rows and 2 to 8 experts. Source: torchao 0.14, ``prototype/moe_training/README.md``."""
 
 MXFP8_EFFICIENCY = (0.465, 0.465, 0.354)
-"""Share of the FP8 peak that the grouped GEMMs of MXFP8 reach, for output, input and weight gradient: 1.838,
-1.838 and 2.412 ms for 131,072 rows and 8 experts of 7168 x 2048. Source: the same file in 0.15, a B200."""
+"""Share of the FP8 peak that the grouped matmuls of MXFP8 reach, for output, input and weight gradient:
+1.838, 1.838 and 2.412 ms for 131,072 rows and 8 experts of 7168 x 2048. Source: the same file in 0.15, a
+B200."""
 
 
 class GroupedCost(NamedTuple):
@@ -30,8 +31,10 @@ class GroupedCost(NamedTuple):
 
 
 def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> GroupedCost | None:
-    """Model the trained experts of a 3-D weight in MXFP8; None for other layers, on GPUs without MXFP8, and
-    where nobody can tell how many rows they multiply."""
+    """Model the trained experts of a 3-D weight in MXFP8.
+
+    None for other layers, on GPUs without MXFP8, and if the rows are unknown.
+    """
     if (
         linear.role != "experts"
         or (casts := recipe_of(linear)).grouped_cast_bytes is None
@@ -55,8 +58,10 @@ def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> GroupedCost | N
 
 
 def routed_rows(linear: Linear, facts: Facts) -> int | None:
-    """Count the rows that all experts of a weight multiply together: as seen, else the tokens times the
-    experts that each of them visits; None where neither is known."""
+    """Count the rows of all experts of a weight: as seen, else tokens times visits.
+
+    None if neither is known.
+    """
     if seen := rows_seen(linear, facts):
         return sum(seen)
     tokens, flops = step_tokens(facts), float(linear.get("flops_per_token") or 0)

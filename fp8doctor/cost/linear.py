@@ -1,4 +1,4 @@
-"""The GEMMs of one layer of the model, in BF16 and in FP8."""
+"""The matmuls of one layer of the model, in BF16 and in FP8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fp8doctor.gpus import GpuSpec
 
 
 class LinearCost(NamedTuple):
-    """Time of all GEMMs of a layer in one step, in ms, without casts."""
+    """Time of all matmuls of a layer in one step, in ms, without casts."""
 
     bf16_ms: float
     fp8_ms: float
@@ -21,9 +21,9 @@ class LinearCost(NamedTuple):
 
 
 def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
-    """Model one layer that multiplies so many rows; None where the GPU has no FP8 tensor cores.
+    """Model one layer with these rows; None if the GPU has no FP8 tensor cores.
 
-    Without ``own_recipe`` all its GEMMs are in FP8, whatever its recipe leaves in BF16.
+    Without ``own_recipe`` all its matmuls are in FP8, whatever its recipe leaves in BF16.
     """
     shape = (rows, linear.in_features, linear.out_features)
     trained = linear.requires_grad is not False

@@ -1,4 +1,4 @@
-"""How much of everything one step holds: rows of a GEMM, GEMMs of a layer, micro-batches."""
+"""Counts of one step: rows of a matmul, matmuls of a layer, micro-batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fp8doctor.facts import Facts, Linear, recorded
 
 
 def step_tokens(facts: Facts) -> int | None:
-    """Count the rows of the GEMMs in one micro-batch; None if unknown."""
+    """Count the rows of the matmuls in one micro-batch; None if unknown."""
     return facts.workload.tokens if recorded(facts, "workload.tokens") else None
 
 
@@ -16,13 +16,12 @@ def micro_batches(facts: Facts) -> int:
 
 
 def gemms(linear: Linear) -> int:
-    """Count GEMMs of the layer's shape in one forward; 1 if unknown."""
+    """Count matmuls of the layer's shape in one forward; 1 if unknown."""
     return linear.gemms if recorded(linear, "gemms") else 1
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Count the rows of one call: as they were counted, else the tokens of a micro-batch; None if
-    unknown."""
+    """Return the rows of one call: counted, else a micro-batch's tokens; None if unknown."""
     seen = rows_seen(linear, facts)
     return max(seen) if any(seen) else step_tokens(facts)
 
@@ -34,13 +33,13 @@ def calls_of(linear: Linear, facts: Facts) -> int:
 
 
 def products_of(linear: Linear, facts: Facts) -> int:
-    """Count the GEMMs with so many rows in one forward, over all calls and all experts of a 3-D weight."""
+    """Count the matmuls with these rows in one forward, over all calls and experts."""
     together = gemms(linear) > 1 and linear.role == "experts" and any(rows_seen(linear, facts))
     return calls_of(linear, facts) * (1 if together else gemms(linear))
 
 
 def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
-    """Return the rows of every call in one forward; empty where nobody counted them.
+    """Return the rows of every call in one forward; empty if nobody counted them.
 
     The trial counts them on real tensors. Without one they are those of a forward on fake tensors.
     """

@@ -1,7 +1,4 @@
-"""What checkpointing runs a second time, and what of it is not known.
-
-One H200, torch 2.11, TE 2.20.2, November 2026.
-"""
+"""The work that checkpointing repeats. One H200, torch 2.11, TE 2.20.2, November 2026."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from fp8doctor.facts import Facts, Linear, recorded
 
 RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
 """Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
-blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the GEMMs; backward,
+blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the matmuls; backward,
 which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
 instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives 4.50.
 Held out, it gives 2.01 for the 2.06 ms of h200-te_own_checkpoint."""
@@ -24,17 +21,17 @@ nothing, so that no step is modelled that this would set the pace of."""
 
 
 def is_recomputed(linear: Linear) -> bool:
-    """Whether the layer runs in a checkpointed region."""
+    """Return whether the layer runs in a checkpointed region."""
     return linear.get("checkpointed") is not None
 
 
 def recomputed_by_te(linear: Linear) -> bool:
-    """Whether it is an FP8 layer of Transformer Engine in one."""
+    """Return whether it is an FP8 layer of Transformer Engine in one."""
     return is_recomputed(linear) and is_te(linear)
 
 
 def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
-    """Whether it is one, or below a module whose forward calls ``checkpoint`` for layers that nobody saw."""
+    """Return whether it is one, or may be below a forward that calls ``checkpoint``."""
     return recomputed_by_te(linear) or (
         is_te(linear)
         and not recorded(linear, "checkpointed")
@@ -49,8 +46,7 @@ def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
 
 
 def unseen_recompute(facts: Facts) -> str | None:
-    """Name the module whose forward calls a checkpoint function for layers that nobody saw; None where there
-    is none."""
+    """Name the module whose forward checkpoints layers that nobody saw; None without one."""
     if not recorded(facts, "training.checkpointing"):
         return None
     for each in facts.training.checkpointing:
@@ -63,7 +59,7 @@ def unseen_recompute(facts: Facts) -> str | None:
 
 
 def is_te(linear: Linear) -> bool:
-    """Whether it is an FP8 layer of Transformer Engine."""
+    """Return whether it is an FP8 layer of Transformer Engine."""
     return linear.use == "training" and linear.stack == "transformer_engine"
 
 

@@ -1,4 +1,4 @@
-"""The training step of a whole model, modelled from its facts: GEMMs, casts, attention, loss, optimizer and
+"""The training step of a whole model, modelled from its facts: matmuls, casts, attention, loss, optimizer and
 the rest.
 
 It is rough where the facts are. Attention is recognised by the names of its projections, the width of its
@@ -59,7 +59,7 @@ KERNELS = 10
 
 
 GAP_MS = 0.001
-"""Idle time between two kernels: 0.6 to 3 us, the steps of seven arms less the time of their kernels."""
+"""Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
 
 
 QUERIES = ("q", "q_proj", "query", "wq", "to_q", "linear_q")
@@ -97,8 +97,7 @@ class ModelledStep(Struct, frozen=True):
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
 ) -> ModelledStep | None:
-    """Model the step of this model on ``gpu``, or on the modelled one; None where facts or numbers are
-    missing."""
+    """Model the step on ``gpu``, or on the modelled one; None if facts or numbers are missing."""
     gpu = gpu or modelled_gpu(facts)
     if gpu is None or not recorded(facts, "network.linears") or not consists_of_linears(facts.network):
         return None
@@ -139,7 +138,7 @@ def modelled_step(
 
 
 def consists_of_linears(network: Network) -> bool:
-    """Whether its Linears and an embedding hold most of the parameters: there is no model of convolutions."""
+    """Return whether Linears and an embedding hold most parameters, not convolutions."""
     if not all(recorded(each, "parameters") for each in (network, *network.linears)):
         return bool(network.linears)
     held = sum(each.parameters for each in network.linears)
@@ -151,7 +150,7 @@ def consists_of_linears(network: Network) -> bool:
 def layer_ms(
     linear: Linear, rows: int, gpu: GpuSpec, eager_how: str, *, fp32: bool = False
 ) -> dict[Family, float] | None:
-    """Model one call of a Linear and its surroundings; None when there are no numbers for it."""
+    """Model one call of a Linear and its surroundings; None without numbers for it."""
     fp8 = linear.use == "training"
     recipe = recipe_on(linear, gpu) if fp8 else None
     features = linear.get("features", {})
@@ -202,13 +201,13 @@ def layer_ms(
 
 
 def casts_too_many_rows(linear: Linear, rows: int) -> bool:
-    """Whether its uncompiled casts are far larger than those that were measured."""
+    """Return whether its uncompiled casts are far larger than the measured ones."""
     eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
     return eager and rows > MOST_ROWS_CAST_EAGERLY
 
 
 def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
-    """Whether it is an adapter that PEFT left in fp32, under no autocast that is known of."""
+    """Return whether it is an fp32 adapter of PEFT, under no known autocast."""
     autocast = facts.get("training.autocast")
     return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
 
@@ -220,9 +219,9 @@ def launch_of(linear: Linear) -> Launch:
 
 
 def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
-    """Model attention of every layer that has a query projection, causal in a model with a vocabulary.
+    """Model attention of every layer with a query projection; causal with a vocabulary.
 
-    A layer that sees more rows than the tokens, as an encoder beside a decoder, has longer sequences in
+    A layer that sees more rows than the tokens, such as an encoder next to a decoder, has longer sequences in
     proportion.
     """
     length = facts.get("workload.sequence_length")
@@ -308,7 +307,7 @@ def with_recipe(facts: Facts, recipe: str) -> Facts:
 
 
 def with_tokens(facts: Facts, tokens: int) -> Facts:
-    """Give every micro-batch of the job more samples, and a step as many tokens as before where it can."""
+    """Give every micro-batch more samples, with the same tokens per step where possible."""
     now = step_tokens(facts)
     if not now:
         return facts
@@ -328,26 +327,26 @@ def with_linears(facts: Facts, linears: tuple[Linear, ...]) -> Facts:
 
 
 BIAS_BYTES = {"16bit": 7.8, "fp8": 24.4}
-"""Effective bytes per output element of a compiled Linear with a bias, beside the others: its gradient is
-a sum over all rows, for which the fused kernels in front of it compute their part again, and torchao adds it
-outside of the GEMM. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-vit_large); a decoder with GELU
+"""Effective bytes per output element of a compiled Linear with a bias, next to the others: its gradient is a
+sum over all rows, for which the fused kernels in front of it compute their part again, and torchao adds it
+outside of the matmul. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-vit_large); a decoder with GELU
 and without biases has nothing of it (h100-gpt_124m_whole)."""
 
 
 FP32_ADAPTER_BYTES = 29.5
-"""Effective bytes per input and output element of an adapter that multiplies in fp32, its three GEMMs
+"""Effective bytes per input and output element of an adapter that multiplies in fp32, its three matmuls
 together: 4.9 ms for 14 adapters of rank 16 with 8192 rows (h200-lora_fp32), without tensor cores and in tiles
 wider than their rank."""
 
 
 BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.0, "compiled": 6.9}
-"""Effective bytes per input and output element of the Linears beside it, forward and backward: kernel time of
-two decoders without GEMMs, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at 4096,
-compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and rotary
-embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096 and 8 of
-2048. Around uncompiled adapters stands what PEFT computes, the same in any block: fitted to the BF16 step of
-a Llama 8B with adapters of rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17, November
-2026."""
+"""Effective bytes per input and output element of the Linears next to it, forward and backward: kernel time
+of two decoders without matmuls, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at
+4096, compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and
+rotary embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096
+and 8 of 2048. Around uncompiled adapters stands what PEFT computes, the same in any block: fitted to the BF16
+step of a Llama 8B with adapters of rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17,
+November 2026."""
 
 
 def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:

@@ -58,11 +58,11 @@ BROKEN: dict[Breaks, str] = {
     "step_raises": "The training step will raise",
     "layers_do_not_learn": "Layers do not learn",
 }
-"""How an answer begins that tells of more than speed, the gravest first."""
+"""First words of an answer about more than speed, the most severe first."""
 
 
 def own_step_failed(facts: Facts) -> bool:
-    """Whether the user's own step raised as it was to be timed."""
+    """Return whether the user's own step raised when it was to be timed."""
     return recorded(facts, "trial") and why_of(facts.trial) in OWN_STEP_FAILED
 
 

@@ -25,7 +25,7 @@ from fp8doctor.wording import capital, labels, times
 
 
 class Unlike(Record, frozen=True, kw_only=True):
-    """What the two jobs do not have in common, though a ratio of their times supposes it."""
+    """A difference between the two jobs that makes a ratio of their times unfair."""
 
     what: str
     first: str
@@ -42,7 +42,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     families_ms: tuple[dict[str, float], dict[str, float]] | None
     """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
     losses: RunLosses | None
-    """Of the scripts' own steps; None where they have no watched step with a loss in common."""
+    """Of the scripts' own steps; None if they have no watched step with a loss in common."""
     why_no_losses: tuple[str, ...]
     """Empty where there are some, and where neither run has any."""
     speedup: Interval | None
@@ -53,21 +53,21 @@ class Comparison(Record, frozen=True, kw_only=True):
     """Empty where there is one."""
     unlike: tuple[Unlike, ...]
     cautions: tuple[str, ...]
-    """What keeps either time from being that of a step: compilation, a CPU, unreliable timing."""
+    """Reasons why a time is not that of a step: compilation, a CPU, unreliable timing."""
     appeared: tuple[str, ...]
     """Codes of findings, mere information aside, that only the second report has."""
     gone: tuple[str, ...]
-    """Those that only the first has."""
+    """Codes that only the first has."""
     summary: str
 
     @property
     def on_cpu(self) -> str:
-        """Which steps a CPU took, in words; empty if none."""
+        """Name the steps that a CPU took; empty if none."""
         return cpu_times(*self.steps)
 
     @property
     def is_noise(self) -> bool:
-        """Whether the timing does not tell which step is faster."""
+        """Return whether the timing leaves open which step is faster."""
         return self.speedup is not None and swallows_effect(self.speedup)
 
     def to_json(self) -> str:

@@ -1,4 +1,4 @@
-"""How to convert a model without FP8 the way that was timed fastest, where that pays on a GPU."""
+"""The fastest timed conversion of a model without FP8, if it pays on a GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from fp8doctor.finding import Treatment
 
 
 def conversion(view: TrialView) -> list[Step]:
-    """List what makes the fastest FP8 of a model that has none; nothing where it is not faster than the best
-    BF16 beyond doubt."""
+    """List the steps to the fastest FP8 of a model without; empty if BF16 may be as fast."""
     facts = view.facts
     if not recorded(facts, "trial") or not recorded(facts, "network") or view.uses_fp8:
         return []
@@ -41,7 +40,7 @@ def conversion(view: TrialView) -> list[Step]:
 
 
 def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
-    """Describe what the arm ``fp8`` consists of; the conversion first, which is what it is about."""
+    """Describe the steps of the variant ``fp8``, the conversion first."""
     for name in sorted(names, key=lambda each: traits(each).family != "convert"):
         if traits(name).family == "convert":
             yield convert(facts, name, fp8)
@@ -52,7 +51,7 @@ def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treat
 
 
 def convert(facts: Facts, name: str, fp8: str) -> Treatment:
-    """Convert what the arm converted, before what the user compiles himself."""
+    """Convert what the variant converted, before what the user compiles himself."""
     recipe, linears = recipe_of(fp8), facts.network.linears
     kept = [each.name for each in linears if may_be_taken(each) and not would_be_converted(each)]
     sets = names_in_python(kept)

@@ -34,9 +34,9 @@ def diagnose(
     written_by: Tool | None = None,
     created_at: str | None = None,
 ) -> Document:
-    """Run the checks over ``facts`` and write the report. Raises `UserError` for an unknown code.
+    """Run the checks over ``facts`` and write the report.
 
-    ``reasons`` says why codes are ignored that ``ignore`` names.
+    ``reasons`` says why codes of ``ignore`` are ignored. Raises `UserError` for an unknown code.
     """
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
@@ -68,8 +68,7 @@ def diagnose(
 def hypotheses(
     facts: Facts, *, select: Sequence[str] = (), ignore: Sequence[str] = (), checks: Sequence[Path] = ()
 ) -> tuple[Step, ...]:
-    """Propose what a trial is to time: all that was proposed, for only a time tells whether to give FP8
-    up."""
+    """Propose fixes for a trial, also to give FP8 up, which only a time decides."""
     findings, _ = registry.run(registry.select(registry.discover(checks), select, ignore), facts)
     return prescribe(findings, facts)
 
@@ -83,8 +82,10 @@ def replay(
     checks: Sequence[Path] = (),
     reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Document:
-    """Run the checks of this version over the facts of a saved report, with its time and tool kept. Raises
-    `UserError`, also for a GPU that has no datasheet."""
+    """Run this version's checks over a saved report's facts, with its time and tool kept.
+
+    Raises `UserError`, also for a GPU that has no datasheet.
+    """
     facts, written_by, created_at = read_saved(path)
     if assume_gpu:
         facts = msgspec.structs.replace(facts, assumed_gpu=assume_gpu)

@@ -28,28 +28,28 @@ SCHEMA_VERSION = 1
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
 
 EXPLAIN = "fp8doctor explain "
-"""How a command begins that shows a page."""
+"""Start of a command that shows a page."""
 
 LARGEST_REPORT = 256 * 2**20
 """Bytes; the reports of 8B models with a trial have 0.7 MiB, and one of 171 MiB takes 35 s to show."""
 
 
 _GZIP = b"\x1f\x8b"
-"""How a file packed by gzip begins."""
+"""First bytes of a file packed by gzip."""
 
 
 class Tool(Record, frozen=True, kw_only=True):
-    """What wrote the report."""
+    """The program that wrote the report."""
 
     name: str = "fp8doctor"
     version: str = ""
 
 
 class Step(Record, frozen=True, kw_only=True):
-    """One line of the prescription: a treatment and the findings that it mends."""
+    """One line of the prescription: a treatment and the findings that it fixes."""
 
     code: str
-    """The finding that ranks it, the worst it mends; empty when the trial found it and no check names it."""
+    """The finding that ranks it, the worst it fixes; empty if the trial found it and no check names it."""
     mends: tuple[str, ...]
     """Codes of all findings that share this treatment, ``code`` first."""
     title: str
@@ -64,18 +64,18 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class Next(Record, frozen=True, kw_only=True):
-    """What to do next."""
+    """The next thing to do."""
 
     command: str
     """To type now."""
     saving_ms: Saving | None
-    """What following it saves of a step; None where that is not known."""
+    """Its saving per step; None if unknown."""
     verify: str | None
     """Looks at the job again; None for a live model, which is inspected again."""
 
     @property
     def explains(self) -> bool:
-        """Whether the command shows a page instead of looking at the job."""
+        """Return whether the command shows a page instead of examining the job."""
         return self.command.startswith(EXPLAIN)
 
 
@@ -94,10 +94,10 @@ class Document(Record, frozen=True, kw_only=True):
     outcomes: tuple[Outcome, ...]
     """One for every check that was selected."""
     next: Next | None = None
-    """None where nothing is left to do."""
+    """None if nothing is left to do."""
     ledger: Ledger | None = None
-    """What FP8 gives every GEMM, alone and in the step; None, and not written, where no shape was timed GEMM
-    by GEMM."""
+    """The saving of FP8 in every matmul, alone and in the step; None, and not written, if no shape was timed
+    matmul by matmul."""
     ignored: dict[str, str] = field(default_factory=dict)
     """Code, or how it begins -> why its checks were left out; not written where nothing is ignored with a
     reason."""
@@ -107,7 +107,7 @@ class Document(Record, frozen=True, kw_only=True):
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Write the report as plain values, as `fp8doctor/report.schema.json` describes them."""
+        """Write the report as plain values, as `report.schema.json` describes them."""
         data = to_builtins(self)
         if self.ledger is None:
             del data["ledger"]
@@ -123,28 +123,28 @@ class Document(Record, frozen=True, kw_only=True):
 
     @property
     def gpu_speedup(self) -> float | None:
-        """The speedup of the verdict if a GPU measured it."""
+        """Return the verdict's speedup if a GPU measured it."""
         return self.verdict.speedup if self.verdict.basis == "measured" and not self.on_cpu else None
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a CPU took the times of the trial, which say nothing about a GPU."""
+        """Return whether a CPU took the times, which say nothing about a GPU."""
         return timed_on_cpu(self.facts)
 
     def worst(self) -> Severity | None:
-        """Return the gravest severity among the findings and the verdict; None when nothing was found."""
+        """Return the highest severity of findings and verdict; None if nothing was found."""
         found = [finding.severity or "info" for finding in self.findings]
         grades = [SEVERITIES.index(each) for each in (*found, self.verdict_severity()) if each]
         return SEVERITIES[max(grades)] if grades else None
 
     def verdict_severity(self) -> Severity | None:
-        """Return what the verdict counts as by itself; None where nothing is wrong with it."""
+        """Return the verdict's own severity; None if it is no problem."""
         measured = self.verdict.basis == "measured" and not self.on_cpu
         slower = self.verdict.status == "fp8_slower" and measured
         return "error" if slower or self.verdict.status in GRAVE else None
 
     def reaches(self, severity: Severity) -> bool:
-        """Whether something is at or above ``severity``."""
+        """Return whether something is at or above ``severity``."""
         worst = self.worst()
         return worst is not None and SEVERITIES.index(worst) >= SEVERITIES.index(severity)
 
@@ -194,8 +194,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
 
 
 def _content(path: Path) -> bytes:
-    """Read a report's file, unpacked if gzip packed it. Refuse pipes, devices and files larger than any
-    report."""
+    """Read a report's file, unpacked if needed. Refuse pipes, devices and huge files."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise UserError(f"cannot read {path}: it is not a regular file")

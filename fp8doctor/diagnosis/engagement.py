@@ -1,5 +1,4 @@
-"""Whether FP8 is engaged, by facts that a machine without a GPU has too: which layers are converted, and what
-keeps them from running in FP8."""
+"""Engagement of FP8 by facts without a GPU: converted layers, and obstacles to running in FP8."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from fp8doctor.wording import plural
 
 
 def why_not_engaged(facts: Facts) -> str:
-    """Say why no layer of the model trains in FP8, or why that is unknown; empty if one does."""
+    """Say why no layer trains in FP8, or why that is unknown; empty if one does."""
     if not recorded(facts, "network"):
         return "No model was examined, so fp8doctor cannot tell whether FP8 is engaged."
     try:
@@ -39,7 +38,7 @@ def _without_fp8_layers(facts: Facts) -> str:
 
 
 def why_fp8_does_not_run(facts: Facts) -> str:
-    """Say what keeps every FP8 layer from running in FP8; empty if nothing is known to."""
+    """Say what prevents every FP8 layer from running in FP8; empty if nothing is known."""
     in_fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
     if all(linear.get("engaged") is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
@@ -53,7 +52,7 @@ def why_fp8_does_not_run(facts: Facts) -> str:
 
 
 def fp8_ran(facts: Facts) -> bool:
-    """Whether FP8 GEMMs were seen in a step, of a watched script or of a trial."""
+    """Return whether FP8 matmuls were seen in a step, watched or in a trial."""
     if facts.get("observed.fp8_gemms"):
         return True
     as_is = (each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried)
@@ -61,8 +60,7 @@ def fp8_ran(facts: Facts) -> bool:
 
 
 def _why_unknown(facts: Facts) -> str:
-    """Say why nobody knows whether an FP8 autocast is open around layers that need one; empty if that is
-    known, or none is needed."""
+    """Say why nobody knows of an FP8 autocast around layers that need one; else empty."""
     try:
         outside_autocast(facts)
     except Unrecorded:

@@ -86,7 +86,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def short_of_training(facts: Facts) -> str:
-    """Say what is in FP8 of a model without a layer that trains in it; empty where nothing is."""
+    """Describe FP8 parts of a model whose layers do not train in it; empty without any."""
     linears, ran = facts.network.linears, _ran_in_script(facts)
     stored = sum(linear.use == "storage" for linear in linears)
     in_fp8 = sum(map(stores_fp8, linears))
@@ -138,7 +138,7 @@ def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
 
 
 def _ran_in_script(facts: Facts) -> str:
-    """Say that FP8 GEMMs ran in the profiled step of a watched script; empty where none was seen."""
+    """Say that FP8 matmuls ran in a watched script's profiled step; empty without any."""
     count = facts.get("observed.fp8_gemms")
     return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
 
@@ -188,8 +188,10 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
-    """Whether a model of the step is one of what runs: no disease that says otherwise was found, and none
-    with which nothing runs. Compile marks without effect are none where the facts call no layer compiled."""
+    """Return whether a modelled step is the step that runs, by the findings.
+
+    Compile marks without effect do not count if the facts call no layer compiled.
+    """
     invalid = {check.code for check in registry.discover() if check.invalidates_model}
     return not any(
         (

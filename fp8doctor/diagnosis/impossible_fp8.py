@@ -12,13 +12,13 @@ from fp8doctor.finding import Finding, Outcome
 
 CAUSE = "GPU001"
 LEARNS = "layers_do_not_learn"
-"""What is as true in BF16."""
+"""Codes that hold in BF16 too."""
 
 
 def without_its_symptoms(
     findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Drop what was found of FP8 where the GPU, or all of them, make an FP8 step raise."""
+    """Drop findings about FP8 if the GPU, or all of them, make an FP8 step raise."""
     if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
         return tuple(findings), tuple(outcomes)
     of_fp8 = {check.code for check in registry.discover() if check.changes_fp8}

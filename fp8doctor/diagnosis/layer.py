@@ -30,7 +30,7 @@ class Advice(Record, frozen=True, kw_only=True):
     treatment: str | None
     """Name of the treatment, where the layer is among those that it changes."""
     summary: str | None = None
-    """What the treatment does."""
+    """The change."""
 
 
 class LayerReport(Record, frozen=True, kw_only=True):
@@ -43,22 +43,22 @@ class LayerReport(Record, frozen=True, kw_only=True):
     alike: tuple[str, ...]
     """The other layers of its shape and recipe that were timed with it."""
     shape: LayerShape | None
-    """Its GEMMs alone, as they were timed; layers of one shape were timed together."""
+    """Its matmuls alone, as they were timed; layers of one shape were timed together."""
     ledger: tuple[LedgerLine, ...]
-    """What FP8 gives each of these GEMMs, over all layers of the shape."""
+    """The gain of each of these matmuls from FP8, over all layers of the shape."""
     gain_ms: float | None
-    """What FP8 saves of a step in this layer; negative where it costs."""
+    """FP8's saving of a step in this layer; negative if it costs."""
     gain_basis: Basis | None
-    """Of its GEMMs and casts alone; where only the casts are modelled, measured."""
+    """Of its matmuls and casts alone; where only the casts are modelled, measured."""
     modules: dict[str, ModuleTime]
-    """Arm -> its time in the profiled step."""
+    """Variant -> its time in the profiled step."""
     numerics: LayerNumerics | None
     advised: tuple[Advice, ...]
-    """What names the layer."""
+    """Findings and steps that name the layer."""
     advised_for_all: tuple[Advice, ...]
     """Steps of the prescription that name no layers: they are for the whole model."""
     keep_in_bf16: bool
-    """Whether the prescription keeps it in BF16."""
+    """True if the prescription keeps it in BF16."""
 
 
 def as_json(layers: Sequence[LayerReport]) -> str:
@@ -69,7 +69,7 @@ def as_json(layers: Sequence[LayerReport]) -> str:
 
 
 def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
-    """Find the layers of a name, a pattern, or a part of names. Raises `UserError` where there is none."""
+    """Find layers by name, pattern or part of a name. Raises `UserError` if there is none."""
     linears = facts.get("network.linears", ())
     if not linears:
         raise UserError("this report holds no layers: no model was examined")
@@ -130,7 +130,7 @@ def _lines(shape: LayerShape | None, document: Document) -> tuple[LedgerLine, ..
 
 
 def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
-    """Find the layer among the profiled modules; those of a cut keep the names of its first blocks."""
+    """Find the layer among the profiled modules; a cut keeps its first blocks' names."""
     return {
         arm.name: module
         for arm in facts.trial.arms
@@ -145,7 +145,7 @@ def _numerics(name: str, facts: Facts) -> LayerNumerics | None:
 
 
 def _advice(name: str, document: Document) -> Iterable[Advice]:
-    """Find what names the layer: the findings, and the steps that no finding stands for."""
+    """Find findings that name the layer, and steps without a finding that do."""
     for finding in document.findings:
         treatment = finding.treatment
         changes = treatment is not None and name in treatment.layers

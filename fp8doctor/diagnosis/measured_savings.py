@@ -17,11 +17,10 @@ from fp8doctor.finding import Finding, Outcome
 def with_measured_savings(
     view: TrialView, findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Return the findings with savings measured on a GPU where an arm carried out their treatment alone, and
-    the refuted ones so called.
+    """Return the findings with savings that a GPU measured, refuted ones marked.
 
-    A refuted finding keeps its saving, zero or negative, and becomes information. A treatment that takes more
-    memory than there is leaves its finding, which says so.
+    A variant must have carried out the treatment alone. A refuted finding keeps its saving, zero or negative,
+    and becomes information. If the treatment needs too much memory, its finding stays and says so.
     """
     if not view.on_gpu:
         return tuple(findings), tuple(outcomes)
@@ -58,11 +57,10 @@ def _without_too_large(view: TrialView, finding: Finding) -> Finding:
 
 
 def _saved_alone(view: TrialView, finding: Finding) -> Interval | None:
-    """Tell what the treatment of a finding saved where an arm carried it out alone on top of its base; None
-    where none did.
+    """Return a finding's measured saving, from a variant with only its treatment; else None.
 
-    A finding of a measured check brings its own. BF16 is held to the best that FP8 reaches: what else is
-    saved is the other treatments' gain.
+    A finding of a measured check brings its own. BF16 is compared with the best FP8: the rest of its saving
+    is the other treatments' gain.
     """
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None

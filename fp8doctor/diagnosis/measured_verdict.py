@@ -1,4 +1,4 @@
-"""The verdict of a trial: how fast FP8 is beside the best BF16, and what the plan makes of it."""
+"""The verdict of a trial: how fast FP8 is next to the best BF16, and what the plan makes of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALIKE: dict[str, str] = {
 
 
 def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdict | None:
-    """Give the verdict of a trial; None when nothing was timed.
+    """Give the verdict of a trial; None if nothing was timed.
 
     ``findings`` say whether a baseline that is missing can be modelled.
     """
@@ -75,7 +75,7 @@ def _speed(measured: MeasuredSpeed, rate: str) -> str:
 
 
 def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:
-    """Say that the timing does not tell whether FP8 is faster, and what keeps it from telling."""
+    """Say that the timing does not decide whether FP8 is faster, and why."""
     speedup, rounds = measured.speedup, plural(len(measured.as_is.rounds_ms), "round")
     why = (
         f"BF16 time / FP8 time is between {speedup.low:.2f} and {speedup.high:.2f} over {rounds}"
@@ -97,8 +97,7 @@ def _disturbed(view: TrialView) -> str:
 
 
 def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict:
-    """Hold the step that was timed to a modelled BF16, where there is a model of it; it is no slower than a
-    BF16 that was timed."""
+    """Compare the timed step with a modelled BF16, no slower than a timed BF16."""
     assert as_is.step_ms is not None
     facts, bf16 = view.facts, view.bf16
     missing = view.left_out_bf16 or next(
@@ -172,7 +171,7 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
 
 
 def _promise(view: TrialView) -> str:
-    """Say what the plan gives, or that nothing that was tried makes FP8 as fast as BF16."""
+    """Say what the plan gives, or that nothing tried makes FP8 as fast as BF16."""
     prescribed, measure = view.prescribed, view.bf16_of_prescribed
     why = nothing_helps(view.all_fp8_loses)
     stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.bf16_stays_faster_by else ""

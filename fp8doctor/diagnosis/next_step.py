@@ -1,4 +1,4 @@
-"""What to do next: the first command to type, what following it saves, and the command that shows it did."""
+"""The next command, its saving, and the command that verifies it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from fp8doctor.facts import Facts, recorded
 
 
 def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> Next | None:
-    """Choose the page of the first step that a check names; where there is none and nothing was measured, the
-    command that measures. None where nothing is left to do."""
+    """Choose the page of the plan's first check, else the command that measures; else None."""
     verify = _again(facts)
     step = next((each for each in prescription if each.code), None)
     if step is not None:
@@ -28,14 +27,14 @@ def _timed(facts: Facts) -> str | None:
 
 
 def _is_one_of_several(facts: Facts) -> bool:
-    """Whether the job has several processes, none of which is ever copied."""
+    """Return whether the job has several processes, which are never copied."""
     return bool(facts.get("ranks.world_size", 1) > 1)
 
 
 def _again(facts: Facts, option: str = "") -> str | None:
-    """Write the command that looks at the same job again, from its folder; None for a live model.
+    """Write the command that examines the same job again; None for a live model.
 
-    A script's arguments are the user's data and no facts: a word stands for them.
+    It starts in the job's folder. A script's arguments are the user's data, so a word stands for them.
     """
     if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
         return None

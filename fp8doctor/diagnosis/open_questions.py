@@ -1,4 +1,4 @@
-"""What a report leaves open that could change its verdict."""
+"""Open questions of a report that could change its verdict."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from fp8doctor.wording import plural
 
 
 def may_raise(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
-    """Say of each unknown check that could predict an exception what it does not know; of none where the step
-    ran on a GPU, raises anyway, or belongs to no model."""
+    """Say what checks that could predict an exception do not know.
+
+    Nothing if the step ran on a GPU, raises anyway, or belongs to no model.
+    """
     if not recorded(facts, "network") or verdict.status == "step_raises" or if_recorded(ran_on_a_gpu, facts):
         return []
     raising = {check.code for check in registry.discover() if check.may_raise}
@@ -27,7 +29,7 @@ def may_raise(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
 
 
 def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
-    """List what is open: exceptions that may come, other errors that no check could rule out, and speed."""
+    """List possible exceptions, other errors that no check could rule out, and speed."""
     outcomes = tuple(outcomes)
     errors = {
         check.code
@@ -55,5 +57,5 @@ def _reason(outcome: Outcome, facts: Facts) -> str:
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:
-    """Whether a check waits for times, which speed stands for."""
+    """Return whether a check waits for times, for which the question of speed stands."""
     return outcome.get("missing", "").partition(".")[0] in ("trial", "observed")

@@ -29,9 +29,9 @@ class End(Struct, frozen=True):
     """Where a plan ends."""
 
     sentence: str
-    """What a step will take then; empty where no job was examined."""
+    """The time of a step with the plan; empty if no job was examined."""
     basis: Basis | None = None
-    """None where nothing is known of it."""
+    """None if nothing is known of it."""
 
 
 def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
@@ -65,7 +65,7 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
 
 
 def _how_fp8_fares(view: TrialView) -> str:
-    """Say how far it is known that FP8 does not pay: for any change, or for those that were timed."""
+    """Say for which changes FP8 is known not to pay: for any, or for the timed ones."""
     if view.cannot_win:
         return "FP8 cannot win here"
     return "Every FP8 variant was slower" if view.all_fp8_loses else "No FP8 variant was faster beyond noise"
@@ -143,7 +143,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
 
 
 def loses_as_modelled(report: Document) -> bool:
-    """Whether FP8 is slower in its fastest form too, by more than the cost model may be off."""
+    """Return whether the fastest FP8 is slower too, by more than the model's error."""
     expects = _expected(report, report.facts)
     return expects is not None and 1 - expects.best >= expects.may_be_off
 
@@ -154,7 +154,7 @@ def _expected(report: Document, facts: Facts) -> ModelledSpeedup | None:
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
-    """Give the job the tokens that the plan asks for; None where it asks for no number of them."""
+    """Give the job the tokens that the plan asks for; None if it asks for no number."""
     asked = any(step.treatment.name == MORE_TOKENS for step in steps)
     found = crossing(facts) if asked else None
     return with_tokens(facts, found.tokens) if found else None

@@ -1,5 +1,5 @@
-"""Findings to a plan: what to change, in which order, without symptoms whose cause is treated, held to what
-the trial timed together."""
+"""Findings to a plan: what to change, in which order, without symptoms whose cause is treated, compared with
+what the trial timed together."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
 
 CONVERTS = "convert"
-"""How the names of treatments begin after which other layers may be in FP8."""
+"""First words of treatments after which other layers may be in FP8."""
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
-    """Rank the treatments of ``findings``: what breaks the job first, then what makes FP8 impossible, then by
-    ms saved, then by severity.
+    """Rank the treatments of ``findings``.
 
-    To give FP8 up comes last: it is measured against FP8 with all other steps. A symptom whose cause was
-    found as more than information is dropped, and so is information that saves nothing, or nothing that the
-    timing tells. Findings that name the same treatment become one step.
+    Breakage comes first, then obstacles to FP8, then ms saved, then severity. To give FP8 up comes last: it
+    is measured against FP8 with all other steps. A symptom whose cause was found as more than information is
+    dropped, and so is information that saves nothing for sure. Findings with the same treatment become one
+    step.
     """
     findings = tuple(findings)
     found = {finding.code for finding in findings if finding.severity != "info"}
@@ -65,8 +65,7 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
 
 def in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Drop from each step the lines that set a variable otherwise than a step before it, and steps of which
-    nothing else is left."""
+    """Drop lines that set a variable differently from an earlier step, and empty steps."""
     said: dict[str, str | None] = {}
     kept = []
     for step in steps:
@@ -89,7 +88,7 @@ def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
 
 
 def _may_save(saving: Saving | None) -> bool:
-    """Whether information promises milliseconds: timed, they have to be told from none."""
+    """Return whether information promises milliseconds that its timing must confirm."""
     return saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
 
 
@@ -130,14 +129,12 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
 def as_timed(
     proposed: Sequence[Step], view: TrialView, broken: frozenset[str] = frozenset()
 ) -> tuple[Step, ...]:
-    """Return the proposed steps, held to the trial; as they are without one, but never to mend FP8 and to
-    give it up.
+    """Return the proposed steps as far as the trial confirms them.
 
-    Once a prescription was timed, the steps are what it consists of, beside those that no arm carried out.
-    Where FP8 stays slower than BF16 beyond doubt, or was timed with all of these steps and is slower, the
-    last step says so. Where no GPU timed anything and no FP8 layer can gain, the first one does, and FP8 is
-    not mended; but what breaks the job is, by the codes in ``broken``. On a GPU that has no FP8 nothing of
-    FP8 is mended.
+    Without a trial they stay, but never both a fix of FP8 and giving it up. Once a prescription was timed,
+    the steps are its parts, and those that no variant carried out. If FP8 stays slower than BF16 beyond
+    doubt, or was timed with all of these steps and is slower, the last step gives it up. If no GPU timed
+    anything and no FP8 layer can gain, the first one does, and the others are dropped.
     """
     facts = view.facts
     steps = _of_the_total(proposed, view) if view.on_gpu else list(proposed)
@@ -179,9 +176,9 @@ def as_timed(
 def _without_what_it_undoes(
     others: Sequence[Step], gives_up: Step, broken: frozenset[str], recompiles: bool
 ) -> tuple[list[Step], Step]:
-    """Drop the steps that giving FP8 up undoes: changes of FP8, and other ways to compile the step.
+    """Drop steps that giving FP8 up undoes: changes of FP8 and other ways to compile.
 
-    The last step says how BF16 is compiled, and mends them all. What breaks the job stays.
+    The last step says how BF16 is compiled, and fixes all their findings. Breakage stays.
     """
     undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, recompiles)]
     mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
@@ -191,7 +188,7 @@ def _without_what_it_undoes(
 
 
 def _is_undone(step: Step, recompiles: bool) -> bool:
-    """Whether nothing of this step is left in BF16, compiled as the step that gives FP8 up says."""
+    """Return whether this step is pointless in BF16, compiled as the last step says."""
     name = step.treatment.name
     if traits(name).family == COMPILATION:
         return True
@@ -203,10 +200,9 @@ def _is_undone(step: Step, recompiles: bool) -> bool:
 
 
 def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop what changes how FP8 alone runs where the filter leaves no layer in FP8, and nothing else is
-    converted.
+    """Drop FP8-only changes if the filter leaves no layer in FP8 and nothing is converted.
 
-    Where to give FP8 up is planned too, it says the same in fewer words.
+    If giving FP8 up is planned too, it says the same in fewer words.
     """
     named = {step.treatment.name: step for step in steps}
     filters = named.get(KEEP_IN_BF16)
@@ -223,7 +219,7 @@ def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
 
 
 def _leaves_none(filters: Treatment, facts: Facts) -> bool:
-    """Whether all FP8 layers, of which there are some, are among those that it leaves out."""
+    """Return whether it leaves out all FP8 layers, of which there are some."""
     in_fp8 = {linear.name for linear in facts.network.linears if linear.use == "training"}
     return bool(in_fp8) and in_fp8.issubset(filters.layers)
 
@@ -236,8 +232,11 @@ def _of_none(filters: Step) -> Step:
 
 
 def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
-    """Drop the steps that the filter of another carries out: to compile FP8 layers that it leaves out, and to
-    leave LoRA's matrices out. That one mends them all, and saves what the largest of them does."""
+    """Drop the steps that another step's filter carries out.
+
+    Those compile FP8 layers that it leaves out, or leave LoRA's matrices out. It fixes their findings too,
+    and saves what the largest of them does.
+    """
     filters = planned.get(KEEP_IN_BF16)
     if filters is None:
         return list(planned.values())
@@ -256,12 +255,12 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
 
 
 def _holds(treatment: Treatment, other: Treatment) -> bool:
-    """Whether a treatment changes all layers that another changes."""
+    """Return whether a treatment changes all layers that another changes."""
     return bool(other.layers) and {*treatment.layers}.issuperset(other.layers)
 
 
 def _changes_fp8(step: Step) -> bool:
-    """Whether it changes how FP8 runs: before that no time tells whether to give FP8 up."""
+    """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
     return any(check.changes_fp8 for check in _mended(step))
 
 
@@ -274,8 +273,7 @@ def _mended(step: Step) -> list[registry.Check]:
 
 
 def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments; which layers to keep in BF16 for their shapes is what timing these
-    shapes says, where they were timed."""
+    """Return the proposed treatments, with the layers to keep in BF16 as timed, if they were."""
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
@@ -287,23 +285,21 @@ def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment
 
 
 def hangs_on_shapes(step: Step) -> bool:
-    """Whether timing the shapes says which layers this step keeps in BF16."""
+    """Return whether timed shapes decide which layers this step keeps in BF16."""
     about_shapes = {check.code for check in registry.discover() if check.about_shapes}
     return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
 
 
 def _whole_plan_was_timed(steps: Sequence[Step], view: TrialView) -> bool:
-    """Whether the total that was timed holds every step of the plan; what was to be tried beside it may
-    wait."""
+    """Return whether the timed total holds every step of the plan."""
     total = view.prescribed if view.on_gpu else None
     return total is not None and all(step.treatment.name in total.treatments for step in steps)
 
 
 def _of_the_total(proposed: Sequence[Step], view: TrialView) -> list[Step]:
-    """Return the steps without those that were timed and left out of the total, and with what the trial added
-    to it.
+    """Return the steps without those that the total left out, and with its additions.
 
-    A total that costs time is no total. Of one that does not fit nothing is left that it was made of.
+    A total that costs time is no total. If one does not fit, none of its parts is left.
     """
     total, trial = view.prescribed, view.facts.trial
     dropped = set(if_recorded(_too_large_together, view) or ())
@@ -335,7 +331,7 @@ def _too_large_together(view: TrialView) -> tuple[str, ...]:
 
 
 def _found_by_trial(name: str, view: TrialView) -> Step | None:
-    """Find a treatment that is part of the total and that no finding names, with what it saved alone."""
+    """Find a treatment of the total that no finding names, with its saving alone."""
     treatment, saved = describe(name, view.facts), view.savings.get(name)
     if treatment is None or saved is None:
         return None

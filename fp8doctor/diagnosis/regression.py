@@ -1,4 +1,4 @@
-"""Whether a step takes longer than that of a saved report."""
+"""Regression of a step against a saved report."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ def checked_baseline(facts: Facts, name: str) -> Facts:
 
 
 def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str | None:
-    """Say why a step is no match for that of the baseline, which was saved as ``name``; None where it is at
-    most ``most_pct`` longer.
+    """Say why a step misses the baseline saved as ``name``; None if it does not.
 
-    A difference that the timing cannot tell from none is none.
+    It does not if it is at most ``most_pct`` longer, or if the difference is noise.
     """
     one, other = timed_step(baseline, name), timed_step(facts, "the step")
     if not one.step_ms or not other.step_ms:

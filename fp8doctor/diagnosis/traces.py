@@ -1,4 +1,4 @@
-"""What one or two traces of a user's profiler say, as a document."""
+"""The conclusions from one or two traces of a user's profiler, as a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fp8doctor.wording import capital
 
 
 class Hint(Record, frozen=True, kw_only=True):
-    """What to look at, and the check whose page tells more; ``code`` is empty where none does."""
+    """A part of the trace to look at, and the check that explains it; else an empty code."""
 
     code: str
     text: str

@@ -83,14 +83,14 @@ def nothing_helps(loses: bool) -> str:
 
 
 def fastest_bf16(facts: Facts) -> Arm | None:
-    """Find the fastest BF16 timed on a GPU, with CUDA graphs if they help it and the plan has them."""
+    """Find the fastest BF16 timed on a GPU, with CUDA graphs if it and the plan have them."""
     bf16 = if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
     alike = bf16_as_prescribed(facts) if bf16 else None
     return alike if alike and alike.name == ArmName.BF16_CUDA_GRAPHS else bf16
 
 
 def _compile_untimed(facts: Facts) -> str:
-    """Return the line that compiles an untimed BF16: the user's own if it covers the whole model."""
+    """Return the line that compiles an untimed BF16: the user's own if it covers the model."""
     marks = facts.get("training.compile_marks", ())
     whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
@@ -101,7 +101,7 @@ def _compile_untimed(facts: Facts) -> str:
 
 
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
-    """Whether this baseline beat the one compiled the user's way."""
+    """Return whether this baseline beat the one compiled the user's way."""
     return bf16.name not in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS) and any(
         each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms
     )
@@ -132,8 +132,7 @@ def without_fp8(facts: Facts) -> str:
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """Describe a treatment in words and lines; None if only checks propose it, or there is nothing to
-    change."""
+    """Describe a treatment; None if only checks propose it, or there is nothing to change."""
     treatment = traits(name)
     if not treatment.lines:
         return None
@@ -142,8 +141,10 @@ def describe(name: str, facts: Facts) -> Treatment | None:
 
 
 def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
-    """These layers left out of the conversion, beside those that are left out now, as far as the facts tell
-    them in few lines."""
+    """Leave these layers out of the conversion, with those that are left out now.
+
+    As far as the facts name them in few lines.
+    """
     named = set(layers)
     linears = facts.linears() if facts else ()
     beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
@@ -158,17 +159,16 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
 
 
 def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
-    """Name the layers that no conversion took, in sets, where few lines hold them, else note that there are
-    some."""
+    """Name the layers that no conversion took, in sets; if those are long, note them."""
     taken = [linear.name for linear in linears if may_be_taken(linear)]
     now = names_in_python(before_wrapping(taken, linears))
     return (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
 
 
 def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
-    """Return the lines that convert with this config, or the one of now, and these names only.
+    """Return the lines that convert with this config, or today's, and these names only.
 
-    What is left out now stays out.
+    Layers that are left out now stay out.
     """
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
@@ -189,7 +189,7 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
 
 
 def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
-    """Convert layers without a bias to MXFP8 by a real kernel, and those with one to Float8Linear."""
+    """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
     sets, note = _left_out_now(facts.linears())
     lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(facts.linears()) if sets else ""
@@ -197,8 +197,10 @@ def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
-    """Return the lines that convert every Linear but these, as the FP8 layers are converted now; None where
-    no few lines name them."""
+    """Return the lines that convert every Linear but these, as FP8 layers are now.
+
+    None if no few lines name them.
+    """
     linears = facts.network.linears
     sets = names_in_python(before_wrapping(layers, linears)) or ["set()"]
     if len(sets) > MOST_LINES:
@@ -228,8 +230,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
 
 
 def _config(linears: Sequence[Linear]) -> str:
-    """Write the config by whose recipe all that is in FP8 was converted; empty for the one that torchao takes
-    by itself."""
+    """Write the config that converted all FP8 layers; empty for torchao's default."""
     used = {(linear.stack, linear.recipe): linear for linear in linears if linear.use == "training"}
     if len(used) != 1:
         return ""
@@ -253,7 +254,7 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 
 def _in_mxfp8(facts: Facts) -> str:
-    """Return the lines that convert to MXFP8 all that has no bias, and the rest to Float8Linear."""
+    """Return the lines that convert to MXFP8 without a bias, and to Float8Linear with one."""
     linears = facts.linears()
     fp8 = [linear for linear in linears if linear.use == "training"]
     sets, note = _left_out_now(linears)
@@ -371,7 +372,7 @@ BY_ACCELERATE = {"te-delayed": "False", "te-mxfp8": "True"}
 
 
 def _by_accelerate(name: str, config: str) -> str:
-    """Return the lines for a model that Accelerate converts, whose wrapper opens the autocast."""
+    """Return the lines for a model that Accelerate converts and puts under autocast."""
     if name in BY_ACCELERATE:
         return (
             'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs('

@@ -18,7 +18,7 @@ from fp8doctor.finding import Finding
 
 
 def verdict(view: TrialView, findings: Sequence[Finding]) -> Verdict:
-    """Give the answer, and before it what the steps of a watched script, or its ranks, wait for."""
+    """Give the answer, after the waits of a watched script or its ranks."""
     facts = view.facts
     answer = before_speed(_of_precision(view, findings), facts, findings)
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
@@ -27,7 +27,10 @@ def verdict(view: TrialView, findings: Sequence[Finding]) -> Verdict:
 
 
 def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:
-    """Give the measured verdict, else the expected one. FP8 that was asked for and is missing stays so."""
+    """Give the measured verdict, else the expected one.
+
+    FP8 that was asked for and is missing stays so.
+    """
     facts = view.facts
     try:
         measured = measured_verdict(view, findings)

@@ -109,7 +109,7 @@ __all__ = [
 
 
 class Target(Record, frozen=True, kw_only=True):
-    """What was inspected. No folder is recorded, only the name the user would recognise."""
+    """The inspected target. No folder is recorded, only the name that the user knows."""
 
     kind: Literal["file", "module", "live", "script", "environment"] = NOT_RECORDED
     name: str = NOT_RECORDED
@@ -117,9 +117,9 @@ class Target(Record, frozen=True, kw_only=True):
     attribute: str | None = NOT_RECORDED
     """The name in the file that gave the model (``build_model``, ``model``, ...)."""
     layers: int | None = NOT_RECORDED
-    """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None when it is whole."""
+    """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None if it is whole."""
     module: bool = NOT_RECORDED
-    """Whether a script was started by its module's name, with ``-m``."""
+    """True if a script was started by its module's name, with ``-m``."""
 
 
 class Facts(Record, frozen=True, kw_only=True):
@@ -129,17 +129,17 @@ class Facts(Record, frozen=True, kw_only=True):
     software: Software = NOT_RECORDED
     environment: Environment = NOT_RECORDED
     gpus: tuple[Gpu, ...] = NOT_RECORDED
-    """All GPUs NVML sees, the visible ones marked; empty when there is none."""
+    """All GPUs NVML sees, the visible ones marked; empty if there is none."""
     recipe_tries: dict[str, Prose | None] = NOT_RECORDED
-    """Recipe of the model -> why a tiny GEMM of its kind failed on this GPU, None when it ran. Empty when
-    none was tried: no CUDA in use in this process, or no recipe in the model that has such a GEMM."""
+    """Recipe of the model -> why a tiny matmul of its kind failed on this GPU, None if it ran. Empty when
+    none was tried: no CUDA in use in this process, or no recipe in the model that has such a matmul."""
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED
     observed: Observation = NOT_RECORDED
-    """Steps of the user's own script; not recorded where none was watched to its end."""
+    """Steps of the user's own script; not recorded if none was watched to its end."""
     ranks: Ranks = NOT_RECORDED
-    """The processes of the job that a launcher started; not recorded where the script is the only one."""
+    """The processes of the job that a launcher started; not recorded if the script is the only one."""
     trial: Trial = NOT_RECORDED
     """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED
@@ -151,14 +151,18 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Facts from plain values. Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that
-        does not fit."""
+        """Read facts from plain values.
+
+        Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that does not fit.
+        """
         return from_builtins(cls, data)._with_unknown_keys(data)
 
     @classmethod
     def from_saved(cls, data: dict[str, Any]) -> Facts:
-        """Facts of a saved report, as `from_dict`. A list with an incomplete element is not recorded, and is
-        kept for the next save."""
+        """Read the facts of a saved report, as `from_dict`.
+
+        A list with an incomplete element is not recorded, and is kept for the next save.
+        """
         gaps: dict[str, str] = {}
         facts = without_incomplete_lists(from_builtins(cls, data), gaps)
         if gaps:

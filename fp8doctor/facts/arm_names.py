@@ -1,4 +1,4 @@
-"""Names of arms, and the kinds of reasons for which an arm or the trial has no number."""
+"""Names of variants, and the kinds of reasons for which a variant or the trial has no number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class ArmName(StrEnum):
-    """The arms whose name means something to more than one room. Others are called after the treatment that
-    they time, or after the recipe that they convert to."""
+    """The variants that several packages know by name. Others are called after the treatment
+    that they time, or after the recipe that they convert to."""
 
     AS_IS = "as_is"
     BF16 = "bf16"
@@ -16,13 +16,13 @@ class ArmName(StrEnum):
     BF16_AS_COMPILED = "bf16_as_compiled"
     """As the user compiles the job, where that is another form than `BF16_COMPILED`."""
     PRESCRIBED = "prescribed"
-    """Everything together that is prescribed: what findings proposed, and what the trial found beside it."""
+    """Everything together that is prescribed: what findings proposed, and what the trial found next to it."""
     PRESCRIBED_AS_COMPILED = "prescribed_as_compiled"
-    """What is prescribed without its compilation: under the user's own."""
+    """The prescription without its compilation: under the user's own."""
     COMBINATION = "combination"
     """Everything that gained, together, where the best of it alone is faster."""
     SELF_CHECK = "bf16_again"
-    """A replica of another arm, to check the timing against: of eager BF16, else of the step as it is."""
+    """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
     BF16_DISTURBED = "bf16_disturbed"
     """BF16 whose weights were moved by a last bit: only its loss is followed."""
     WITHOUT_ADAPTERS = "without_adapters"
@@ -41,7 +41,7 @@ IN_BF16 = (
     ArmName.BF16_WITHOUT_CHECKPOINTING,
     ArmName.BF16_CUDA_GRAPHS,
 )
-"""Arms without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
+"""Variants without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
 
 BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 
@@ -51,42 +51,42 @@ _FIRST_WINDOW = "_first"
 
 
 def conversion_to(recipe: str, *, as_compiled: bool = False) -> str:
-    """The name of the arm that converts a model without FP8, and leaves it compiled as it is or not."""
+    """Name the variant that converts a model without FP8, compiled as it is or not."""
     return _CONVERSION + recipe + (_AS_COMPILED if as_compiled else "")
 
 
 def is_conversion(name: str) -> bool:
-    """Whether the arm converts a model without FP8."""
+    """Return whether the variant converts a model without FP8."""
     return name.startswith(_CONVERSION)
 
 
 def recipe_of(conversion: str) -> str:
-    """The recipe that a conversion converts to."""
+    """Return the recipe that a conversion converts to."""
     return conversion.removeprefix(_CONVERSION).removesuffix(_AS_COMPILED)
 
 
 def keeps_users_compilation(name: str) -> bool:
-    """Whether the arm runs under the user's own compile marks in place of the trial's."""
+    """Return whether the variant keeps the user's own compile marks."""
     return name.endswith(_AS_COMPILED)
 
 
 def in_first_window(name: str) -> str:
-    """The name of an arm as the first window saw it, where a final one timed it again."""
+    """Name the first window's time of a variant that a final window timed again."""
     return name + _FIRST_WINDOW
 
 
 def is_of_first_window(name: str) -> bool:
-    """Whether a final window timed the arm again."""
+    """Return whether a final window timed the variant again."""
     return name.endswith(_FIRST_WINDOW)
 
 
 def in_any_window(name: str) -> str:
-    """The name that an arm has in both windows."""
+    """Return the name that a variant has in both windows."""
     return name.removesuffix(_FIRST_WINDOW)
 
 
 class Reason(StrEnum):
-    """Why an arm, or the trial, has no number. The sentence beside it is for people."""
+    """Why a variant, or the trial, has no number. The sentence next to it is for people."""
 
     NO_BATCH = "no_batch"
     NOT_REPLICABLE = "not_replicable"
@@ -95,22 +95,22 @@ class Reason(StrEnum):
     RECOMPUTE_DIFFERS = "recompute_differs"
     """The job's own training step raises CheckpointError."""
     TIMING_RAISES = "timing_raises"
-    """An arm that had run before raises while all are timed."""
+    """A variant that had run before raises while all are timed."""
     OUT_OF_MEMORY = "out_of_memory"
     DOES_NOT_FIT = "does_not_fit"
-    """It takes more memory than the GPU has: as predicted, or seen beside one other arm alone."""
+    """It takes more memory than the GPU has: as predicted, or seen next to one other variant alone."""
     TOOK_PROCESS_DOWN = "took_process_down"
     """It ended the process or the GPU's context, or hung."""
     NO_TIME_LEFT = "no_time_left"
     NOT_EXPECTED_TO_FIT = "not_expected_to_fit"
-    """The budget was not used up, and what the arm was expected to take was more than its rest."""
+    """The budget was not used up, and what the variant was expected to take was more than its rest."""
     NOT_APPLICABLE = "not_applicable"
     """The treatment does not apply to this model, or cannot be carried out here."""
     RAISES = "raises"
-    """Building, warming up or proving the arm raises."""
+    """Building, warming up or proving the variant raises."""
     NO_FP8_GEMM = "no_fp8_gemm"
     FP8_UNSEEN = "fp8_unseen"
-    """Nothing here shows FP8 GEMMs of this stack."""
+    """Nothing here shows FP8 matmuls of this stack."""
     FP8_IN_BF16 = "fp8_in_bf16"
     NOTHING_COMPILED = "nothing_compiled"
     STILL_COMPILING = "still_compiling"

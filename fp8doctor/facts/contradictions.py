@@ -1,4 +1,4 @@
-"""What a saved report can say, and no inspection ever does: it was written by hand, or damaged."""
+"""Contradictions of a saved report, which was edited by hand or damaged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fp8doctor.facts import Arm, Facts, recorded
 
 
 def contradiction(facts: Facts) -> str | None:
-    """What cannot be, in a sentence; None where nothing contradicts itself."""
+    """Describe a contradiction; None without one."""
     if all(recorded(facts, f"network.{name}") for name in ("parameters", "adapter_parameters")):
         of, adapters = facts.network.parameters, facts.network.adapter_parameters
         if not 0 <= adapters <= of:
@@ -22,7 +22,7 @@ def contradiction(facts: Facts) -> str | None:
 
 
 def _lacks(arm: Arm) -> str | None:
-    """The part that an arm that was timed has in every trial, and this one has not."""
+    """Name the part that this timed variant lacks; None if it has all."""
     if recorded(arm, "step_ms") and not (arm.step_ms and arm.step_ms > 0):
         return "step_ms above 0"
     if recorded(arm, "rounds_ms") and not (arm.rounds_ms and min(arm.rounds_ms) > 0):

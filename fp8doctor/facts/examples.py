@@ -58,7 +58,7 @@ FLOAT8 = Linear(
 
 
 def example(**fields: Any) -> Facts:
-    """Build facts from fields of any of their records: ``example(linears=(), tokens=16)``.
+    """Build facts from fields of their records: ``example(linears=(), tokens=16)``.
 
     A package's version stands for an imported package. Raises `KeyError` for a field that no record has.
     """

@@ -55,8 +55,10 @@ ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
 
 
 def without_incomplete_lists(record: R, gaps: dict[str, str], path: str = "") -> R:
-    """Give the record without the lists that hold an incomplete element; ``gaps`` takes their paths, each
-    with the reason."""
+    """Return the record without lists that hold an incomplete element.
+
+    ``gaps`` takes their paths, each with the reason.
+    """
     changed: dict[str, Any] = {}
     for name in _holds_records(type(record)):
         if not recorded(record, name):
@@ -78,7 +80,7 @@ def without_incomplete_lists(record: R, gaps: dict[str, str], path: str = "") ->
 
 
 def _lacks(element: Record) -> str | None:
-    """Name what an element lacks; None where it has all that is essential."""
+    """Name what an element lacks; None if it has all that is essential."""
     if isinstance(element, Arm) and recorded(element, "tried") and element.tried:
         return "step_ms" if not recorded(element, "step_ms") else _first_missing(element)
     return _first_missing(element)

@@ -1,4 +1,4 @@
-"""What the job runs on: software, environment variables, GPUs."""
+"""The machine of the job: software, environment variables, GPUs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Package(Record, frozen=True, kw_only=True):
     """An installed distribution."""
 
     version: str | None = NOT_RECORDED
-    """None when the package can be found but its metadata cannot."""
+    """None if the package can be found but its metadata cannot."""
     imported: bool = NOT_RECORDED
-    """Whether the inspected process had imported it."""
+    """True if the inspected process had imported it."""
 
 
 class Software(Record, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class Software(Record, frozen=True, kw_only=True):
     packages: dict[str, Package] = NOT_RECORDED
     """Installed packages of the FP8 world by import name; one that is absent is not installed."""
     torchao_libraries: int | None = NOT_RECORDED
-    """Compiled libraries of torchao that are loaded; None when torchao is not imported, or brings none."""
+    """Compiled libraries of torchao that are loaded; None if torchao is not imported, or brings none."""
     cutedsl_missing: tuple[str, ...] = NOT_RECORDED
     """Packages that kernels written in CuTe DSL need, and that are not installed."""
 
@@ -48,7 +48,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
     variables: dict[str, Prose] = NOT_RECORDED
     deepspeed_fp8_section: bool | None = NOT_RECORDED
-    """Whether the DeepSpeed configuration in use has an ``"fp8"`` section; None when there is no such
+    """True if the DeepSpeed configuration in use has an ``"fp8"`` section; None if there is no such
     configuration."""
     backend_imports: dict[str, Prose | None] = NOT_RECORDED
     """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None
@@ -74,9 +74,9 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_gib: float | None = NOT_RECORDED
     memory_used_gib: float | None = NOT_RECORDED
     visible: bool = NOT_RECORDED
-    """Whether ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
+    """True if ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
     mig: bool | None = NOT_RECORDED
-    """Whether MIG mode is on, so that only a slice of the GPU may be there."""
+    """True if MIG mode is on, so that only a slice of the GPU may be there."""
     sm_clock_mhz: int | None = NOT_RECORDED
     sm_clock_max_mhz: int | None = NOT_RECORDED
     power_limit_w: float | None = NOT_RECORDED

@@ -8,8 +8,8 @@ from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Use = Literal["training", "storage", "none", "unknown"]
-"""What a stack does with a layer: FP8 GEMMs in training; FP8 (or other) weights only; nothing, a 16- or
-32-bit layer. Unknown is a layer of the user's own that is named after FP8 and calls no GEMM that is known."""
+"""A stack's use of a layer: FP8 matmuls in training; FP8 (or other) weights only; none, in 16 or 32 bits.
+Unknown is a user's own layer that is named after FP8 and calls no known matmul."""
 
 
 class Linear(Record, frozen=True, kw_only=True):
@@ -28,13 +28,13 @@ class Linear(Record, frozen=True, kw_only=True):
     features: dict[str, bool | int | str | None] = NOT_RECORDED
     """Settings of the stack that change the cost, such as ``emulate`` and ``pad_inner_dim``."""
     engaged: bool | None = NOT_RECORDED
-    """Whether its last training forward ran in FP8; None where the stack keeps no such record or none was
+    """True if its last training forward ran in FP8; None if the stack keeps no such record or none was
     run."""
     in_features: int = NOT_RECORDED
     out_features: int = NOT_RECORDED
     gemms: int = NOT_RECORDED
-    """GEMMs of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a 3-D
-    weight."""
+    """matmuls of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a
+    3-D weight."""
     bias: bool = NOT_RECORDED
     dtype: str = NOT_RECORDED
     """Logical dtype of the weight, such as ``bfloat16``; of the stored data for FP8 weights."""
@@ -45,13 +45,13 @@ class Linear(Record, frozen=True, kw_only=True):
     adapter: Literal["base", "adapter"] | None = NOT_RECORDED
     """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
     compiled: str | None = NOT_RECORDED
-    """Name of the compile mark that covers it (the empty name is the whole model); None when it runs
-    eagerly."""
+    """Name of the compile mark that covers it (the empty name is the whole model); None if it runs
+    uncompiled."""
     checkpointed: str | None = NOT_RECORDED
-    """Name of the checkpointed region that covers it; None when its activations are kept."""
+    """Name of the checkpointed region that covers it; None if its activations are kept."""
     parameters: int = NOT_RECORDED
     flops_per_token: float | None = NOT_RECORDED
-    """GEMM FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
+    """matmul FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
     weight is trained, weight gradient; expert weights scaled by the experts a token visits."""
     flops_share_pct: float | None = NOT_RECORDED
 
@@ -66,11 +66,11 @@ class Blocks(Record, frozen=True, kw_only=True):
     """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its
     ``values()``."""
     forward_of_torch: bool = NOT_RECORDED
-    """Whether their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
+    """True if their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
     level: int | None = NOT_RECORDED
     """At how many levels below the block lies what is called of it: 0 for the block itself, 1 for what is in
-    a ModuleList of it. None where no loop reaches it: at several levels, a bare layer, or modules to be
-    wrapped beside others that may not be."""
+    a ModuleList of it. None if no loop reaches it: at several levels, a bare layer, or modules to be wrapped
+    next to others that may not be."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
     """Blocks of which all that is called is covered by a compile mark, its own or one above."""
@@ -85,7 +85,7 @@ class Scaling(Record, frozen=True, kw_only=True):
     first: str = NOT_RECORDED
     """Name of the first of these layers."""
     forward_dtypes: tuple[str, ...] = NOT_RECORDED
-    """Float8 dtypes of input and weight in the forward GEMM, each once, such as ``float8_e4m3fn``."""
+    """Float8 dtypes of input and weight in the forward matmul, each once, such as ``float8_e4m3fn``."""
     amax_history_len: int | None = NOT_RECORDED
     """Steps that delayed scaling looks back over; None for every other scaling."""
     amax_compute_algo: str | None = NOT_RECORDED
@@ -106,10 +106,10 @@ class Attention(Record, frozen=True, kw_only=True):
     """``_attn_implementation`` of the configuration: ``eager``, ``sdpa``, ``flash_attention_2``, ...;
     ``sdpa`` for torch's own."""
     has_sdpa: bool | None = NOT_RECORDED
-    """Whether transformers has torch's fused attention for this class (``_supports_sdpa``); None when it does
+    """True if transformers has torch's fused attention for this class (``_supports_sdpa``); None if it does
     not say."""
     needs_eager: str | None = NOT_RECORDED
-    """A setting that only eager attention honours, such as ``output_attentions=True``; None when none is
+    """A setting that only eager attention honours, such as ``output_attentions=True``; None if none is
     set."""
 
 
@@ -122,9 +122,9 @@ class SavedWeight(Record, frozen=True, kw_only=True):
     tried: str = NOT_RECORDED
     """Name of the parameter that was tried."""
     pickle_error: Prose | None = NOT_RECORDED
-    """Why ``torch.save`` of what ``state_dict`` gives for it fails; None when it works."""
+    """Why ``torch.save`` of what ``state_dict`` gives for it fails; None if it works."""
     storage_error: Prose | None = NOT_RECORDED
-    """Why safetensors, and with it ``save_pretrained``, cannot tell its storage; None when it can."""
+    """Why safetensors, and with it ``save_pretrained``, cannot tell its storage; None if it can."""
 
 
 class Network(Record, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ class Network(Record, frozen=True, kw_only=True):
     kind: str = NOT_RECORDED
     """Qualified class of the root, wrappers taken off."""
     forward_of_torch: bool = NOT_RECORDED
-    """Whether its forward is torch.nn's own, inherited or not."""
+    """True if its forward is torch.nn's own, inherited or not."""
     parameters: int = NOT_RECORDED
     """Elements of all parameters, a shared one counted once."""
     trainable_parameters: int = NOT_RECORDED
@@ -161,14 +161,13 @@ class Network(Record, frozen=True, kw_only=True):
     vocabulary: int | None = NOT_RECORDED
     hidden_size: int | None = NOT_RECORDED
     channel_widths: tuple[int, ...] = NOT_RECORDED
-    """How wide the norms, embeddings and convolutions are, ascending; a norm by its parameters of one
-    dimension."""
+    """Widths of the norms, embeddings and convolutions, ascending; a norm by its one-dimensional
+    parameters."""
     configured_name: str | None = NOT_RECORDED
     """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without
     one."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
-    """How the FP8 layers scale; those whose library keeps no such record, and TE's before a forward, are left
-    out."""
+    """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED
     """Empty where no configuration of transformers and no call of torch's own attention tells how it is
     computed."""
@@ -176,7 +175,7 @@ class Network(Record, frozen=True, kw_only=True):
     """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and
     DTensors, which are gathered first, are left out."""
     save_pretrained: bool = NOT_RECORDED
-    """Whether the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""
+    """True if the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""
 
     @property
     def fp8(self) -> list[Linear]:

@@ -1,4 +1,4 @@
-"""Why an arm or a trial has no number, and what is kept of a trial that lost a part."""
+"""Why a variant or a trial has no number, and what is kept of a trial that lost a part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PARTS = {
     "numerics": "trial.numerics",
     "losses": "trial.losses",
 }
-"""Parts that are no arms, as progress and ``skip`` call them -> the facts that are missing without them."""
+"""Parts that are no variants, as progress and ``skip`` call them -> the facts that are missing without
+them."""
 
 
 class NoNumber(msgspec.Struct, frozen=True):
@@ -23,9 +24,9 @@ class NoNumber(msgspec.Struct, frozen=True):
 
 
 def why_of(part: Arm | Trial) -> Reason | None:
-    """Why an arm or a trial has no number; None when it has one, and where an old recording does not tell.
+    """Return why a variant or a trial has no number; None if it has one, or it is unknown.
 
-    Recordings from before ``why`` have the sentence alone, and this is the only place that reads one.
+    Recordings from before ``why`` have the sentence alone; nothing else reads one.
     """
     if recorded(part, "why"):
         return part.why
@@ -53,12 +54,14 @@ _SENTENCES = (
     ("nothing in it was compiled", "", Reason.NOTHING_COMPILED),
     ("it was still compiling while it was timed", "", Reason.STILL_COMPILING),
 )
-"""How a sentence of fp8doctor 0.1 begins and ends -> what it means."""
+"""Start and end of a sentence of fp8doctor 0.1 -> its meaning."""
 
 
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
-    """The trial with the reason why ``part``, an arm or one of `PARTS`, is missing; an arm that was timed
-    failed in a second window."""
+    """Return the trial with the reason why ``part``, a variant or one of `PARTS`, is missing.
+
+    A variant that has a time failed in a second window.
+    """
     if part in PARTS:
         gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}
         return msgspec.structs.replace(trial, gaps=gaps)

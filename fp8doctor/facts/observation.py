@@ -1,4 +1,4 @@
-"""What was seen of the script's own training steps while ``fp8doctor run`` watched them."""
+"""The script's own training steps that ``fp8doctor run`` watched."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ class Observation(Record, frozen=True, kw_only=True):
     warmup: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Steps before the window."""
     clock: Literal["cuda", "host"] = NOT_RECORDED
-    """What timed the steps: events of the GPU, or the clock of the host."""
+    """Clock of the steps: events of the GPU, or the host."""
     host_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, the same from end to end on the host, where it waits for the GPU included; None where
-    the host timed the steps anyway."""
+    """Of every step, the same from end to end on the host, where it waits for the GPU included; None if the
+    host timed the steps anyway."""
     launch_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step on the host, from the first call of the model to the end of the optimizer's step: what it
     takes to launch the step's work, longer where the host waits for the GPU meanwhile. None without a GPU and
     where no call was seen."""
     behind_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, how much later than the host the GPU came to its end: about 0 where the GPU waits for
-    the host. None without a GPU."""
+    """Of every step, how much later than the host the GPU came to its end: about 0 if the GPU waits for the
+    host. None without a GPU."""
     data_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, how long the training thread waited inside torch's DataLoader; with a GPU only as long
-    as that had nothing to do. None where no batch came from such a loader."""
+    as that had nothing to do. None if no batch came from such a loader."""
     before_forward_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, from its beginning to the first call of the model, waiting for data included; with a GPU
-    by its clock. None where no call was seen."""
+    by its clock. None if no call was seen."""
     calls: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
-    """Training calls of the model in one step, which are its micro-batches; None where they differ or none
-    was seen."""
+    """Training calls of the model in one step, which are its micro-batches; None if they differ or none was
+    seen."""
     losses: tuple[float | None, ...] | None = NOT_RECORDED
     """Of every step, the loss that the model's output carries, in this process: the mean over its
     micro-batches, or the sum where each is a share of the step's. None within it where one was not finite.
-    None where an output carried none."""
+    None if an output carried none."""
     compiled: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
     optimizers: tuple[str, ...] = NOT_RECORDED
@@ -53,7 +53,7 @@ class Observation(Record, frozen=True, kw_only=True):
     share_pct: float = NOT_RECORDED
     """Share of the stepped parameters that the model owns, by their elements."""
     fp8_gemms: int | None = NOT_RECORDED
-    """FP8 GEMMs in one more step, which was profiled: kernels on CUDA, operators on a CPU. None where the
+    """FP8 matmuls in one more step, which was profiled: kernels on CUDA, operators on a CPU. None if the
     profiler saw nothing that tells."""
     graphs_run: int = NOT_RECORDED
     """Compiled regions entered in that step."""

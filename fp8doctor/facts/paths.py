@@ -14,7 +14,7 @@ from fp8doctor.facts.unrecorded import Unrecorded
 
 
 def path_of(missing: Unrecorded) -> str:
-    """The path of the fact that was read, such as ``network.linears.compiled``; a list adds nothing to it."""
+    """Return the path of the fact that was read: ``network.linears.compiled``."""
     place = _places().get(missing.kind, missing.kind.__name__)
     return f"{place}.{missing.field}" if place else missing.field
 
@@ -35,7 +35,7 @@ def _places() -> dict[type, str]:
 
 
 def _records(annotation: Any) -> Iterator[type[Record]]:
-    """The records that a value of this type may be or hold."""
+    """List the records that a value of this type may be or hold."""
     if isinstance(annotation, type) and issubclass(annotation, Record):
         yield annotation
     for inner in get_args(annotation):

@@ -20,15 +20,15 @@ class Rank(Record, frozen=True, kw_only=True):
     """``killed`` is every end without Python's own: a signal, a crash, ``os._exit``. ``running`` was still
     there when rank 0 had ended."""
     error: Prose | None = NOT_RECORDED
-    """First line of the exception that ended it; None where none did."""
+    """First line of the exception that ended it; None if none did."""
     steps: int | None = NOT_RECORDED
-    """Steps that its optimizers took in all; None where it could not say."""
+    """Steps that its optimizers took in all; None if it could not say."""
     complete: bool = NOT_RECORDED
-    """Whether its window was watched to the end."""
+    """True if its window was watched to the end."""
     observed: Observation = NOT_RECORDED
-    """Its window; not recorded where none was seen."""
+    """Its window; not recorded if none was seen."""
     gpu: Gpu | None = NOT_RECORDED
-    """The GPU that holds its model, after the window; None where none does."""
+    """The GPU that holds its model, after the window; None if none does."""
 
 
 class Ranks(Record, frozen=True, kw_only=True):
@@ -37,6 +37,6 @@ class Ranks(Record, frozen=True, kw_only=True):
     world_size: Annotated[int, Meta(ge=1)] = NOT_RECORDED
     """Processes of the whole job."""
     of_host: int | None = NOT_RECORDED
-    """Processes that the launcher started on the host of rank 0; None where it does not say."""
+    """Processes that the launcher started on the host of rank 0; None if it does not say."""
     processes: tuple[Rank, ...] = NOT_RECORDED
-    """Those of the host, by rank; where the launcher does not say how many, those that were heard of."""
+    """The host's ranks in order; if the launcher does not give their number, those that reported."""

@@ -44,10 +44,10 @@ _one_thread = threading.RLock()
 
 @contextmanager
 def _first_use() -> Iterator[None]:
-    """Guard what may be the first use of a type, when msgspec (0.22.0) puts its layout together.
+    """Guard the possible first use of a type, when msgspec (0.22.0) builds its layout.
 
-    Another thread that uses the type meanwhile reads half of a layout and crashes the process; and what the
-    handler of a signal raises, such as KeyboardInterrupt, is lost in the hash of an annotation.
+    A second thread would read half of a layout and crash the process; and an exception of a signal's handler,
+    such as KeyboardInterrupt, would be lost in the hash of an annotation.
     """
     with signals_deferred(), _one_thread:
         yield
@@ -83,8 +83,10 @@ SETTLED = frozenset({bool, type(None), type(NOT_RECORDED)})
 
 @functools.cache
 def _layout(kind: type[Record]) -> tuple[tuple[str, bool, bool], ...]:
-    """Of each field: its name, and whether it holds a float (annotated ``float`` or ``float | None``), and
-    prose. No record exists before it was asked for, so its facts are guarded here."""
+    """List each field's name, and whether it holds a float and prose.
+
+    No record exists before this is called, so its facts are guarded here.
+    """
     with _first_use():
         fields = msgspec.structs.fields(kind)
         guard(kind, fields)
@@ -109,8 +111,10 @@ def _clean(value: Any) -> Any:
 
 
 def settle(value: Any, number_field: bool = False) -> Any:
-    """Return ``value`` as JSON can hold it; non-finite numbers become None in a number field and text
-    elsewhere."""
+    """Return ``value`` as JSON can hold it.
+
+    Non-finite numbers become None in a number field and text elsewhere.
+    """
     kind = type(value)
     if kind is str:
         return value if value.isascii() else value.encode("utf-8", "replace_surrogate").decode("utf-8")
@@ -138,12 +142,12 @@ _register()
 
 
 def to_builtins(record: Record) -> dict[str, Any]:
-    """A record as dicts, lists and plain values, with the keys in the order of the fields."""
+    """Return a record as dicts, lists and plain values, in the order of its fields."""
     return msgspec.json.decode(msgspec.json.encode(record), type=dict[str, Any])
 
 
 def from_builtins(kind: type[R], data: Any) -> R:
-    """A record from plain values. Raises `UnreadableDocument` naming the key that does not fit."""
+    """Return a record from plain values. Raises `UnreadableDocument` naming the wrong key."""
     try:
         with _first_use():
             return msgspec.convert(data, type=kind)
@@ -152,19 +156,21 @@ def from_builtins(kind: type[R], data: Any) -> R:
 
 
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """What reads JSON lines of this type, or of one of these types."""
+    """Return a decoder of JSON lines of this type, or of one of these types."""
     with _first_use():
         return msgspec.json.Decoder(kind)
 
 
 def encode(document: Any) -> bytes:
-    """A JSON document, indented by two spaces and ended by a newline, the same bytes for the same content."""
+    """Return a JSON document, indented by two, the same bytes for the same content."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
 def decode(text: bytes) -> Any:
-    """Plain values of a JSON document. Raises `UnreadableDocument` for what is not JSON, nests too deep, or
-    holds a whole number that no computer counts with."""
+    """Return the plain values of a JSON document.
+
+    Raises `UnreadableDocument` if it is not JSON, is nested too deep, or holds a whole number beyond 64 bits.
+    """
     try:
         data = msgspec.json.decode(text)
         if MANY_DIGITS.search(text) and _holds_huge_number(data):
@@ -185,10 +191,9 @@ def _holds_huge_number(data: Any) -> bool:
 
 
 def unknown_keys(data: Any, known: Any) -> Any:
-    """The part of ``data`` that ``known`` (the same document, read and written by this version) does not
-    carry.
+    """Return the part of ``data`` that ``known``, as this version wrote it, does not carry.
 
-    Returns None when nothing is missing. In a list the index stands as the key.
+    None if nothing is missing. In a list the index is the key.
     """
     if data == known:
         return None
@@ -205,7 +210,7 @@ def unknown_keys(data: Any, known: Any) -> Any:
 
 
 def restore_unknown_keys(data: Any, unknown: Any) -> Any:
-    """The inverse of `unknown_keys`: put the kept keys back, behind the known ones."""
+    """Invert `unknown_keys`: put the kept keys back, after the known ones."""
     if isinstance(data, dict) and isinstance(unknown, dict):
         merged = dict(data)
         for key, value in unknown.items():

@@ -42,7 +42,7 @@ HOST_VARIABLES = ("HOSTNAME", "SLURMD_NODENAME", "COMPUTERNAME")
 name server."""
 
 DOMAIN = r"(?:internal|local|localdomain|lan|corp|(?:[a-z][\w-]*\.)+[a-z]{2,})\b"
-"""What may follow a host's name in its full name."""
+"""The domain after a host's name."""
 
 COMMON_USERS = frozenset(
     {
@@ -65,8 +65,7 @@ COMMON_USERS = frozenset(
 
 
 def scrub(text: str) -> str:
-    """``text`` without secrets, home folders, and names of this host and this user, and at most `LIMIT`
-    characters long."""
+    """Remove secrets, home folders, and this host's and user's names; cut at `LIMIT`."""
     text = cut(text)
     for home in _homes():
         text = re.sub(rf"(?<![\w.]){re.escape(home)}(?![\w.-])", "~", text)
@@ -77,8 +76,10 @@ def scrub(text: str) -> str:
 
 @functools.cache
 def _homes() -> tuple[str, ...]:
-    """This user's home folders, as named and as resolved, the longest first; the root of the file system is
-    none."""
+    """List this user's home folders, as named and as resolved, the longest first.
+
+    The root of the file system is none.
+    """
     named = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     folders = {folder.rstrip("/\\") for name in named if name for folder in (name, str(Path(name).resolve()))}
     return tuple(
@@ -88,7 +89,7 @@ def _homes() -> tuple[str, ...]:
 
 @functools.cache
 def _names() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Patterns of this host's names as whole words, and of this user's name as a part of a path."""
+    """Make patterns of this host's names as words, and of the user's name in a path."""
     import getpass
     import socket
 

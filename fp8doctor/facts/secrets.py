@@ -82,7 +82,7 @@ NOTHING = (
     r"(?!(?i:none|null|nil|true|false|unset|missing|required|invalid|empty|str|string|bytes|int)\b|<|\*+"
     r"|\$|%\w+%|\.\.\.)"
 )
-"""What stands after the name of a secret and is none."""
+"""Values after a secret's name that are no secret."""
 
 ASSIGNED = rf"""(?x)
       ( (?i: (?:{PASSWORD}|(?<![A-Za-z])pwd(?={ASSIGN}[^/\\~\s])) {ASSIGN} ) ) {NOTHING} [^\s"',;&)}}\]]+
@@ -103,7 +103,7 @@ HEADER = r"""(?xi)
     | ( \b x-(?:[a-z]+-)*(?:key|token|secret|auth) ["']? \s* : \s* ["']? ) (?!<) [^\s"',]+
     | ( \b (?:set-)? cookie ["']? \s* : \s* ["']? ) [^\s"'=<]+ = [^\r\n"']+
     """
-"""What an HTTP header carries."""
+"""Secrets in an HTTP header."""
 
 QUERY = r"""(?xi)
       ( [?&] (?: sig | [\w-]*signature | x-(?:amz|goog)-(?:credential|security-token) | [\w-]*token
@@ -111,7 +111,7 @@ QUERY = r"""(?xi)
     | ( \b (?: sig | x-amz-(?:signature|credential|security-token) | AWSAccessKeyId )
         ["']? \s* [=:] \s* ["']? ) (?!<) [\w%+/=.-]{8,}
     """
-"""What signs an address."""
+"""Signatures in an address."""
 
 QUOTED = rf"""(?x)
       ( (?i: (?:{PASSWORD}) ["']?\s*(?:=>|[=:])\s* | --? (?:[a-z0-9]+[-_])* (?:{PASSWORD}|pass) (?:\s+|=)
@@ -126,7 +126,7 @@ OPTION = rf"""(?xi)
           (?![<-]) (?=[^\s"']*[a-z]) [^\s"']{{6,}}
     | (?<![\w-]) ( (?: -u | --user ) (?:\s+|=) ["']? [^\s"':<]+ : ) (?![<:]) [^\s"']+
     """
-"""What a command line carries: ``--password x``, ``-u name:password``."""
+"""Secrets on a command line: ``--password x``, ``-u name:password``."""
 
 MAILBOX = r"(?<![\w.+-])(?!git@)[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w-])"
 
@@ -179,8 +179,10 @@ SHARE = r"""(?<![\w\\:])(?:\\\\){1,2}[A-Za-z0-9][\w.$-]*(?:\\{1,2})[^\s\\'"<>]+"
 
 @functools.lru_cache(1024)
 def without_secrets(text: str) -> str:
-    """The text without what is a secret, an address of a person or machine, or a home folder by its shape, at
-    most `LIMIT` characters long."""
+    """Remove everything with the shape of a secret, an address or a home folder.
+
+    The result has at most `LIMIT` characters.
+    """
     text = cut(text)
     for contained, pattern, instead in REPLACEMENTS:
         if _compiled(contained).search(text):
@@ -189,7 +191,7 @@ def without_secrets(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Take out what opens something, and keep folders and addresses: for what only its user is shown."""
+    """Remove credentials only, in text that only its user sees; keep folders and addresses."""
     for contained, pattern, instead in REPLACEMENTS:
         if (instead is _value or SECRET in str(instead)) and _compiled(contained).search(text):
             text = _compiled(pattern).sub(instead, text)
@@ -198,12 +200,12 @@ def without_credentials(text: str) -> str:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """The pattern, made once in a process; `re` forgets those of whoever uses many."""
+    """Compile the pattern once in a process; `re` forgets patterns if many are in use."""
     return re.compile(pattern)
 
 
 def cut(text: str) -> str:
-    """The text, or its first words where it is longer than `LIMIT`."""
+    """Return the text, or its first words if it is longer than `LIMIT`."""
     if len(text) <= LIMIT:
         return text
     kept = text[: LIMIT - 1]
@@ -212,12 +214,12 @@ def cut(text: str) -> str:
 
 
 def _value(match: re.Match[str]) -> str:
-    """What names the secret stays, the value goes."""
+    """Remove the value of a secret and keep its name."""
     return next(group for group in match.groups() if group is not None) + SECRET
 
 
 def _six(match: re.Match[str]) -> str:
-    """An IPv6 address, and not a slice of a list or a time of the day."""
+    """Remove an IPv6 address, and not a slice of a list or a time of day."""
     text = match[0]
     groups = [group for group in text.split(":") if group]
     try:
@@ -261,7 +263,8 @@ REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
     ("(?i)home|users|settings|root|~[a-z_]", HOMES, "~"),
     (r"(?<![\w.~>/-])/\w", FOLDERS, _folder),
 )
-"""What every match contains, what matches, and what stands in its place. To make all patterns takes 10 ms of
-every start: one is made for the first text that has what its matches contain.
+"""Words of every match, pattern, and replacement.
 
-In this order: what names a secret is looked for before what it may contain."""
+To make all patterns takes 10 ms of every start: one is made for the first text that has its words. In this
+order: the name of a secret is looked for before its value.
+"""

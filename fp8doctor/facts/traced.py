@@ -1,4 +1,4 @@
-"""What a trace of the user's own profiler says of a step."""
+"""A step in a trace of the user's own profiler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ IdleCause = Literal[
     "late_launch", "data_loader", "synchronization", "host_copy", "compilation", "in_time", "unknown"
 ]
 """Why the GPU had nothing to do: the host launched too late; it fetched a batch; it had waited for the GPU
-and began anew; it was inside a copy to or from the GPU; torch.compile worked; the next kernel was launched
+and began again; it was inside a copy to or from the GPU; torch.compile worked; the next kernel was launched
 before the GPU ran dry; the trace does not tell the launch."""
 
 
@@ -21,7 +21,7 @@ class TracedKernel(Record, frozen=True, kw_only=True):
     name: str
     family: Family
     operator: str | None
-    """The operator that launched it; None where none did, or several."""
+    """The operator that launched it; None if none did, or several."""
     count: float
     """A step; no whole number where steps differ."""
     time_ms: float
@@ -33,20 +33,20 @@ class TracedStep(Record, frozen=True, kw_only=True):
     file: str
     """Name without its folder."""
     gpu: str | None
-    """None where the trace does not name it."""
+    """None if the trace does not name it."""
     gpus: int
     """GPUs that worked in the trace; the times are of the one that worked longest."""
     rank: int | None
     world_size: int | None
-    """None where the trace is not of a distributed job."""
+    """None if the trace is not of a distributed job."""
     steps: int
-    """Steps that the times are the mean of; 0 where no steps are marked, so that they are of the whole."""
+    """Steps that the times are the mean of; 0 if no steps are marked, so that they are of the whole."""
     marked_by: Literal["profiler", "optimizer"] | None
     """``ProfilerStep#`` of torch.profiler, or the ends of ``Optimizer.step#``; None without either."""
     compiling_steps: int
     """Steps in which torch.compile worked; left out where others are."""
     compiled: bool
-    """Whether torch.compile worked in what was counted."""
+    """True if torch.compile worked in what was counted."""
     step_ms: float
     low_ms: float
     """Shortest of the steps."""
@@ -60,7 +60,7 @@ class TracedStep(Record, frozen=True, kw_only=True):
     outside_ms: float
     """GPU time in the whole trace that belongs to none of the steps, left out."""
     with_stack: bool
-    """Whether the profiler recorded Python's calls, which slows the host most."""
+    """True if the profiler recorded Python's calls, which slows the host most."""
     kernels: tuple[TracedKernel, ...]
     """The longest first; they add up to ``busy_ms``."""
 

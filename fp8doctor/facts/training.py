@@ -24,13 +24,13 @@ class CompileMark(Record, frozen=True, kw_only=True):
     """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or
     the step."""
     backend: str | None = NOT_RECORDED
-    """``inductor``, ``eager``, ``aot_eager``, ...; None when it cannot be read."""
+    """``inductor``, ``eager``, ``aot_eager``, ...; None if it cannot be read."""
     compiles: bool | None = NOT_RECORDED
-    """Whether a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
-    on a class of torch.nn before torch 2.14, and for a ModuleList, which nobody calls. None when it cannot be
+    """True if a frame of this module is compiled: not where Dynamo skips all of them, as for ``m.compile()``
+    on a class of torch.nn before torch 2.14, and for a ModuleList, which nobody calls. None if it cannot be
     read."""
     unused: bool = NOT_RECORDED
-    """Whether a script's training steps ran and Dynamo had compiled nothing in its process: the steps do not
+    """True if a script's training steps ran and Dynamo had compiled nothing in its process: the steps do not
     call what this mark compiles. `compiles` is then False."""
 
 
@@ -70,33 +70,33 @@ class Checkpointing(Record, frozen=True, kw_only=True):
     """``composable`` for torch's hooks, ``whole_forward`` for a module whose forward is one call of
     ``checkpoint``."""
     active: bool | None = NOT_RECORDED
-    """None when only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
+    """None if only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
     flag: str | None = NOT_RECORDED
-    """Attribute of the module that asks for the call in its forward; not recorded where none does."""
+    """Attribute of the module that asks for the call in its forward; not recorded if none does."""
     reentrant: bool | None = NOT_RECORDED
     library: str | None = NOT_RECORDED
-    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None where
-    there is no one function."""
+    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None if there
+    is no one function."""
     opens_fp8_autocast: bool | None = NOT_RECORDED
-    """Whether a forward inside the region opens Transformer Engine's autocast, so that the recompute does
+    """True if a forward inside the region opens Transformer Engine's autocast, so that the recompute does
     too; None without it."""
     fp8_autocast_around: bool = NOT_RECORDED
-    """Whether the forward that calls checkpoint opens that autocast and what it recomputes does not: it is
+    """True if the forward that calls checkpoint opens that autocast and what it recomputes does not: it is
     closed again when the recompute comes. Not recorded without Transformer Engine."""
 
 
 class Accelerate(Record, frozen=True, kw_only=True):
-    """What Accelerate's shared state says, read through ``sys.modules`` without creating it."""
+    """Accelerate's shared state, read through ``sys.modules`` without creating it."""
 
     mixed_precision: str | None = NOT_RECORDED
     distributed: str | None = NOT_RECORDED
     prepared: bool = NOT_RECORDED
-    """Whether this model went through ``prepare``."""
+    """True if this model went through ``prepare``."""
     may_prepare: bool = NOT_RECORDED
-    """Whether an Accelerator is alive that has prepared nothing yet, so that this model may be next. The
+    """True if an Accelerator is alive that has prepared nothing yet, so that this model may be next. The
     state outlives the Accelerator and does not say which model it was made for."""
     te_autocast: bool = NOT_RECORDED
-    """Whether ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
+    """True if ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
 
 
 class Distributed(Record, frozen=True, kw_only=True):
@@ -106,27 +106,27 @@ class Distributed(Record, frozen=True, kw_only=True):
     fsdp2_linears: tuple[str, ...] = NOT_RECORDED
     """Names of the linear-like modules whose weight FSDP2 shards."""
     shards: int | None = NOT_RECORDED
-    """Processes over which their weights are cut, the most of any; None when FSDP2 shards none."""
+    """Processes over which their weights are cut, the most of any; None if FSDP2 shards none."""
     backend: str | None = NOT_RECORDED
-    """Of the default process group: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``, ...; None when it cannot be
+    """Of the default process group: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``, ...; None if it cannot be
     read."""
     wrapper: Literal["DDP", "FSDP1", "FSDP2"] | None = NOT_RECORDED
-    """What keeps the processes' weights together, the outermost; None where none of these was found."""
+    """The outermost wrapper that keeps the processes' weights in sync; None without one."""
     wrapper_at: str | None = NOT_RECORDED
     """Name of the module that it is around; the empty name is the whole model. None without one."""
     device: int | None = NOT_RECORDED
     """Number of the GPU, among those that the process sees, that holds the model's first parameter; None
     where none does."""
     amax_ranks: int | None = NOT_RECORDED
-    """Processes over which Transformer Engine's delayed scaling reduces its largest magnitudes; None where no
+    """Processes over which Transformer Engine's delayed scaling reduces its largest magnitudes; None if no
     layer does."""
     optimize_ddp: bool | None = NOT_RECORDED
-    """Whether Dynamo cuts graphs inside DDP where its buckets end (``torch._dynamo.config.optimize_ddp``);
+    """True if Dynamo cuts graphs inside DDP where its buckets end (``torch._dynamo.config.optimize_ddp``);
     None before Dynamo is imported."""
 
 
 class TrainerArguments(Record, frozen=True, kw_only=True):
-    """What a transformers Trainer, or TrainingArguments in the model file, ask for."""
+    """The settings of a transformers Trainer, or of TrainingArguments in the model file."""
 
     kind: str = NOT_RECORDED
     """Qualified class: ``transformers.training_args.TrainingArguments``, ``trl...SFTConfig``, ..."""
@@ -135,13 +135,12 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     mixed_precision: str | None = NOT_RECORDED
     checkpointing: bool | None = NOT_RECORDED
     own_loss: str | None = NOT_RECORDED
-    """What of the Trainer computes the loss in the model's place, which no copy of its step calls:
-    ``WeightedTrainer.compute_loss``, ``compute_loss_func``; None where the model's own loss is trained."""
+    """The Trainer's own loss, which no copy of its step calls: ``WeightedTrainer.compute_loss``,
+    ``compute_loss_func``; None if the model's own loss is trained."""
 
 
 class Conversion(Record, frozen=True, kw_only=True):
-    """What was lost where the model file put an FP8 layer in the place of a Linear, as it stands when all is
-    loaded."""
+    """Losses of a model file that replaced a Linear by an FP8 layer, after loading."""
 
     linears: int = NOT_RECORDED
     """FP8 layers in the model that took the place of a Linear."""
@@ -162,19 +161,18 @@ class Conversion(Record, frozen=True, kw_only=True):
 
 
 class Converter(Record, frozen=True, kw_only=True):
-    """What is known of calls of torchao's ``convert_to_float8_training``."""
+    """Calls of torchao's ``convert_to_float8_training``."""
 
     named: bool = NOT_RECORDED
-    """Whether the text of the model file, or of the script, calls it somewhere."""
+    """True if the text of the model file, or of the script, calls it somewhere."""
     called: bool | None = NOT_RECORDED
-    """Whether it was called while someone watched; None where this torchao leaves no trace of a call, or
-    where it was called before."""
+    """True if it was called while someone watched; None if this torchao leaves no trace of a call, or where
+    it was called before."""
     replaced: int | None = NOT_RECORDED
-    """FP8 layers that took the place of a Linear in any model meanwhile; None when nobody watched."""
+    """FP8 layers that took the place of a Linear in any model meanwhile; None if nobody watched."""
     idle_copies: int | None = NOT_RECORDED
-    """How many of them live outside of this model, look like its Linears, are trainable and in training mode,
-    and are trained by no optimizer: those of a copy that was converted in its place. None when nobody
-    watched."""
+    """Number of them outside of this model that look like its Linears, are trainable and in training mode,
+    and belong to no optimizer: those of a converted copy. None if nobody watched."""
 
 
 class Training(Record, frozen=True, kw_only=True):
@@ -184,15 +182,15 @@ class Training(Record, frozen=True, kw_only=True):
     """Dtype of the autocast the step runs under; None without autocast. Not recorded of a script no call of
     whose model was seen."""
     autocast_within: bool = NOT_RECORDED
-    """Whether the training step or a forward of the user's own opens an autocast. Not recorded if its code
+    """True if the training step or a forward of the user's own opens an autocast. Not recorded if its code
     names one and no forward was seen."""
     fp8_autocast: bool | None = NOT_RECORDED
-    """Whether the step opens an FP8 autocast; None without layers of Transformer Engine. Not recorded if no
+    """True if the step opens an FP8 autocast; None without layers of Transformer Engine. Not recorded if no
     forward was seen, nor without a training step of the user's unless its forward opens one."""
     gradients_seen: bool = NOT_RECORDED
-    """Whether a parameter holds a gradient, which proves that a training step ran."""
+    """True if a parameter holds a gradient, which proves that a training step ran."""
     optimizer_stepped: bool | None = NOT_RECORDED
-    """Whether the optimizer holds state, which proves that it took a step; None without an optimizer."""
+    """True if the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
     compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
     """Names in the model file, or the script, that hold a compiled wrapper of this very model, which is not
@@ -203,18 +201,18 @@ class Training(Record, frozen=True, kw_only=True):
     """Qualified names of the wrappers around the root's forward, outermost first."""
     accelerate: Accelerate | None = NOT_RECORDED
     distributed: Distributed | None = NOT_RECORDED
-    """None when torch.distributed is not initialized in this process."""
+    """None if torch.distributed is not initialized in this process."""
     trainer: TrainerArguments | None = NOT_RECORDED
     optimizer: str | None = NOT_RECORDED
-    """Qualified class of the optimizer; None when none was given."""
+    """Qualified class of the optimizer; None if none was given."""
     use_cache: bool | None = NOT_RECORDED
-    """Whether a transformers model builds a KV cache in every training forward with labels; None for models
+    """True if a transformers model builds a KV cache in every training forward with labels; None for models
     that never do."""
     cache_switch: str | None = NOT_RECORDED
     """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by
-    checkpointing; None when none asks."""
+    checkpointing; None if none asks."""
     cache_holder: str | None = NOT_RECORDED
-    """Name of the innermost module that makes it, whose blocks fill it; None when none asks."""
+    """Name of the innermost module that makes it, whose blocks fill it; None if none asks."""
     sdp_backends: tuple[str, ...] = NOT_RECORDED
     """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``,
     ``mem_efficient``, ``cudnn``, ``math``."""
@@ -226,24 +224,25 @@ class Training(Record, frozen=True, kw_only=True):
     first_outside_optimizer: tuple[str, ...] = NOT_RECORDED
     """Names of the first few of them."""
     conversion: Conversion | None = NOT_RECORDED
-    """None when nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
+    """None if nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
     converter: Converter = NOT_RECORDED
 
 
 class Workload(Record, frozen=True, kw_only=True):
-    """What one step is made of, and where each part came from: ``given`` by the user or ``made up`` here."""
+    """The parts of a step, and the source of each: ``given`` by the user or ``made up`` here."""
 
     batch_source: Literal["given", "made up"] | None = NOT_RECORDED
-    """None when no batch could be made."""
+    """None if no batch could be made."""
     batch_size: int | None = NOT_RECORDED
     sequence_length: int | None = NOT_RECORDED
     tokens: int | None = NOT_RECORDED
-    """Rows of the GEMMs in one micro-batch (M): batch × sequence, or the batch where there is no sequence."""
+    """Rows of the matmuls in one micro-batch (M): batch x sequence, or the batch where there is no
+    sequence."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
     """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
     fake tensors; those that it does not call are left out. Not recorded where a trial counts them."""
     note: Prose | None = NOT_RECORDED
-    """How a made-up batch was made."""
+    """How a synthetic batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED
     optimizer_source: Literal["given", "made up"] = NOT_RECORDED
     autocast_source: Literal["given", "none"] = NOT_RECORDED

@@ -22,7 +22,7 @@ Family = Literal[
     "copy",
     "unknown",
 ]
-"""What a GPU kernel does; ``pointwise`` covers reductions, gathers and fills too."""
+"""Work of a GPU kernel; ``pointwise`` covers reductions, gathers and fills too."""
 
 
 class KernelGroup(Record, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class KernelGroup(Record, frozen=True, kw_only=True):
     name: str = NOT_RECORDED
     family: Family = NOT_RECORDED
     operator: str | None = NOT_RECORDED
-    """The operator that launched them, such as ``aten::_scaled_mm``; None where none did, or several."""
+    """The operator that launched them, such as ``aten::_scaled_mm``; None if none did, or several."""
     count: int = NOT_RECORDED
     time_ms: float = NOT_RECORDED
 
@@ -48,13 +48,13 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """Where one arm's step goes at full depth, from one profiled step at each cut; its parts and ``idle_ms``
-    add up to the step."""
+    """Where one variant's step goes at full depth, from one profiled step at each cut; its parts and
+    ``idle_ms`` add up to the step."""
 
     families_ms: dict[str, float] = NOT_RECORDED
     """`Family` -> time in ms, every instant with one owner, already divided by ``scale``."""
     idle_ms: float = NOT_RECORDED
-    """Unprofiled step - time the GPU was busy; 0 where the profiled kernels took longer than the step."""
+    """Unprofiled step - time the GPU was busy; 0 if the profiled kernels took longer than the step."""
     host_wait_pct: float | None = NOT_RECORDED
     """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry;
     None without gaps."""
@@ -64,7 +64,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
     scale: float = NOT_RECORDED
     """``busy_ms`` / step where the profiled kernels took longer than the unprofiled step, else 1."""
     reliable: bool = NOT_RECORDED
-    """Whether ``scale`` and the depth's extrapolation leave the parts meaningful."""
+    """True if ``scale`` and the depth's extrapolation leave the parts meaningful."""
     kernels: int = NOT_RECORDED
     """Kernels a step at full depth."""
     unclassified_pct: float = NOT_RECORDED
@@ -72,40 +72,40 @@ class Breakdown(Record, frozen=True, kw_only=True):
     groups: tuple[KernelGroup, ...] = NOT_RECORDED
     """The longest, then every one that no rule knows, at most a few."""
     modules: tuple[ModuleTime, ...] = NOT_RECORDED
-    """The longest of those that are in no compiled region and contain none; empty where the whole model is
+    """The longest of those that are in no compiled region and contain none; empty if the whole model is
     compiled."""
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
-    """What an arm's peak is made of at full depth; the parts add up to it."""
+    """Parts of a variant's peak at full depth, which they add up to."""
 
     weights_gib: float = NOT_RECORDED
     fp8_copies_gib: float = NOT_RECORDED
-    """FP8 weights, their transposes and scales that are kept beside the weights between steps."""
+    """FP8 weights, their transposes and scales that are kept next to the weights between steps."""
     gradients_gib: float = NOT_RECORDED
     """All of them, as they lie together when the optimizer begins its step."""
     optimizer_gib: float = NOT_RECORDED
     activations_gib: float = NOT_RECORDED
-    """What is left of the peak: saved activations and the temporaries of the moment; more of them where the
-    peak comes before the last gradient."""
+    """The rest of the peak: saved activations and temporaries; more of them if the peak comes before the last
+    gradient."""
 
 
 Layout = Literal["output", "input_gradient", "weight_gradient"]
-"""One of the three GEMMs of a training Linear, in the order of a step."""
+"""One of the three matmuls of a training Linear, in the order of a step."""
 
 
 class LayerGemm(Record, frozen=True, kw_only=True):
-    """One GEMM of a `LayerShape`, alone."""
+    """One matmul of a `LayerShape`, alone."""
 
     layout: Layout = NOT_RECORDED
     bf16_ms: float = NOT_RECORDED
     fp8_ms: float | None = NOT_RECORDED
-    """The FP8 kernel without its casts; None where FP8 could not be timed, and where the recipe keeps this
-    GEMM in BF16."""
+    """The FP8 kernel without its casts; None if FP8 could not be timed, and where the recipe keeps this
+    matmul in BF16."""
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
-    """The GEMMs of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the
+    """The matmuls of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the
     casts take."""
 
     m: int = NOT_RECORDED
@@ -118,17 +118,17 @@ class LayerShape(Record, frozen=True, kw_only=True):
     layers: tuple[str, ...] = NOT_RECORDED
     """Linears of this shape and recipe, by their names in the whole model."""
     trained: bool = NOT_RECORDED
-    """Whether their weights are trained; a frozen weight has no weight-gradient GEMM."""
+    """True if their weights are trained; a frozen weight has no weight-gradient matmul."""
     bf16_ms: float = NOT_RECORDED
     """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
     fp8_ms: float | None = NOT_RECORDED
     gemms: tuple[LayerGemm, ...] = NOT_RECORDED
-    """The same GEMMs one by one, which together are ``bf16_ms`` and, but for those that stay in BF16,
+    """The same matmuls one by one, which together are ``bf16_ms`` and, but for those that stay in BF16,
     ``fp8_ms``."""
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
     reason: Prose | None = NOT_RECORDED
-    """Why FP8, or its casts, could not be timed; None when both were."""
+    """Why FP8, or its casts, could not be timed; None if both were."""
 
 
 class LayerNumerics(Record, frozen=True, kw_only=True):
@@ -137,8 +137,8 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     output_sqnr_db: float | None = NOT_RECORDED
-    """10·log10 of the power of the BF16 result / the power of the difference; None where the result is all
-    zero or not finite, and where nothing differs."""
+    """10·log10 of the power of the BF16 result / the power of the difference; None if the result is all zero
+    or not finite, and where nothing differs."""
     typical_output_sqnr_db: float | None = NOT_RECORDED
     """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the
     whole tensor hides what it does to every other row."""
@@ -148,7 +148,7 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
     """None also where the weight is frozen."""
     saturated_pct: float | None = NOT_RECORDED
     """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value
-    of their FP8 type, which the cast clips; None where a library casts in kernels of its own."""
+    of their FP8 type, which the cast clips; None if a library casts in kernels of its own."""
     flushed_pct: float | None = NOT_RECORDED
     """Largest share of the elements that are not zero and become zero in FP8; None as above."""
     non_finite: int = NOT_RECORDED
@@ -156,28 +156,28 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
 
 
 class LossCurve(Record, frozen=True, kw_only=True):
-    """The loss of some steps of one arm, eager, on one batch and with a real learning rate. All arms begin at
-    the same weights and draw the same random numbers."""
+    """The loss of some steps of one variant, eager, on one batch and with a real learning rate. All variants
+    begin at the same weights and draw the same random numbers."""
 
     arm: str = NOT_RECORDED
     """``as_is``, ``bf16``, or ``bf16_disturbed``: BF16 after each weight of the FP8 layers was moved by one
     unit in the last place of BF16, several times with other signs."""
     losses: tuple[float | None, ...] = NOT_RECORDED
-    """One a step, before its update; None where it was NaN or infinite."""
+    """One a step, before its update; None if it was NaN or infinite."""
     blocks: dict[str, int] = NOT_RECORDED
-    """List of blocks -> how many were kept; empty when the whole model was trained."""
+    """List of blocks -> how many were kept; empty if the whole model was trained."""
     learning_rates: tuple[float, ...] = NOT_RECORDED
     """The distinct ones of the optimizer's groups."""
 
 
 class ArmCut(Record, frozen=True, kw_only=True):
-    """One arm at one cut of the model."""
+    """One variant at one cut of the model."""
 
     blocks: dict[str, int] = NOT_RECORDED
-    """List of blocks -> how many were kept; empty when the model was measured whole."""
+    """List of blocks -> how many were kept; empty if the model was measured whole."""
     step_ms: float | None = NOT_RECORDED
     peak_gib: float | None = NOT_RECORDED
-    """Weights, optimizer state, gradients and activations of this arm alone; None on a CPU."""
+    """Weights, optimizer state, gradients and activations of this variant alone; None on a CPU."""
     warm_up_s: float | None = NOT_RECORDED
     """From the first step until nothing was compiled any more."""
     graph_breaks: int = NOT_RECORDED
@@ -198,14 +198,14 @@ class Arm(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is an
-    arm as the first window saw it, where a final one timed it again."""
+    variant as the first window saw it, where a final one timed it again."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
-    """The arm that this one changes, whose time minus its own is what the change saves; None where it changes
-    none."""
+    """The variant that this one changes, whose time minus its own is what the change saves; None if it
+    changes none."""
     tried: bool = NOT_RECORDED
     why: Reason | None = NOT_RECORDED
-    """Why it was not tried, or why what was timed is not a number; None when it is one.
+    """Why it was not tried, or why what was timed is not a number; None if it is one.
     `fp8doctor.facts.no_number.why_of` reads it, of older recordings too."""
     reason: Prose | None = NOT_RECORDED
     """The same in a sentence for people."""
@@ -216,39 +216,40 @@ class Arm(Record, frozen=True, kw_only=True):
     """Interval that holds the true median with 90% confidence; the range of two to four rounds, None of
     one."""
     rounds_ms: tuple[float, ...] = NOT_RECORDED
-    """One figure per interleaved round; the same round of two arms of one window shares clocks and heat."""
+    """One figure per interleaved round; the same round of two variants of one window shares clocks and
+    heat."""
     window: int = NOT_RECORDED
-    """Which of the trial's windows timed it: 1, or 2 for the final one."""
+    """The trial's window that timed it: 1, or 2 for the final one."""
     peak_gib: float | None = NOT_RECORDED
     """None on a CPU. Where the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
-    """Of the peak: weights, FP8 copies kept beside them, buffers and optimizer state, at full depth."""
+    """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED
-    """The arm beside which it was timed alone, because the memory did not hold all at once; None when all
+    """The variant next to which it was timed alone, because the memory did not hold all at once; None if all
     took turns."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
     is has."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
     breakdown: Breakdown | None = NOT_RECORDED
-    """None for an arm that was not profiled. Where profiling failed it is not recorded, and a gap says
+    """None for a variant that was not profiled. Where profiling failed it is not recorded, and a gap says
     why."""
     memory: MemoryParts | None = NOT_RECORDED
-    """None on a CPU, for an arm that has no ``peak_gib``, and where its optimizer does not tell when it
+    """None on a CPU, for a variant that has no ``peak_gib``, and where its optimizer does not tell when it
     begins a step."""
     fp8_gemms: int | None = NOT_RECORDED
-    """FP8 GEMMs in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
+    """FP8 matmuls in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
     graphs_run: int | None = NOT_RECORDED
     """Compiled regions entered in that step."""
     non_finite: tuple[str, ...] | None = NOT_RECORDED
-    """What was NaN or infinite while it warmed up: ``loss``, ``gradients``; empty when nothing was, None when
-    nobody could see. Such gradients are set to zero before every update, so that the weights, which the arms
-    share, stay finite; that is in the arm's time, a read and a write of all gradients (computed: 7 ms for an
-    8B model on an H200)."""
+    """Kinds of NaN or infinity while it warmed up: ``loss``, ``gradients``; empty without any, None if nobody
+    could see. Such gradients are set to zero before every update, so that the weights, which the variants
+    share, stay finite; that is in the variant's time, a read and a write of all gradients (computed: 7 ms for
+    an 8B model on an H200)."""
 
 
 class Health(Record, frozen=True, kw_only=True):
-    """The GPU while the arms were timed, as NVML saw it, sampled."""
+    """The GPU while the variants were timed, as NVML saw it, sampled."""
 
     samples: int = NOT_RECORDED
     sm_clock_low_mhz: int | None = NOT_RECORDED
@@ -262,22 +263,22 @@ class Health(Record, frozen=True, kw_only=True):
     other_processes: int | None = NOT_RECORDED
     """Most compute processes seen besides this one."""
     other_use_pct: float | None = NOT_RECORDED
-    """Most of the GPU that they used at one time; None where NVML does not tell."""
+    """Most of the GPU that they used at one time; None if NVML does not tell."""
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
-    """The host while the arms were timed, as Linux counts it, in all windows together."""
+    """The host while the variants were timed, as Linux counts it, in all windows together."""
 
     window_s: float = NOT_RECORDED
     cores: int = NOT_RECORDED
     """Cores that this process may use; shares are of their time."""
     others_pct: float = NOT_RECORDED
-    """What was used by others than this process."""
+    """Share of others than this process."""
     steal_pct: float = NOT_RECORDED
-    """What a hypervisor gave to other machines."""
+    """Share that a hypervisor gave to other machines."""
     waited_pct: float | None = NOT_RECORDED
     """Share of the windows for which a thread of this process was ready and had no core, of the one that
-    waited the longest; None where Linux does not count it."""
+    waited the longest; None if Linux does not count it."""
     throttled_pct: float | None = NOT_RECORDED
     """Share of the periods in which the quota of the container's cores was used up; None without a quota."""
     pace_low_ms: float = NOT_RECORDED
@@ -291,23 +292,23 @@ class Trial(Record, frozen=True, kw_only=True):
     device: str = NOT_RECORDED
     gpu: str | None = NOT_RECORDED
     own_process: bool = NOT_RECORDED
-    """Whether it ran in a process of its own, or in that of the caller, on copies of the model."""
+    """True if it ran in a process of its own, or in that of the caller, on copies of the model."""
     blocks: dict[str, int] = NOT_RECORDED
-    """Lists of blocks that were cut -> blocks at full depth; empty when the model was measured whole."""
+    """Lists of blocks that were cut -> blocks at full depth; empty if the model was measured whole."""
     recomputed: tuple[str, ...] = NOT_RECORDED
     """The outermost modules whose forward ran again in the backward of an eager step, by their names in the
-    cut; empty when none did."""
+    cut; empty if none did."""
     arms: tuple[Arm, ...] = NOT_RECORDED
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
     reliable: bool = NOT_RECORDED
     why: Reason | None = NOT_RECORDED
-    """Why nothing was timed; None when something was."""
+    """Why nothing was timed; None if something was."""
     reason: Prose | None = NOT_RECORDED
     """Why nothing was timed, or why the times are not reliable, in sentences for people."""
     harm: tuple[str, ...] = NOT_RECORDED
-    """What was not as before after the trial outside its copies of the model, put back where it could be: of
-    files in the current folder and memory of the GPU others may be the cause. Empty when nothing."""
+    """State outside of the trial's copies that was not as before, put back if possible: of files in the
+    current folder and memory of the GPU others may be the cause. Empty without any."""
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     host: HostLoad = NOT_RECORDED
@@ -320,7 +321,7 @@ class Trial(Record, frozen=True, kw_only=True):
     """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
     CPU they say nothing about a GPU."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
-    """FP8 layers one by one; empty when the model has none."""
+    """FP8 layers one by one; empty if the model has none."""
     losses: tuple[LossCurve, ...] = NOT_RECORDED
     """Empty when the model has no FP8 layer."""
     gaps: dict[str, Prose] = NOT_RECORDED
@@ -330,7 +331,7 @@ class Trial(Record, frozen=True, kw_only=True):
     recorded by older versions, which had such processes."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
-    """Budget in which the arms that were left out for time are expected to fit too; None where none was, and
+    """Budget in which the variants that were left out for time are expected to fit too; None if none was, and
     where nothing tells."""
     elapsed_s: float | None = NOT_RECORDED
     """Seconds from the start of the command to the end of the trial; of the trial alone where a script is

@@ -40,7 +40,7 @@ class Fact(property):
 
 
 def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo]) -> None:
-    """Let every field of this type that may be missing raise when it is read and missing."""
+    """Make every field of this type that may be missing raise when it is read and missing."""
     for field in fields:
         member = getattr(kind, field.name)
         if field.default is NOT_RECORDED and not isinstance(member, Fact):
@@ -48,9 +48,9 @@ def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo
 
 
 def value_at(record: msgspec.Struct | None, path: str, default: Any = None) -> Any:
-    """Return the fact at a dotted path, or ``default`` if it was not recorded or is beyond a None.
+    """Return the fact at a dotted path, or ``default``.
 
-    Raises AttributeError for a name that is no fact.
+    The default also if the path leads beyond a None. Raises AttributeError for a name that is no fact.
     """
     for name in _names(path):
         if record is None:
@@ -68,12 +68,12 @@ def recorded(record: msgspec.Struct | None, path: str) -> bool:
 
 @functools.cache
 def _names(path: str) -> tuple[str, ...]:
-    """The names of a dotted path; the program has a few hundred."""
+    """Split a dotted path; the program has a few hundred."""
     return tuple(path.split("."))
 
 
 def if_recorded(answer: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | None:
-    """The answer; None where it reads a fact that was not recorded."""
+    """Return the answer; None if it reads a fact that was not recorded."""
     try:
         return answer(*arguments, **named)
     except Unrecorded:

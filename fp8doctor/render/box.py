@@ -51,7 +51,7 @@ MENDED = {
     "layers_do_not_learn": "With this fix the layers train. ",
     "fp8_not_engaged": "With this fix FP8 runs. ",
 }
-"""Grave status -> what is so once its cause is mended, before anything about speed."""
+"""Grave status -> what is so once its cause is fixed, before anything about speed."""
 
 LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
 """The questions that an answer answers, in this order."""
@@ -60,7 +60,7 @@ ON_CPU = " on the CPU"
 """Stands behind a time that no GPU took."""
 
 MOST_CAUSES = 2
-"""Causes that are named beside what they cost."""
+"""Causes that are named next to what they cost."""
 
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
@@ -83,10 +83,10 @@ class Answer(Struct, frozen=True):
     """Codes of the findings that ``why`` tells."""
     fix: tuple[str, ...]
     then: End
-    """What a step takes once that is done."""
+    """The time of a step with the fix."""
     limit: str
     sure: str
-    """What the answer rests on, and how far that can be trusted."""
+    """The basis of the answer, and how far to trust it."""
 
 
 def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
@@ -112,7 +112,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
 
 
 def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
-    """Say why a trial timed no copy at all, unless the verdict's summary, as the cause, says it."""
+    """Say why a trial timed no copy at all, unless the cause says it already."""
     if facts.get("trial.arms", True) or not recorded(facts, "trial.reason"):
         return ""
     reason = facts.trial.reason
@@ -133,7 +133,7 @@ def _how_much(verdict: Verdict, what: str) -> str:
 
 
 def _no_model(report: Document) -> str:
-    """Say why no model was examined, where what stands below is of the environment alone."""
+    """Say why no model was examined, if the answer is about the environment alone."""
     facts = report.facts
     if recorded(facts, "network") or not report.findings or not recorded(facts, "gaps"):
         return ""
@@ -141,7 +141,7 @@ def _no_model(report: Document) -> str:
 
 
 def _numbers(report: Document) -> str:
-    """Write both times and their basis; what the cost model expects where none was measured."""
+    """Write both times and their basis, else the times that the cost model expects."""
     verdict = report.verdict
     if verdict.status == "not_measured" and verdict.basis == "modelled" and not verdict.step_ms:
         expects = modelled_speedup(report.facts)
@@ -170,13 +170,13 @@ class _Cause(Struct, frozen=True):
     code: str = ""
     """Of the finding that it is the title of."""
     is_summary: bool = False
-    """Whether it is the verdict's summary."""
+    """True if it is the verdict's summary."""
 
 
 def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
-    """Tell the cause, and beside it what it costs where the step was profiled.
+    """Tell the cause, and next to it what it costs where the step was profiled.
 
-    Where FP8 is not slower, the causes are of what the plan mends and stand behind.
+    Where FP8 is not slower, the causes are of what the plan fixes and stand behind.
     """
     verdict = report.verdict
     grave = _gravest(report)
@@ -205,7 +205,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 
 
 def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
-    """List what the plan mends, else what has no step, without the codes that are told already."""
+    """List causes that the plan fixes, else those without a step; without codes in ``told``."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
     causes = [_told(each) for each in planned if each.code not in told][:MOST_CAUSES]
     unmended = [] if planned else [_told(each) for each in _unmended(report) if each.code not in told]
@@ -224,7 +224,7 @@ def _gravest(report: Document) -> Finding | None:
 
 
 def _unmended(report: Document) -> Iterator[Finding]:
-    """Find what is wrong and has no step in the plan, not even one that saves next to nothing."""
+    """Find problems without a step in the plan, not even one that saves next to nothing."""
     planned = {code for step in report.prescription for code in step.mends}
     for finding in report.findings:
         if finding.severity in ("warning", "error") and finding.code not in planned:
@@ -232,7 +232,7 @@ def _unmended(report: Document) -> Iterator[Finding]:
 
 
 def _cost(found: Waterfall) -> str:
-    """Tell what converting costs and what the matmuls save; where something else weighs more, that too."""
+    """Say what casts cost and matmuls save, and any other part that weighs more."""
     casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
     told = (
         f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
@@ -322,8 +322,7 @@ def _opened(report: Document) -> Iterator[str]:
 
 
 def _nothing_found(report: Document) -> str:
-    """Say that nothing has to be changed, if nothing is open that could change the verdict; else what is
-    open."""
+    """Say that nothing has to change, or which open questions could change the verdict."""
     questions = open_questions(report.outcomes, report.verdict, report.facts)
     if not questions:
         return "Nothing to change."
@@ -345,12 +344,12 @@ def _more_time_s(report: Document) -> float | None:
 
 
 def _modelled_loss(report: Document) -> bool:
-    """Whether nothing but the cost model tells of FP8's speed, and it tells of a loss."""
+    """Return whether only the cost model speaks about FP8's speed, and expects a loss."""
     return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
 
 
 def _mends_it(report: Document, step: Step) -> bool:
-    """Whether a step of the plan mends what is graver than speed."""
+    """Return whether a step of the plan fixes something worse than speed."""
     grave = _gravest(report)
     return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
 
@@ -364,14 +363,14 @@ def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
 
 
 def where_to_time(facts: Facts) -> str:
-    """Say what a trial adds to what is known: a GPU, or BF16 where steps of the job ran on one."""
+    """Say what a trial would add: a GPU, or BF16 if the job's steps ran on one."""
     on_a_gpu = facts.get("observed.clock") == "cuda"
     other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
     return f"next to {other}" if on_a_gpu else "on a GPU"
 
 
 def with_budget(facts: Facts, seconds: float) -> str:
-    """Write the option that gives a trial so much time: an argument where Python holds the model."""
+    """Write the option that gives a trial more time; an argument if Python holds the model."""
     live = facts.get("target.kind") == "live"
     return f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
 

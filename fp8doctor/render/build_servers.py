@@ -71,7 +71,7 @@ def _text(entry: Entry | None, explanation: str) -> str:
 
 
 def file_of(report: Document) -> str:
-    """Name the file that was looked at; empty where it was none."""
+    """Name the file that was looked at; empty if it was none."""
     facts = report.facts
     if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
         return ""
@@ -81,15 +81,14 @@ def file_of(report: Document) -> str:
 COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}
 
 DATA = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-"""What ends a command, as its message carries it. Source: actions/toolkit, core/src/command.ts."""
+"""Characters that end a command, and their escapes. Source: actions/toolkit, core/src/command.ts."""
 
 PROPERTY = {**DATA, ":": "%3A", ",": "%2C"}
-"""What ends the value of a property too."""
+"""Characters that end the value of a property too."""
 
 
 def github(report: Document, *, file: str = "") -> str:
-    """Write the annotations, a line each; they stand at the top of ``file``, else of the one that the report
-    names."""
+    """Write the annotations, one per line, at the top of ``file`` or the report's file."""
     place = file or file_of(report)
     return "".join(f"{_annotation(notice, place)}\n" for notice in notices(report))
 
@@ -116,7 +115,7 @@ COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skippe
 def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "") -> str:
     """Write the test cases.
 
-    A finding at or above ``fail_on`` is a failure, any other is told in the output of its case; a check that
+    A finding at or above ``fail_on`` is a failure, any other is in the output of its case; a check that
     could not answer, or whose question does not arise, is skipped with the reason.
     """
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -182,7 +181,7 @@ ABOUT_THE_VERDICT = "Whether FP8 runs, and whether it is faster than the best BF
 
 
 def sarif(report: Document, *, file: str = "") -> str:
-    """Write the document. Results are located in ``file``, else in the one that the report names."""
+    """Write the document, with results in ``file`` or the report's file."""
     place = file or file_of(report)
     rules = list(_rules(report))
     at = {rule["id"]: index for index, rule in enumerate(rules)}
@@ -202,12 +201,12 @@ def sarif(report: Document, *, file: str = "") -> str:
 
 
 def _counts(notice: Notice) -> bool:
-    """Whether it is a result; a verdict that nothing is wrong with is none."""
+    """Return whether it is a result; a verdict without a problem is none."""
     return notice.code != VERDICT or notice.severity != "info"
 
 
 def _rules(report: Document) -> Iterator[dict[str, Any]]:
-    """The rules: the verdict, and every check that was selected or found something."""
+    """List the rules: the verdict, and every check that was selected or found something."""
     yield {
         "id": VERDICT,
         "name": "verdict",

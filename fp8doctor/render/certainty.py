@@ -1,4 +1,4 @@
-"""What an answer rests on, how far to trust it, and the most that FP8 can give."""
+"""Basis of an answer, how far to trust it, and the upper bound of FP8."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def _how_sure(view: TrialView) -> str:
 
 
 def _range(report: Document) -> str:
-    """Write between which ratios FP8 lies, where the rounds tell its side and not how far: (4.1x to 6.5x
-    slower)."""
+    """Write the range of the ratio if its side is sure: (4.1x to 6.5x slower)."""
     verdict = report.verdict
     low, high = verdict.speedup_low, verdict.speedup_high
     if verdict.status not in ("fp8_slower", "fp8_faster") or not low or not high or high / low < WIDE:
@@ -133,7 +132,7 @@ RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated fro
 
 
 def limit(facts: Facts, steps: Sequence[Step]) -> str:
-    """Write the upper bound; empty if it is not known, and beside a plan that it does not hold for.
+    """Write the upper bound; empty if unknown, or if it does not hold for the plan.
 
     The bound is on the step with the best BF16 as it is. A plan that makes BF16 faster too goes beyond it.
     """

@@ -1,4 +1,4 @@
-"""What the charts of a page show, and the same in words for who cannot see them."""
+"""Charts of a page, and the same in words for people who cannot see them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bar(Struct, frozen=True):
 
     label: str
     value: str
-    """What stands beside the bar."""
+    """Text next to the bar."""
     words: str
     """The bar for who cannot see it."""
     segments: tuple[Segment, ...]
@@ -54,8 +54,10 @@ class Chart(Struct, frozen=True):
 
 
 def steps(timing: Timing | None) -> Chart | None:
-    """Draw the timed steps, each as a bar of its parts; None where nothing was timed, or one step whose parts
-    are not known."""
+    """Draw the timed steps as bars of their parts.
+
+    None if nothing was timed, or one step whose parts are unknown.
+    """
     rows = [(row, row.arm.step_ms) for row in timing.rows if row.arm and row.arm.step_ms] if timing else []
     if timing is None or not (len(rows) > 1 or any(row.arm and drawn_ms(row.arm) for row, _ in rows)):
         return None
@@ -132,7 +134,7 @@ NAMES = {
     ArmName.BF16: "BF16",
     ArmName.AS_IS: "FP8 as you run it",
 }
-"""Arms whose loss is followed, those that lie over the others last."""
+"""Variants whose loss is followed, those that lie over the others last."""
 
 
 class LossLine(Struct, frozen=True):
@@ -152,14 +154,14 @@ class LossChart(Struct, frozen=True):
     words: str
     """The curves for who cannot see them."""
     sentence: str
-    """What they say."""
+    """The curves in words."""
     lines: tuple[LossLine, ...]
     legend: tuple[tuple[str, str], ...]
     """Kind and name of each sort of curve that is drawn."""
 
 
 def loss_chart(facts: Facts) -> LossChart | None:
-    """Draw the losses; None where none was followed or none is finite."""
+    """Draw the losses; None if none was followed or none is finite."""
     curves = [curve for name in NAMES for curve in facts.trial.losses if curve.arm == name]
     finite = [loss for curve in curves for loss in curve.losses if loss is not None]
     if not finite:
@@ -212,7 +214,7 @@ class Proof(Struct, frozen=True):
     label: str
     median: str
     interval: str
-    """That holds the true median with 90% confidence, in ms; empty where it is not known."""
+    """That holds the true median with 90% confidence, in ms; empty if it is not known."""
     rounds_pct: tuple[float, ...]
     """Its rounds around its median, in per cent of it."""
     interval_pct: tuple[float, float] | None
@@ -229,13 +231,13 @@ class Evidence(Struct, frozen=True):
 
     proofs: tuple[Proof, ...]
     reach_pct: float
-    """How far the axis reaches to either side of a median."""
+    """Range of the axis on either side of a median."""
     speedup: str
-    """The speedup and its interval; empty where none was measured."""
+    """The speedup and its interval; empty if none was measured."""
 
 
 def evidence(timing: Timing | None, verdict: Verdict) -> Evidence | None:
-    """Collect what the timed steps rest on; None where nothing was timed."""
+    """Collect what the timed steps rest on; None if nothing was timed."""
     proofs = tuple(_proof(row, row.arm) for row in (timing.rows if timing else ()) if row.arm)
     if not proofs:
         return None

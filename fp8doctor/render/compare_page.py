@@ -67,7 +67,7 @@ def _table(found: Comparison) -> Table:
 
 
 def _losses(found: Comparison) -> Iterator[str]:
-    """Say of which steps the losses are, and what they can be held to."""
+    """Say of which steps the losses are, and what they can be compared with."""
     for why in found.why_no_losses:
         yield f"No losses side by side: {why}."
     losses = found.losses
@@ -132,7 +132,7 @@ def _findings(found: Comparison) -> Iterator[str]:
 
 
 def _basis(one: TimedStep, other: TimedStep) -> str:
-    """How the times were taken."""
+    """Say how the times were taken."""
     told = []
     for step in (one, other):
         if step.step_ms:

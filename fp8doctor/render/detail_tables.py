@@ -27,7 +27,7 @@ class LedgerTable(Struct, frozen=True):
 
     @property
     def shapes(self) -> list[tuple[str, list[tuple[str, ...]]]]:
-        """Each shape with the rows of its GEMMs."""
+        """Each shape with the rows of its matmuls."""
         grouped: list[tuple[str, list[tuple[str, ...]]]] = []
         for row in self.rows[1:]:
             if len(row) == 1:
@@ -38,7 +38,7 @@ class LedgerTable(Struct, frozen=True):
 
 
 def ledger_table(ledger: Ledger, labels: Mapping[str, str]) -> LedgerTable:
-    """Write the ledger; ``labels`` are names of variants as the table of times has them."""
+    """Write the table of matmuls; ``labels`` are names of variants as in the table of times."""
     rows: list[tuple[str, ...]] = []
     for shape, lines in groupby(ledger.lines, _shape):
         rows += [(shape,), *map(_cells, lines)]
@@ -63,7 +63,7 @@ def _cells(line: LedgerLine) -> tuple[str, ...]:
 
 
 def signed_finely(ms: float) -> str:
-    """Write what one GEMM saves, in thousandths of a millisecond."""
+    """Write what one matmul saves, in thousandths of a millisecond."""
     return f"{'−' if ms < 0 else '+'}{abs(ms):.3f}"
 
 
@@ -88,16 +88,19 @@ class RateTable(Struct, frozen=True):
     """The same as a table."""
 
     how: str
-    """How the rates are known: measured, or modelled on which GPU."""
+    """Basis of the rates: measured, or modelled on which GPU."""
     rows: tuple[tuple[str, str, str], ...]
     """Variant, tokens a second, milliseconds of a step."""
     peak: str
-    """The most that the GPU's peak allows; empty where that is not known."""
+    """The most that the GPU's peak allows; empty if that is not known."""
 
 
 def rate_table(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> RateTable:
-    """Write the rates; ``fp8`` says whether the model as it is has FP8 layers, ``labels`` are names of
-    variants as the table of times has them."""
+    """Write the rates.
+
+    ``fp8`` says whether the model as it is has FP8 layers, ``labels`` are names of variants as in the table
+    of times.
+    """
     modelled = rates.variants and rates.variants[0].basis == "modelled"
     return RateTable(
         f"estimated for {rates.gpu}" if modelled else "measured",
@@ -158,11 +161,11 @@ class LayerRow(Struct, frozen=True):
     runs_in: str
     compiled: str
     flops: str
-    """Share of the model's GEMM FLOPs; empty where it is not known."""
+    """Share of the model's matmul FLOPs; empty if it is not known."""
     alone: str
-    """Time of one of them alone, BF16 against FP8 and its casts; empty where it was not timed."""
+    """Time of one of them alone, BF16 against FP8 and its casts; empty if it was not timed."""
     sqnr: str
-    """Least signal-to-noise ratio of an output, in dB; empty where it was not measured."""
+    """Least signal-to-noise ratio of an output, in dB; empty if it was not measured."""
 
 
 class LayerGroup(Struct, frozen=True):
@@ -177,21 +180,21 @@ class LayerTable(Struct, frozen=True):
 
     groups: tuple[LayerGroup, ...]
     left_out: str
-    """How many rows are not shown; empty when all are."""
+    """Number of rows that are not shown; empty if all are."""
 
     @property
     def alone(self) -> bool:
-        """Whether any layer was timed alone."""
+        """Return whether any layer was timed alone."""
         return any(row.alone for group in self.groups for row in group.rows)
 
     @property
     def sqnr(self) -> bool:
-        """Whether the output of any layer was compared."""
+        """Return whether the output of any layer was compared."""
         return any(row.sqnr for group in self.groups for row in group.rows)
 
 
 def layer_table(facts: Facts) -> LayerTable | None:
-    """Group the Linears by kind of block; None where no model was examined or it has none."""
+    """Group the Linears by kind of block; None without a model or Linears."""
     if not facts.get("network.linears"):
         return None
     blocks = facts.blocks()
@@ -275,7 +278,7 @@ def _compiled(linear: Linear) -> str:
 
 
 def _shapes(facts: Facts) -> dict[str, LayerShape]:
-    """Return the GEMMs that were timed alone, by each layer that has them."""
+    """Return the matmuls that were timed alone, by each layer that has them."""
     timed = facts.get("trial.shapes", ())
     return {name: each for each in timed for name in each.get("layers", ())}
 

@@ -1,4 +1,4 @@
-"""What `-v`, Markdown, HTML and build servers add to the first screen."""
+"""The details that `-v`, Markdown, HTML and build servers add to the first screen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Entry(Struct, frozen=True):
     """A finding or a step of the plan, explained."""
 
     number: int | None
-    """Of the step; None for a finding beside the plan."""
+    """Of the step; None for a finding next to the plan."""
     mark: Mark
     code: str
     """Empty for a step that the trial found and no check names."""
@@ -42,32 +42,32 @@ class Entry(Struct, frozen=True):
 
     @property
     def aside(self) -> str:
-        """What it saves, or where that is said."""
+        """Return its saving, or the number of the step that has it."""
         return self.saving if self.see is None else f"see {self.see}"
 
     @property
     def label(self) -> str:
-        """How the treatment is introduced, and what kind of lines it has."""
+        """Introduce the treatment, and name the kind of its lines."""
         what = "Fix" if self.number else "Would change it"
         return f"{what} ({self.kind})" if self.kind != "python" else what
 
 
 class Details(Struct, frozen=True):
-    """All that is known beside the first screen."""
+    """All that is known next to the first screen."""
 
     counts: tuple[str, ...]
     timing: Timing | None
     labels: dict[str, str]
-    """Arm -> its label in the table of times."""
+    """Variant -> its label in the table of times."""
     entries: tuple[Entry, ...]
     """The steps of the plan, then the other findings."""
     outcomes: tuple[Line, ...]
-    """What became of the checks that found nothing, those with the same answer together."""
+    """Checks that found nothing, those with the same answer together."""
     not_looked_at: str
     unanswered: frozenset[str]
     """Codes of the checks that ``not_looked_at`` names."""
     gaps: tuple[str, ...]
-    """What could not be read or timed, with the reason."""
+    """Facts that could not be read or timed, with the reason."""
     recorded: str
     """When and by which version; empty if the time is unknown."""
 
@@ -139,8 +139,11 @@ def _of_plan(finding: Finding, report: Document, number: int, step: Step) -> Ent
 
 
 def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
-    """Explain a finding that heads no step: with the step that fixes it, else with its own saving and, unless
-    the trial refuted it, with what would change it."""
+    """Explain a finding that heads no step.
+
+    With the step that fixes it, else with its own saving and, unless the trial refuted it, with its
+    treatment.
+    """
     see = fixed_by(finding, steps)
     told = see is not None or (finding.treatment is not None and finding.treatment.name == STAY_IN_BF16)
     says_all = finding.saving_ms is not None and not gained_alone(finding)
@@ -161,7 +164,7 @@ def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) 
 
 
 def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
-    """Find the step that carries out its treatment, else one that fixes it, else one that fixes its cause."""
+    """Find the step with a finding's treatment, else one that fixes it or its cause."""
     name = finding.treatment.name if finding.treatment else None
     causes = set() if finding.severity == "info" else set(finding.caused_by)
     numbered = list(enumerate(steps, 1))
@@ -172,8 +175,7 @@ def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
 
 
 def mark_of(finding: Finding, report: Document) -> Mark:
-    """Mark a finding by its severity; the first of the plan is bad, unless it is information or may save
-    nothing."""
+    """Mark a finding by its severity; the plan's first is bad, unless it may save nothing."""
     severity = finding.severity or "info"
     saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
     heads = bool(report.prescription) and report.prescription[0].code == finding.code
@@ -181,14 +183,13 @@ def mark_of(finding: Finding, report: Document) -> Mark:
 
 
 def gained_alone(finding: Finding) -> bool:
-    """Whether what would change it was timed by itself, and saved time for sure."""
+    """Return whether its treatment was timed by itself, and saved time for sure."""
     saving = finding.saving_ms
     return saving is not None and saving.basis == "measured" and saving.low > 0
 
 
 def saving_in_words(saving: Saving | None) -> str:
-    """Write a saving as the change of the step, with its basis: −208 to −347 ms/step, estimated for H100
-    SXM."""
+    """Write a saving as a change: −208 to −347 ms/step, estimated for H100 SXM."""
     if saving is None or saving.low is None or saving.high is None:
         return ""
     small, large = _change(-saving.low), _change(-saving.high)

@@ -39,7 +39,7 @@ FILLS = {
 """Part of a bar -> what fills it, the same in ASCII, and style: each differs without its colour."""
 
 COST, SAVING = ("█", "+", "red"), ("░", "-", "green")
-"""What fills the bars of a difference."""
+"""Fillings of the bars of a difference."""
 
 LEAST_BAR = 10
 """Columns below which a bar of the variants is not drawn."""
@@ -61,14 +61,16 @@ UNITS = re.compile(r"(?<=±) (?=\d)|(?<=\d) (?=(?:%|ms|GiB)(?!\w))")
 
 
 class Canvas(Struct, frozen=True):
-    """How wide it is, and whether it takes ASCII alone."""
+    """The width, and whether it takes ASCII alone."""
 
     width: int
     ascii: bool
 
     def text(self, text: str, style: str = "") -> Text:
-        """Make a line of text that a terminal shows as it is; what terminals and rich count differently is
-        replaced."""
+        """Make a line that a terminal shows as it is.
+
+        Characters that terminals and rich count differently are replaced.
+        """
         from rich.cells import cell_len
 
         line = printable_line(text).replace("\N{VARIATION SELECTOR-16}", "")
@@ -90,7 +92,7 @@ class Canvas(Struct, frozen=True):
         return self.own(self.glyph(MARKS[mark]), MARKS[mark][2])
 
     def packed(self, pieces: Iterable[Text], joint: str = " · ", indent: int = 0) -> Iterator[Text]:
-        """Put pieces side by side, broken between two of them where they fit; further lines are indented."""
+        """Put pieces side by side, broken between two of them; further lines are indented."""
         line, between = self.own(""), self.own(joint)
         for piece in pieces:
             if line and line.cell_len + between.cell_len + piece.cell_len <= self.width:
@@ -111,8 +113,7 @@ def draw(screen: Screen, *, width: int, colour: bool, ascii: bool) -> str:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Leave Python's random numbers as they were: rich draws one as it is imported, and the report may be
-    shown in the middle of a training."""
+    """Keep Python's random numbers: rich draws one at import, perhaps during a training."""
     before = random.getstate()
     try:
         yield
@@ -236,7 +237,7 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 class _Widths(Struct, frozen=True):
-    """Columns of the table; 0 where there is no room for one, or nothing in it."""
+    """Columns of the table; 0 if there is no space for one, or nothing in it."""
 
     label: int
     number: int
@@ -251,9 +252,9 @@ class _Widths(Struct, frozen=True):
 
     @classmethod
     def of(cls, variants: Sequence[Variant], canvas: Canvas) -> _Widths:
-        """Give every column its room, and the bar what is left; where that is little, the memory goes.
+        """Give every column its width, and the bar the rest; if that is little, drop the memory.
 
-        A lone step without parts has no bar: it would have the length of nothing else.
+        A lone step without parts has no bar: there is nothing to compare its length with.
         """
         bars = len(variants) > 1 or bool(variants[0].parts)
         widest = max(canvas.text(each.label).cell_len for each in variants)
@@ -333,7 +334,7 @@ def _ranks(ranks: Ranks, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
-    """Draw a step of the plan: what it is and saves, its code at the right, and the lines to write."""
+    """Draw a step of the plan: its summary and saving, its code, and the lines to write."""
     from rich.table import Table
 
     row = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
@@ -351,7 +352,7 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
-    """Write what is beside the plan, what is fine and what is not known, and what to do next."""
+    """Write notices, areas, and the next commands."""
     from rich.table import Table
 
     lines = Table.grid(padding=(0, 1, 0, 0))
@@ -376,8 +377,7 @@ def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _next(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
-    """Write what leads on side by side; a command too long for a line stands alone and whole, so that it can
-    be copied."""
+    """Write the next commands side by side; a command too long for a line stands alone."""
     start, pieces = canvas.own("Next  ", "bold"), []
     for piece in screen.next:
         if screen.command and piece.startswith(screen.command) and len(piece) > canvas.width - len(start):

@@ -1,4 +1,4 @@
-"""The job in a few words: the GPU, the versions, the model, its layers, and what fp8doctor made up."""
+"""The job in a few words: the GPU, the versions, the model, its layers, and its synthetic parts."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def short_version(version: str) -> str:
 
 
 def model(facts: Facts) -> str:
-    """Describe the model, its size and its batch; empty when only the environment was looked at."""
+    """Describe the model, its size and its batch; empty for the environment alone."""
     if not recorded(facts, "target"):
         return ""
     target = facts.target
@@ -120,7 +120,7 @@ def model(facts: Facts) -> str:
 
 
 def _own_step(facts: Facts) -> str:
-    """The step of the user's script or training, as it ran."""
+    """Describe the step of the user's script or training, as it ran."""
     steps = facts.observed.steps_ms
     return f"{median(steps):,.1f} ms/step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
@@ -149,12 +149,12 @@ def _batch(facts: Facts) -> str:
 
 
 def steps_are_watched(facts: Facts) -> bool:
-    """Whether the steps are the user's own, whose batch nobody makes up."""
+    """Return whether the steps are the user's own, with a batch of their own."""
     return facts.get("target.kind") in ("script", "live")
 
 
 def lacks_batch(workload: Workload) -> bool:
-    """Whether the step has no batch, and why is known."""
+    """Return whether the step has no batch, and why is known."""
     known = recorded(workload, "note") and recorded(workload, "batch_source")
     return known and workload.batch_source is None and bool(workload.note)
 
@@ -168,7 +168,7 @@ def quantity(count: int) -> str:
 
 
 def counts(facts: Facts) -> tuple[str, ...]:
-    """FP8 layers by class, compiled blocks, checkpointing, LoRA; unknown where it was not recorded."""
+    """Count FP8 layers by class, compiled blocks, checkpointing and LoRA, if recorded."""
     return (
         *(if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")),
         if_recorded(_compiled, facts) or "compiled unknown",
@@ -183,7 +183,7 @@ def _fp8_counts(facts: Facts) -> tuple[str, ...]:
 
 
 def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
-    """Name one class of FP8 layers; the total stands behind every number but zero, and behind the last."""
+    """Name one class of FP8 layers; the total follows every number but zero, and the last."""
     text = f"{layers.label} {layers.count}" + (
         f" of {len(facts.network.linears)}" if layers.count or last else ""
     )
@@ -208,7 +208,7 @@ def _compiled(facts: Facts) -> str:
 
 
 def _checkpointing(facts: Facts) -> str:
-    """As the facts were read, and where only a run could tell, as the trial's first step ran."""
+    """Describe checkpointing by the facts, and if only a run can tell, by the trial's step."""
     ran = facts.get("trial.recomputed")
     if ran or any(each.active is True for each in facts.training.checkpointing):
         flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
@@ -259,16 +259,17 @@ def _lora(facts: Facts) -> str:
 
 
 NO_TRAINED_WEIGHTS = "the weights are"
-"""How the reason begins for which layers were not compared on weights that nobody trained.
-Source: ``fp8doctor/trial/layers/optional_parts.py``."""
+"""Start of the reason why layers were not compared on trained weights.
+
+Source: ``fp8doctor/trial/layers/optional_parts.py``.
+"""
 
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
 """Source of the loss, where nobody gave one -> whose it is."""
 
 
 def made_up(facts: Facts) -> str:
-    """Tell what was made up, why no batch was, and what of a Trainer is left out; empty where all was the
-    user's, or no step was asked about."""
+    """Name the synthetic parts of the step, and what is missing; empty if all is the user's."""
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
@@ -292,7 +293,7 @@ def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
 
 
 def _later(facts: Facts) -> Iterator[str]:
-    """Name the checkpointing that a Trainer turns on in ``train()``, which `inspect_model` does not call."""
+    """Name checkpointing that a Trainer turns on in ``train()`` and `inspect_model` misses."""
     known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
     if not known or facts.get("target.kind") == "script":
         return

@@ -38,7 +38,7 @@ WORDS: dict[Mark, str] = {
 
 
 class View(Struct, frozen=True):
-    """All that a page shows: the first screen, the details, and what only a page has room for."""
+    """All that a page shows: the first screen, the details, and parts for a page only."""
 
     title: str
     screen: Screen
@@ -60,7 +60,7 @@ class View(Struct, frozen=True):
 
 
 def render(report: Document) -> str:
-    """Write the report as a page. Nothing that came from a user's model or machine is read as HTML."""
+    """Write the report as a page; nothing from a user's model or machine is read as HTML."""
     return _filled("page.html.jinja", report)
 
 

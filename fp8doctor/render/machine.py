@@ -36,7 +36,7 @@ class Item(Struct, frozen=True):
 
 
 def no_model(report: Document) -> bool:
-    """Whether the report is of the machine alone, and nothing graver is to be told."""
+    """Return whether the report is of the machine alone, without a more severe finding."""
     facts = report.facts
     environment = facts.get("target.kind") == "environment"
     return environment and not recorded(facts, "network")
@@ -113,7 +113,7 @@ def _counted(gpus: list[Gpu]) -> dict[str, tuple[int, bool]]:
 
 
 def _packages(facts: Facts) -> Iterator[Item]:
-    """List the libraries that train in FP8, with what lacks if there is none, and the others in one line."""
+    """List the libraries that train in FP8, or their absence, and the others in one line."""
     if not recorded(facts, "software.packages"):
         return
     versions = {
@@ -134,7 +134,7 @@ def _packages(facts: Facts) -> Iterator[Item]:
 
 
 def _settings(report: Document) -> Iterator[Item]:
-    """List the variables that are set, and what the checks found in them and in the packages."""
+    """List the variables that are set, and the checks' findings on them and packages."""
     if recorded(report.facts, "environment.variables"):
         found = variables(report.facts)
         yield Item("info" if found else "healthy", "variables", " · ".join(found) or "none that affects FP8")
@@ -160,7 +160,7 @@ def _of_finding(name: str, finding: Finding, least: Mark = "info") -> Item:
 
 
 def _visible(facts: Facts) -> list[Gpu] | None:
-    """List the GPUs that this process may use; None where they could not be read."""
+    """List the GPUs that this process may use; None if they could not be read."""
     if not recorded(facts, "gpus"):
         return None
     return [gpu for gpu in facts.gpus if gpu.get("visible", True)]
@@ -183,7 +183,7 @@ SOFTWARE = {
     "cudnn": "cuDNN",
     "triton": "Triton",
 }
-"""What is named of the software: its field -> what people call it."""
+"""Fields of the software -> their names for people."""
 
 LOSSES = {"given": "the user's loss", "output.loss": "loss of the model's output", "mean": "mean as loss"}
 
@@ -194,14 +194,14 @@ def for_support(facts: Facts) -> tuple[str, ...]:
 
 
 def variables(facts: Facts) -> tuple[str, ...]:
-    """List the environment variables that were looked at and are set, as a shell would show them."""
+    """List the recorded environment variables as a shell would show them."""
     if not recorded(facts, "environment.variables"):
         return ()
     return tuple(f"{name}={value}" for name, value in facts.environment.variables.items())
 
 
 def not_timed(facts: Facts) -> tuple[str, ...]:
-    """List shapes of layers that FP8, or its casts, could not be timed for, one sentence each."""
+    """List shapes that FP8 or its casts could not be timed for, one sentence each."""
     shapes = facts.get("trial.shapes", ())
     return tuple(
         f"Not timed alone: {each.m} x {each.k} x {each.n} {each.recipe}: {each.reason}"
@@ -256,7 +256,7 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
 
 
 def _process(facts: Facts) -> Iterator[str]:
-    """List what else is in the process: other ranks, hooks, frames that torch.compile took or left."""
+    """List the rest of the process: other ranks, hooks, frames that torch.compile took."""
     distributed = facts.get("training.distributed")
     if distributed and recorded(distributed, "world_size"):
         yield plural(distributed.world_size, "rank")

@@ -35,12 +35,11 @@ LINKED = re.compile(r"(?i)(?<=@)(?=[\w\[-])|(?<=#)(?=\d)|(?<=\bgh-)(?=\d)|(?<=:)
 has rendered, so that no escape keeps it from it: a space of no width does."""
 
 LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
-"""What begins a list or underlines a heading at the start of a line."""
+"""Start of a list item, or a line that makes the one above a heading."""
 
 
 def render(report: Document) -> str:
-    """Write the report as Markdown. Nothing that came from a model or a machine is read as Markdown or
-    HTML."""
+    """Write the report as Markdown; nothing from a model or machine is read as markup."""
     if machine.no_model(report):
         return "\n\n".join(_environment(report)) + "\n"
     return "\n\n".join(_paragraphs(first_screen(report), details(report))) + "\n"
@@ -147,7 +146,7 @@ def _details(more: Details) -> Iterator[str]:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
-    """Lay out cells that are escaped already; the last ``numbers`` columns stand flush right."""
+    """Lay out escaped cells; the last ``numbers`` columns stand flush right."""
     from tabulate import tabulate
 
     return tabulate(

@@ -1,4 +1,4 @@
-"""What became of the checks that found nothing, of the areas without trouble, and what was not looked at."""
+"""Checks that found nothing, areas without trouble, and checks without an answer."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
 
 
 def calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
-    """Write one mark for each area without trouble: unknown if a check of it could not answer, else healthy
-    if one says so.
+    """Mark each area without trouble: unknown if a check of it is, else healthy.
 
-    A step that is slower than BF16 is not called healthy where no check of it found anything.
+    A step that is slower than BF16 is not called healthy if no check of it found anything.
     """
     slower = report.verdict.status in ("fp8_slower", *GRAVE)
     marks: dict[str, set[Mark]] = {}
@@ -44,8 +43,10 @@ def calm_areas(report: Document, troubled: set[str]) -> tuple[Line, ...]:
 
 
 def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
-    """Whether a check waits for what this way of looking never gives: a trial of a script that was watched,
-    watched steps of a model that was not, ranks of one process."""
+    """Return whether a check waits for facts that this way of looking never gives.
+
+    A trial of a watched script, watched steps of a model, ranks of one process.
+    """
     if not recorded(outcome, "missing"):
         return False
     several = facts.get("training.distributed.world_size", 1) > 1
@@ -55,12 +56,12 @@ def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
 
 
 def _waits_to_be_timed(outcome: Outcome) -> bool:
-    """Whether a check lacks nothing but a trial, or steps that were watched of a script or of its ranks."""
+    """Return whether a check lacks only a trial, or watched steps of a script or ranks."""
     return outcome.missing in ("trial", "observed", "ranks")
 
 
 def without_findings(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
-    """Write what became of the checks that found nothing, those with the same answer together."""
+    """List the checks that found nothing, those with the same answer together."""
     together: dict[tuple[Mark, str], list[str]] = {}
     for outcome in outcomes:
         if outcome.outcome != "sick":
@@ -89,7 +90,7 @@ def not_looked_at(report: Document) -> str:
 
 
 def _batch(facts: Facts) -> Iterator[str]:
-    """Name the batch of a watched step that has none, with why; `made_up` tells of any other."""
+    """Say why a watched step has no batch; `made_up` describes any other."""
     if recorded(facts, "workload") and lacks_batch(facts.workload) and steps_are_watched(facts):
         yield f"the batch ({(facts.workload.note or '').rstrip('.')})"
 
@@ -104,8 +105,7 @@ def unanswered(report: Document) -> tuple[Outcome, ...]:
 
 
 def _by_reason(unknown: Iterable[Outcome], facts: Facts) -> Iterator[str]:
-    """Name the checks that lack the same thing together, each group with its reason, and those whose facts
-    nobody recorded with the facts."""
+    """Name checks that lack the same fact together, with the reason or the fact's path."""
     groups: dict[str, list[str]] = {}
     unrecorded: dict[str, str] = {}
     for outcome in unknown:

@@ -52,7 +52,7 @@ def plot(report: Document) -> Figure:
 
 
 def _figure_class() -> type[Figure]:
-    """Make a figure that a notebook shows also where nobody imported pyplot, which alone tells it how."""
+    """Make a figure that a notebook shows even if nobody imported pyplot."""
     from matplotlib.figure import Figure
 
     class ShownFigure(Figure):

@@ -19,7 +19,7 @@ ENDS = {
     "running": "still ran when rank 0 had ended",
     "not_seen": "not heard of",
 }
-"""What is said of a rank that did not end in the ordinary way."""
+"""Unusual end of a rank -> words for it."""
 
 
 class Ranks(Struct, frozen=True):
@@ -29,11 +29,11 @@ class Ranks(Struct, frozen=True):
     each: tuple[tuple[str, str], ...]
     """Name of a rank, and what is known of it."""
     more: str
-    """How many are not shown; else empty."""
+    """Number of ranks that are not shown; else empty."""
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A line for the job and one for each of its processes."""
+        """Write a line for the job and one for each of its processes."""
         named = (f"{rank}: {told}" for rank, told in self.each)
         return (self.job, *(f"  {line}" for line in (*named, self.more) if line))
 

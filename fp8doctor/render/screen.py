@@ -51,9 +51,9 @@ class Variant(Struct, frozen=True):
     step: str
     spread: str
     parts: tuple[tuple[str, float], ...]
-    """Family -> ms; empty where it was not profiled."""
+    """Family -> ms; empty if it was not profiled."""
     speed: str
-    """BF16's time / its own; empty where there is nothing to hold it to."""
+    """BF16's time / its own; empty if there is nothing to hold it to."""
     memory: str
 
 
@@ -84,7 +84,7 @@ class Fix(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """A finding beside the plan, in one line."""
+    """A finding next to the plan, in one line."""
 
     mark: Mark
     text: str
@@ -99,10 +99,10 @@ class Screen(Struct, frozen=True):
     answer: Answer
     variants: tuple[Variant, ...]
     held_to: str
-    """Which variants are held to another BF16 than the best; empty where none is."""
+    """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
     losses: str
-    """How far FP8's loss is from BF16's; empty where it was not followed."""
+    """Distance of FP8's loss from BF16's; empty if it was not followed."""
     difference: Difference | None
     ranks: Ranks | None
     fixes: tuple[Fix, ...]
@@ -114,7 +114,7 @@ class Screen(Struct, frozen=True):
     ignored: str
     next: tuple[str, ...]
     command: str
-    """Begins one of ``next`` and stays whole, so that it can be copied; empty where none looks at the job."""
+    """Begins one of ``next`` and stays whole, so that it can be copied; empty if none looks at the job."""
 
 
 def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, held_in: str = "") -> Screen:
@@ -159,8 +159,10 @@ def _crashed(report: Document) -> list[Outcome]:
 def plan(
     report: Document, findings: Iterable[Finding], *, whole: bool = False
 ) -> tuple[list[Step], list[Step]]:
-    """Divide the plan into the steps that are shown, and those that are folded because they save almost
-    nothing. A step whose finding is not among ``findings`` is neither."""
+    """Divide the plan into steps that are shown, and those folded for saving almost nothing.
+
+    A step whose finding is not among ``findings`` is neither.
+    """
     shown = {finding.code for finding in findings}
     steps = [step for step in report.prescription if step.code in shown or not step.code]
     small = [] if whole else [step for step in steps if _is_small(step, report)]
@@ -173,8 +175,10 @@ def numbers(steps: Iterable[Step]) -> dict[str, int]:
 
 
 def _is_small(step: Step, report: Document) -> bool:
-    """Whether all that a step of the plan does is to save almost nothing; what was estimated for a GPU is no
-    share of a CPU's step."""
+    """Return whether a step saves almost nothing.
+
+    An estimate for a GPU is no share of a CPU's step.
+    """
     whole, saving = report.verdict.step_ms, step.saving_ms
     mends = [each for each in report.findings if each.code in step.mends]
     grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
@@ -212,7 +216,7 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
-    """Tell the speed of a step as a multiple of BF16's, and whether FP8 gains or loses by it."""
+    """Write a step's speed as a multiple of BF16's, and whether FP8 gains or loses by it."""
     found = beside_bf16(facts, arm)
     if found is None:
         return "", "plain"
@@ -225,8 +229,7 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
 
 
 def _held_to(timing: Timing | None, facts: Facts) -> str:
-    """Name the variants that are held to another BF16 than the best, and those that another window timed,
-    with what the best took there."""
+    """Name the variants compared with another BF16 than the best, or timed in another window."""
     rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
     labels = {arm.name: label for label, arm in rows}
     best = if_recorded(best_bf16, facts)
@@ -272,7 +275,7 @@ def _losses(facts: Facts) -> str:
 
 
 def _difference(timing: Timing | None) -> Difference | None:
-    """Divide the first difference of the table; None where no two steps were profiled."""
+    """Divide the first difference of the table; None if no two steps were profiled."""
     found = timing.waterfalls[0] if timing and timing.waterfalls else None
     if found is None or abs(found.difference_ms) < NONE_MS:
         return None
@@ -311,14 +314,14 @@ def _fix(number: int, step: Step, facts: Facts) -> Fix:
 
 
 def _not_timed(step: Step, facts: Facts) -> str:
-    """Say of a fix without a number that a trial, which timed others, did not time it; empty where it did."""
+    """Say that a trial did not time this fix; empty if it did, or timed no fix at all."""
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
     return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
 
 
 def saves(saving: Saving | None) -> str:
-    """Tell what a fix saves, and what the number rests on: saves 276 to 281 ms/step, measured."""
+    """Write a fix's saving and its basis: saves 276 to 281 ms/step, measured."""
     if saving is None:
         return ""
     either_way = saving.low < 0 < saving.high
@@ -346,8 +349,7 @@ def _folded(small: Sequence[Step]) -> str:
 def _notices(
     report: Document, beside: Sequence[Finding], steps: Sequence[Step], said: Answer
 ) -> Iterator[Notice]:
-    """Write the errors and warnings that head no fix and that the answer does not give, and the checks that
-    crashed."""
+    """Write errors and warnings that head no fix, and checks that crashed."""
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             fix = fixed_by(finding, steps)
@@ -359,8 +361,7 @@ def _notices(
 
 
 def _on_its_own(finding: Finding) -> str:
-    """Tell of a change that gained by itself and is in no plan: what gained was not timed together, or
-    another takes its place."""
+    """Name a change that gained alone and is in no plan, such as one that another replaces."""
     change = finding.treatment
     if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
         return ""

@@ -37,7 +37,7 @@ class Sheet(Struct, frozen=True):
 
 
 def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = False) -> str:
-    """The page as text, at most ``width`` columns wide."""
+    """Write the page as text, at most ``width`` columns wide."""
     width = max(width, NARROWEST)
 
     def paint(line: str, code: str) -> str:
@@ -57,12 +57,12 @@ def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = Fal
 
 
 def as_markdown(sheet: Sheet) -> str:
-    """The page as Markdown. Nothing that came from a file is read as Markdown or HTML."""
+    """Write the page as Markdown; nothing from a file is read as markup."""
     return "\n\n".join(_markdown(sheet)) + "\n"
 
 
 def as_html(sheet: Sheet) -> str:
-    """The page as HTML. Nothing that came from a file is read as HTML."""
+    """Write the page as HTML; nothing from a file is read as HTML."""
     from fp8doctor.render.templates import fill
 
     return fill("sheet.html.jinja", sheet=sheet)
@@ -98,7 +98,7 @@ def _prose(text: str, width: int) -> list[str]:
 
 
 def _table(table: Table, width: int) -> list[str]:
-    """Lines of a table, its head first; names that are too wide are cut, as the text is."""
+    """Write a table's lines, its head first; names that are too wide are cut."""
     numbers = len(table.heads)
     rows = [tuple(map(printable_line, row)) for row in (table.heads, *table.rows)]
     widths = [max(columns(row[at]) for row in rows) for at in range(numbers)]

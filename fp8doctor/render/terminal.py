@@ -31,12 +31,12 @@ ASCII = str.maketrans(
 
 
 def printable_line(text: str) -> str:
-    """Write one line: runs of white space become a space, what a terminal would obey becomes U+FFFD."""
+    """Write one line: white space becomes one space, control characters become U+FFFD."""
     return printable(" ".join(text.split()))
 
 
 def printable_lines(text: str) -> list[str]:
-    """Write lines of code with their indentation, without anything a terminal would obey."""
+    """Write lines of code with their indentation, without control characters."""
     return [
         printable(line.expandtabs(4)).rstrip() for line in text.replace("\r\n", "\n").strip("\n").split("\n")
     ]
@@ -52,14 +52,16 @@ def printable(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """Write lines in ASCII, none wider than before; what has no plain stand-in becomes a question mark, and
-    combining marks fall away."""
+    """Write lines in ASCII, none wider than before.
+
+    Characters without a stand-in become a question mark, combining marks vanish.
+    """
     plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
     return "\n".join(line.rstrip() for line in plain.split("\n"))
 
 
 def columns(text: str) -> int:
-    """Columns the text takes on a terminal: two for wide characters, none for combining ones."""
+    """Count the text's columns on a terminal: two for wide characters, none for combining ones."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -70,7 +72,7 @@ def _columns(character: str) -> int:
 
 
 def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
-    """Wrap lines of at most ``width`` columns out of items that are kept whole where they fit.
+    """Wrap items into lines of at most ``width`` columns, each kept whole if it fits.
 
     An item too wide for a line is broken between words, a word too wide for a line anywhere.
     """
@@ -91,12 +93,15 @@ COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
 """A line of code with a comment behind it."""
 
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-"""How an item of a list begins."""
+"""Start of a list's item."""
 
 
 def reflow(page: str, width: int) -> Iterator[str]:
-    """Wrap the prose of a page to a width. Code, which is indented, keeps its lines, and addresses stay whole
-    so that they can be copied; a list keeps its items."""
+    """Wrap the prose of a page.
+
+    Code, which is indented, keeps its lines, and addresses stay whole so that they can be copied; a list
+    keeps its items.
+    """
     for paragraph in re.split(r"\n\s*\n", page.strip("\n")):
         lines = paragraph.split("\n")
         while lines:
@@ -110,7 +115,7 @@ def reflow(page: str, width: int) -> Iterator[str]:
 
 
 def in_width(code: Sequence[str], width: int) -> Iterator[str]:
-    """Write the comments of lines of code above them where one of the lines is too long with its own."""
+    """Move the comments of code above their lines if a line is too long with its own."""
     long = any(columns(line) > width for line in code)
     for line in code:
         found = COMMENTED.fullmatch(line) if long else None

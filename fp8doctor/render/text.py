@@ -44,9 +44,9 @@ def render(
     quiet: bool = False,
     held_in: str = "",
 ) -> str:
-    """Write the report as text, at most ``width`` columns wide. Lines of code stay whole, to be copied.
+    """Write the report as text, at most ``width`` columns wide; code lines stay whole.
 
-    ``verbose`` adds the details, ``quiet`` leaves out what is less than a warning. ``held_in`` names the
+    ``verbose`` adds the details, ``quiet`` leaves out everything below a warning. ``held_in`` names the
     variable of Python that holds the report.
     """
     width = max(width, NARROWEST)
@@ -127,8 +127,7 @@ class _Page:
         return [" " * indent + self.paint(line, colour) for line in lines]
 
     def parts(self, timing: Timing | None) -> list[str]:
-        """Write the parts of each step, numbers flush right, and how they were taken; a sentence for each
-        step if the table is too wide."""
+        """Write the parts of each step as a table; if it is too wide, as sentences."""
         if timing is None:
             return []
         named = [(printable_line(row.label), row.parts) for row in timing.rows if row.parts]

@@ -1,4 +1,4 @@
-"""The table of measured steps: one row for each arm, in milliseconds and GiB, and where the time goes."""
+"""The table of measured steps: one row for each variant, in milliseconds and GiB, and where the time goes."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
 
 UNCLASSIFIED_PCT = 1.0
-"""Share of unclassified kernels, in per cent, above which it is told: the project's goal is 99%."""
+"""Share of unclassified kernels, in per cent, above which it is shown: the project's goal is 99%."""
 
 UNKNOWN_PARTS = {"trial.arms.breakdown": "Where the time goes", "trial.arms.peak_gib": "Peak memory"}
 """Gap of the trial's facts -> what is not known of every variant then."""
 
 
 class Row(Struct, frozen=True):
-    """One arm, as it is shown."""
+    """One variant, as it is shown."""
 
     label: str
     step: str
-    """Milliseconds a step with half the width of its 90% interval; empty when it was not timed."""
+    """Milliseconds a step with half the width of its 90% interval; empty if it was not timed."""
     memory: str
     """Peak in GiB; ``?`` where those of others are known, empty on a CPU."""
     reason: str
@@ -64,11 +64,11 @@ class Row(Struct, frozen=True):
     parts: tuple[str, ...] = ()
     """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
     arm: Arm | None = None
-    """What was timed, for renderers that draw it; None where nothing was."""
+    """The timed variant, for renderers that draw it; None if it was not timed."""
 
     @property
     def note(self) -> str:
-        """What stands in place of the times; empty where there are some."""
+        """Return the text in place of the times; empty if there are some."""
         return f"not timed: {self.reason}" if self.reason else ""
 
 
@@ -77,11 +77,11 @@ class Timing(Struct, frozen=True):
 
     rows: tuple[Row, ...]
     columns: tuple[str, ...]
-    """Parts of the step; empty when no arm was profiled."""
+    """Parts of the step; empty if no variant was profiled."""
     differences: tuple[str, ...]
     """Why FP8 takes longer or less long than BF16, one sentence for each FP8 step that was profiled."""
     notes: tuple[str, ...]
-    """What to know of the parts: what was scaled, what is unreliable, what no rule knows, what is missing."""
+    """Notes on the parts: scaled, unreliable, unknown to every rule, or missing."""
     basis: str
     """How the times were taken."""
     waterfalls: tuple[Waterfall, ...] = ()
@@ -89,9 +89,9 @@ class Timing(Struct, frozen=True):
 
 
 def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
-    """Write the measured steps, of a script where no trial has rows; None when nothing was measured.
+    """Write the measured steps, else a script's own; None if nothing was measured.
 
-    ``fixes`` are treatments with the numbers by which the plan names them.
+    ``fixes`` are treatments with the numbers that the plan gives them.
     """
     if not facts.arms():
         return _of_a_script(facts)
@@ -121,7 +121,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
 
 
 def _routing(facts: Facts) -> Iterator[str]:
-    """Say that a made-up batch decides on the rows of experts."""
+    """Say that a synthetic batch decides on the rows of experts."""
     rows = expert_rows(facts)
     made_up = facts.get("workload.batch_source") == "made up"
     if rows is not None and made_up:
@@ -150,7 +150,7 @@ def _of_a_script(facts: Facts) -> Timing | None:
 
 
 def _is_prescribed(arm: Arm, trial: Trial) -> bool:
-    """Whether the very arm stands in the row of the prescription too, because nothing else gained."""
+    """Return whether it is the prescription's own row, because nothing else gained."""
     prescribed = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
     return (
         prescribed is not None
@@ -161,7 +161,7 @@ def _is_prescribed(arm: Arm, trial: Trial) -> bool:
 
 
 def _is_on_the_way(arm: Arm, trial: Trial, fixes: Mapping[str, int]) -> bool:
-    """Whether it is a part of the plan that other rows are built on, timed in turn with the whole."""
+    """Return whether it is the part of the plan that other rows are built on."""
     whole = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
     return (
         whole is not None
@@ -186,8 +186,7 @@ def _with_unknown_memory(rows: list[Row]) -> list[Row]:
 
 
 def _together(rows: list[Row]) -> tuple[Row, ...]:
-    """Return the rows, those without a time that share a long list's reason counted in one at its first
-    place."""
+    """Fold rows without a time that share a long list's reason into one."""
     shared = Counter(row.reason for row in rows if row.reason)
     shown: list[Row] = []
     told: set[str] = set()
@@ -220,13 +219,13 @@ def _row(arm: Arm, names: Mapping[str, str]) -> Row:
 
 
 def spread(timed: Arm) -> str:
-    """Write half the width of the interval that holds the true median with 90% confidence: ``± 2.9``."""
+    """Write half the width of the 90% interval of the median: ``± 2.9``."""
     known = recorded(timed, "high_ms") and recorded(timed, "low_ms")
     return f"± {(timed.high_ms - timed.low_ms) / 2:,.1f}" if known and timed.high_ms and timed.low_ms else ""
 
 
 def parts_ms(arm: Arm) -> tuple[float, ...]:
-    """Milliseconds of every column of `Timing.columns`; empty where the step was not profiled."""
+    """Return the ms of every column of `Timing.columns`; empty if not profiled."""
     found = _profiled(arm)
     if found is None:
         return ()
@@ -235,7 +234,7 @@ def parts_ms(arm: Arm) -> tuple[float, ...]:
 
 
 def drawn_ms(arm: Arm) -> tuple[float, ...]:
-    """Milliseconds of every column, for a bar; empty where the parts cannot be relied on."""
+    """Return the ms of every column for a bar; empty if the parts are unreliable."""
     found = _profiled(arm)
     return parts_ms(arm) if found is not None and found.reliable else ()
 
@@ -249,7 +248,7 @@ def _parts(arm: Arm) -> tuple[str, ...]:
 
 
 def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:
-    """Tell what has to be known of the parts, those arms together of which the same is to be said."""
+    """Write the notes on the parts, variants with the same note together."""
     parts = [(names[arm.name], found) for arm in arms if (found := _profiled(arm))]
     told = {
         "Unreliable parts": [
@@ -286,7 +285,7 @@ def _not_followed(trial: Trial) -> str | None:
 
 
 def more_time_s(trial: Trial) -> float | None:
-    """Tell the budget that the variants which were left out for time would fit in; None where none were."""
+    """Return the budget that would fit the variants left out for time; None without any."""
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
     waits = no_arm or if_recorded(waits_for_time, trial)
     budget_s = trial.get("budget_s")
@@ -294,7 +293,7 @@ def more_time_s(trial: Trial) -> float | None:
 
 
 def _enough_s(trial: Trial, budget_s: float) -> float:
-    """Take the budget that the rest is expected to fit in; of an older recording guess it."""
+    """Return the budget that is expected to fit the rest; for old recordings a guess."""
     if enough_s := trial.get("enough_s"):
         return max(float(enough_s), budget_s)
     took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
@@ -329,7 +328,7 @@ def _waterfalls(facts: Facts, names: Mapping[str, str]) -> tuple[Waterfall, ...]
 
 
 def as_is_difference(facts: Facts) -> Waterfall | None:
-    """Divide what the FP8 step as it runs takes more than the best BF16; None unless both were profiled."""
+    """Split the difference of the FP8 step and the best BF16; None unless both were profiled."""
     facts = without_parts_of_a_cpu(facts)
     of, against = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     return waterfall(of, against) if of and against and uses_fp8(facts) else None
@@ -341,7 +340,7 @@ def _difference(found: Waterfall) -> str:
 
 
 def _basis(trial: Trial, names: Mapping[str, str]) -> str:
-    """Tell how the times were taken: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
+    """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""

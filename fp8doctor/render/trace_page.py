@@ -68,7 +68,7 @@ def page(document: Traces, *, verbose: bool = False) -> Sheet:
 
 
 def _named(step: TracedStep) -> Iterator[str]:
-    """What the trace is of."""
+    """Describe the trace's file, GPU and steps."""
     places = digits(step.step_ms)
     yield step.file
     if step.gpu:
@@ -87,7 +87,7 @@ def _named(step: TracedStep) -> Iterator[str]:
 
 
 def _rows(step: TracedStep) -> dict[str, float]:
-    """What the step is made of, under the names that are shown; families first, the longest first."""
+    """List the parts of the step by their shown names; families first, the longest first."""
     busy = {FAMILIES[family]: ms for family, ms in step.families_ms.items()}
     return busy | {IDLE[cause]: ms for cause, ms in step.idle_ms.items()}
 
@@ -102,7 +102,7 @@ def _times(step: TracedStep) -> Table:
 
 
 def _side_by_side(steps: Sequence[TracedStep], *, difference: bool) -> Table:
-    """Both steps, part by part; with their difference where it can be told."""
+    """Both steps, part by part; with their difference if it is known."""
     first, second = steps
     places = digits(min(step.step_ms for step in steps))
     one, other = _rows(first) | {ALL: first.step_ms}, _rows(second) | {ALL: second.step_ms}
@@ -131,7 +131,7 @@ def change(ms: float, places: int) -> str:
 
 
 def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
-    """The kernels that were FP8 GEMMs, those that no rule knows, and with ``verbose`` all."""
+    """List FP8 matmul kernels, those that no rule knows, and with ``verbose`` all."""
     if verbose:
         yield _listed("all work", step.kernels, step, more=None)
         return
@@ -180,7 +180,7 @@ def _hints(hints: Sequence[Hint]) -> Iterator[str]:
 
 
 def _basis(steps: Sequence[TracedStep]) -> str:
-    """How the times were taken, and what is not in them."""
+    """Say how the times were taken, and what is not in them."""
     sentences = [
         "Measured by torch's profiler, whose own cost on the host is in the idle time. Every instant has one "
         "owner, so that the parts add up."

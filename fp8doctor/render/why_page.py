@@ -1,4 +1,4 @@
-"""What is known of one layer, or of several in a table, as a page."""
+"""All facts about one layer as a page, or about several as a table."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _size(linear: Linear) -> str:
 
 
 def _how(linear: Linear) -> str:
-    """What a layer computes in."""
+    """Name the precision that a layer computes in."""
     use = linear.get("use", "none")
     recipe = linear.get("recipe")
     if use == "training":
@@ -76,7 +76,7 @@ def _how(linear: Linear) -> str:
 
 
 def _seen(layer: LayerReport) -> Iterator[str]:
-    """What the examination saw."""
+    """List the facts that the examination saw."""
     linear = layer.seen
     stack = f", by {linear.stack}" if recorded(linear, "stack") else ""
     yield f"Seen: {linear.kind}{stack}, {_size(linear)} (K x N), runs in {_how(linear)}."
@@ -121,7 +121,7 @@ def _counted(layer: LayerReport) -> Iterator[str]:
 
 
 def _timed(shape: LayerShape) -> list[Table | str]:
-    """The GEMMs of its shape alone."""
+    """Write the table of its shape's matmuls, timed alone."""
     of = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
     alone = f"Timed alone: {of}: BF16 {shape.bf16_ms:.3f} ms"
     if shape.fp8_ms is not None:

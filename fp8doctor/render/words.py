@@ -34,7 +34,7 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 
 
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:
-    """Name a variant, and say which fixes are in it; ``fixes`` are treatments with their numbers."""
+    """Name a variant with its fixes; ``fixes`` are treatments with their numbers."""
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
         return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
@@ -71,7 +71,7 @@ def _with_fixes(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
 
 
 def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
-    """Write the numbers of the fixes: ``fix 1``, ``fixes 1 and 2``; empty unless each has one."""
+    """Write the numbers of the fixes: ``fix 1``, ``fixes 1 and 2``; empty unless all have one."""
     numbers = sorted({fixes[each] for each in treatments if each in fixes})
     if not numbers or not all(each in fixes for each in treatments):
         return ""
@@ -80,7 +80,7 @@ def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
 
 
 def more_variants(count: int) -> str:
-    """Name several variants that are told together."""
+    """Name several variants that are shown together."""
     return plural(count, "more variant")
 
 

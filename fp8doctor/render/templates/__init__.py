@@ -32,8 +32,7 @@ def _templates() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Replace in text, but not in markup, what a browser would obey or cannot be handed: control characters,
-    lone surrogates."""
+    """Replace control characters and lone surrogates in text, but not in markup."""
     if type(value) is not str:
         return value
     return "\n".join(map(printable, value.replace("\r\n", "\n").replace("\t", "    ").split("\n")))
