@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from fp8doctor.facts import Linear
 
-Version = tuple[int, ...]
+VersionNumbers = tuple[int, ...]
 
 FIRST_WITH_FP8 = (8, 9)
 """Ada. Source: ``_scaled_mm_allowed_device`` in torch.
@@ -51,11 +51,11 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Python that builds its configuration."""
     granularity: Literal["", "tensor", "row", "block"] = ""
     """Elements that share one scale; empty if unknown."""
-    first: Version = FIRST_WITH_FP8
+    first: VersionNumbers = FIRST_WITH_FP8
     """Lowest CUDA compute capability."""
-    below: Version | None = None
+    below: VersionNumbers | None = None
     """First compute capability on which it no longer runs."""
-    cuda: Version = (0,)
+    cuda: VersionNumbers = (0,)
     """Lowest CUDA version."""
     amd: tuple[str, ...] | None = None
     """Prefixes of supported AMD architectures; None if its stack decides."""
@@ -131,9 +131,9 @@ class Stack(Struct, frozen=True, kw_only=True):
     """Elements that must divide the tokens of a frozen layer; None if its recipe decides."""
     amd: tuple[str, ...] = ("gfx",)
     """Beginnings of the AMD architectures on which its FP8 runs."""
-    cuda_on_ada: Version = (0,)
+    cuda_on_ada: VersionNumbers = (0,)
     """Lowest CUDA version on compute capability 8.9."""
-    defaults: tuple[tuple[Version, str], ...] = ()
+    defaults: tuple[tuple[VersionNumbers, str], ...] = ()
     """Lowest compute capability -> the recipe of layers that are given none, the highest first."""
     frozen_gradient: bool = False
     """Uncompiled, it computes the gradient of a frozen weight and throws it away."""
@@ -432,12 +432,12 @@ def by_class(stack: str) -> dict[str, str]:
     return {kind: each.name for each in of_stack(stack) for kind in each.classes}
 
 
-def runs_on(recipe: Recipe, capability: Version) -> bool:
+def runs_on(recipe: Recipe, capability: VersionNumbers) -> bool:
     """Check whether a GPU of this compute capability can run a recipe."""
     return capability >= recipe.first and (recipe.below is None or capability < recipe.below)
 
 
-def default_recipe(stack: Stack, capability: Version) -> str | None:
+def default_recipe(stack: Stack, capability: VersionNumbers) -> str | None:
     """Find the recipe that layers get by default on such a GPU."""
     return next((recipe for first, recipe in stack.defaults if capability >= first), None)
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor.analysis.compile_coverage import is_below
-from fp8doctor.analysis.versions import installed
+from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.facts import (
     CompileMark,
     Distributed,

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
-from fp8doctor.analysis.versions import CUDNN_FLOOR
+from fp8doctor.analysis.recipe_support import CUDNN_FLOOR
 from fp8doctor.cost import micro_batches
 from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts
 from fp8doctor.facts.examples import example, float8, variant

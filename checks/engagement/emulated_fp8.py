@@ -28,7 +28,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.analysis.versions import has_op_configs
+from fp8doctor.analysis.recipe_support import has_op_configs
 from fp8doctor.diagnosis.treatments import convert_again, mxfp8_without_biases
 from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example, float8

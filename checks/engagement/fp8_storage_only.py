@@ -44,8 +44,8 @@ from fp8doctor.analysis.layers import (
     layer_label,
     stores_fp8,
 )
+from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.analysis.versions import installed
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import convert_all_but
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, if_recorded

@@ -48,7 +48,7 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
 )
 from fp8doctor.analysis.losing_layers import is_given, would_lose
-from fp8doctor.analysis.versions import has_op_configs
+from fp8doctor.analysis.recipe_support import has_op_configs
 from fp8doctor.cost import GpuSpec, amdahl, casts_ms, large_gemm_speedup, linear_cost, modelled_gpu, rows_of
 from fp8doctor.diagnosis.treatments import convert_all_but
 from fp8doctor.facts import CompileMark, Facts, Linear, Training, Unrecorded, if_recorded

@@ -32,7 +32,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, precision_of, was_prepared
-from fp8doctor.analysis.versions import READS_BACKEND_SINCE, at_least
+from fp8doctor.analysis.recipe_support import READS_BACKEND_SINCE, at_least
 from fp8doctor.facts import Accelerate, Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Severity, Treatment

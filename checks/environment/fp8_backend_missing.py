@@ -38,8 +38,8 @@ import re
 from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.analysis.recipe_support import installed, transformer_engine_line
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.analysis.versions import installed, transformer_engine_line
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, recorded
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment

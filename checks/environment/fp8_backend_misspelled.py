@@ -30,7 +30,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/l
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8, was_prepared
-from fp8doctor.analysis.versions import READS_BACKEND_SINCE, at_least
+from fp8doctor.analysis.recipe_support import READS_BACKEND_SINCE, at_least
 from fp8doctor.facts import Accelerate, Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import launched_with_fp8
-from fp8doctor.analysis.versions import installed
+from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment

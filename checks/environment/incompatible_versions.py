@@ -35,7 +35,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
-from fp8doctor.analysis.versions import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR, parsed
+from fp8doctor.analysis.recipe_support import CUDNN_FLOOR, TE_WITH_CUDNN_FLOOR, parsed
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment

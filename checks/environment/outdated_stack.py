@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from fp8doctor.analysis.versions import installed, transformer_engine_line
+from fp8doctor.analysis.recipe_support import installed, transformer_engine_line
 from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment

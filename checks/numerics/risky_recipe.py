@@ -36,7 +36,7 @@ from typing import NamedTuple
 from packaging.version import Version
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.versions import installed, parsed
+from fp8doctor.analysis.recipe_support import installed, parsed
 from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import Facts, Scaling
 from fp8doctor.facts.examples import example, float8

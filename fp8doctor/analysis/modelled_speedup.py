@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.cost import calls_of, rows_of, step_tokens
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.cost.recompute import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
+from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
     ModelledStep,

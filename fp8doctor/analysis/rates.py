@@ -19,7 +19,7 @@ from fp8doctor.cost import (
     step_tokens,
     visible_amd,
 )
-from fp8doctor.cost.recompute import without_checkpointing
+from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.cost.step_cost import (
     in_bf16,
     modelled_step,

@@ -132,7 +132,7 @@ class Gate(Struct, frozen=True):
     def _regression(self, report: Document) -> str | None:
         if self.baseline is None:
             return None
-        from fp8doctor.diagnosis.regression import regression
+        from fp8doctor.diagnosis.comparison import regression
 
         most = self.baseline.most_pct
         found = regression(self.baseline.facts, report.facts, self.baseline.name, most)
@@ -168,8 +168,8 @@ def _baseline(file: Path | None, most_pct: float | None) -> Baseline | None:
         if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")
         return None
+    from fp8doctor.diagnosis.comparison import checked_baseline
     from fp8doctor.diagnosis.document import read_saved
-    from fp8doctor.diagnosis.regression import checked_baseline
 
     facts, _, _ = read_saved(file)
     most = MAX_REGRESSION_PCT if most_pct is None else most_pct

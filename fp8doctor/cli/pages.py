@@ -144,7 +144,7 @@ def missed(
 ) -> Iterator[str]:
     """Say which gates the second report misses, in a sentence or two each."""
     from fp8doctor.cli.gate import longer_than, times_below
-    from fp8doctor.diagnosis.regression import regression
+    from fp8doctor.diagnosis.comparison import regression
 
     first, second = documents
     speedup, on_cpu = found.speedup, found.on_cpu

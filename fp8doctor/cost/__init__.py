@@ -9,9 +9,8 @@ tests/benchmarks/cost_model.py.
 from fp8doctor.amd_gpus import visible_amd
 from fp8doctor.cost.cast_cost import casts_ms, weight_casts_ms
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
-from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
+from fp8doctor.cost.gemm import LinearCost, amdahl, gemm_ms, large_gemm_speedup, linear_cost, step_gemms_ms
 from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
-from fp8doctor.cost.linear import LinearCost, linear_cost
 from fp8doctor.cost.matmul_counts import (
     calls_of,
     gemms,

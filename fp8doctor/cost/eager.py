@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, casts_ms
-from fp8doctor.cost.linear import linear_cost
+from fp8doctor.cost.gemm import linear_cost
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of
 from fp8doctor.cost.step_cost import HOST_MS, between_ms, uncompiled
 from fp8doctor.facts import Facts, Linear, recorded

@@ -6,8 +6,7 @@ does not hide what starting and ending a tile takes. cuBLAS chooses by rules of 
 tiles is close enough.
 
 `tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
-says how far they are off.
-"""
+says how far they are off."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.recipes import named
 
@@ -151,3 +151,27 @@ def amdahl(share: float, speedup: float) -> float:
     if not 0.0 <= share <= 1.0 or speedup <= 0.0:
         raise ValueError(f"a share of 0 to 1 and a positive speedup are needed, not {share} and {speedup}")
     return 1.0 / (1.0 - share + share / speedup)
+
+
+class LinearCost(NamedTuple):
+    """Time of all matmuls of a layer in one step, in ms, without casts."""
+
+    bf16_ms: float
+    fp8_ms: float
+
+    @property
+    def saved_ms(self) -> float:
+        return self.bf16_ms - self.fp8_ms
+
+
+def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
+    """Model one layer with these rows; None if the GPU has no FP8 tensor cores.
+
+    Without ``own_recipe`` all its matmuls are in FP8, whatever its recipe leaves in BF16.
+    """
+    shape = (rows, linear.in_features, linear.out_features)
+    trained = linear.requires_grad is not False
+    recipe = linear.get("recipe") if own_recipe else None
+    bf16 = step_gemms_ms(*shape, gpu, fp8=False, weight_gradient=trained)
+    fp8 = step_gemms_ms(*shape, gpu, fp8=True, weight_gradient=trained, recipe=recipe)
+    return None if bf16 is None or fp8 is None else LinearCost(bf16, fp8)

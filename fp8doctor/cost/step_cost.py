@@ -17,13 +17,18 @@ from msgspec.structs import replace
 
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
-from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, rows_seen, step_tokens
-from fp8doctor.cost.recompute import (
+from fp8doctor.cost.matmul_counts import (
     RECOMPUTED,
     TE_RECOMPUTE_HOST_MS,
+    calls_of,
+    gemms,
     is_recomputed,
     may_be_recomputed_by_te,
+    micro_batches,
     recomputed_by_te,
+    rows_of,
+    rows_seen,
+    step_tokens,
     unseen_recompute,
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded

@@ -14,8 +14,8 @@ from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
-from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe

@@ -1,12 +1,18 @@
-"""Engagement of FP8 by facts without a GPU: converted layers, and obstacles to running in FP8."""
+"""Engagement of FP8: converted layers, and obstacles to running in FP8."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
+from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Finding, Outcome
 from fp8doctor.wording import plural
 
 
@@ -72,3 +78,34 @@ def _why_unknown(facts: Facts) -> str:
 
 def _gap(facts: Facts, fact: str) -> str:
     return str(facts.get("gaps", {}).get(fact, "")).rstrip(".")
+
+
+CAUSE = "GPU001"
+LEARNS = "layers_do_not_learn"
+"""Codes that hold in BF16 too."""
+
+
+def without_its_symptoms(
+    findings: Sequence[Finding], outcomes: Sequence[Outcome]
+) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """Drop findings about FP8 if the GPU, or all of them, make an FP8 step raise."""
+    if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
+        return tuple(findings), tuple(outcomes)
+    of_fp8 = {check.code for check in registry.discover() if check.changes_fp8}
+    dropped = {each.code for each in findings if each.code in of_fp8 and each.get("breaks") != LEARNS}
+    reason = f"no FP8 step runs on this GPU ({CAUSE})"
+    return (
+        tuple(
+            msgspec.structs.replace(
+                each, caused_by=tuple(code for code in each.caused_by if code not in dropped)
+            )
+            for each in findings
+            if each.code not in dropped
+        ),
+        tuple(
+            msgspec.structs.replace(each, outcome="not_applicable", reason=reason)
+            if each.code in dropped
+            else each
+            for each in outcomes
+        ),
+    )

@@ -1,16 +1,15 @@
-"""The conclusions from one or two traces of a user's profiler, as a document."""
+"""Conclusions from one or two traces of a user's profiler, in sentences and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.traced import against, digits, unlike, what_comes_first, whether_fp8_ran, why_it_waits
+from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, Side, Waterfall, difference
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Tool, tool
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.wording import capital
+from fp8doctor.wording import capital, labels, percent
 
 
 class Hint(Record, frozen=True, kw_only=True):
@@ -85,3 +84,122 @@ def _difference(found: Waterfall, first: TracedStep, second: TracedStep) -> str:
         f"{first.step_ms:,.{places}f}: {more}. "
         + (f"Of that: {', '.join(parts)} ms{fused}." if parts else "No part differs.")
     )
+
+
+GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
+
+CAUSES = {
+    "late_launch": "the host launched too late",
+    "data_loader": "the data loader had no batch ready",
+    "synchronization": "the host had waited for it before it launched more",
+    "host_copy": "the host was copying to or from it",
+    "compilation": "torch.compile was at work",
+    "in_time": "of the time between kernels that were launched in time",
+    "unknown": "of launches that the trace does not tell",
+}
+"""Words that follow "the GPU had nothing to do because"."""
+
+OF_THE_HOST = ("late_launch", "synchronization")
+
+CASTS_TO_TELL = 0.5
+"""Casts / FP8 matmuls, in time, from which casts that no compiler fused are reported. Seen in a 468M decoder
+on an H200: 0.98 compiled, 9.2 eager."""
+
+FP32_TO_TELL_PCT = 5.0
+"""Share of the step in fp32 matmuls, in per cent, from which they are reported. A convention of this tool."""
+
+
+def digits(step_ms: float) -> int:
+    """Count the decimals that times of such a step are shown with."""
+    return 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
+
+
+def whether_fp8_ran(step: TracedStep) -> str:
+    """Tell whether FP8 matmuls ran, and what they and the casts take."""
+    places, each = digits(step.step_ms), " a step" if step.steps else ""
+    gemms_ms = sum(step.families_ms.get(family, 0.0) for family in GEMMS)
+    fp8_ms, casts_ms = step.families_ms.get("gemm_fp8", 0.0), step.families_ms.get("cast", 0.0)
+    casts = f"Casts to and from FP8 take {casts_ms:,.{places}f} ms" if casts_ms else ""
+    if fp8_ms:
+        count = sum(kernel.count for kernel in step.of_family("gemm_fp8"))
+        ratio = f", {casts_ms / fp8_ms:,.1f} times as long" if casts_ms >= fp8_ms else ""
+        return (
+            f"FP8 matmuls ran: {count:,.0f}{each} in {fp8_ms:,.{places}f} ms, "
+            f"{percent(100 * fp8_ms / gemms_ms)} of the time of all matmuls and "
+            f"{percent(100 * fp8_ms / step.step_ms)} of {'the step' if step.steps else 'the trace'}."
+            f"{f' {casts}{ratio}.' if casts else ''}"
+        )
+    others = " and ".join(
+        f"in {name} ({step.families_ms[family]:,.{places}f} ms)"
+        for family, name in (("gemm_16bit", "16 bits"), ("gemm_fp32", "fp32"))
+        if step.families_ms.get(family)
+    )
+    seen = f"all known matmuls ran {others}" if others else "no known matmul ran at all"
+    unknown_ms = step.families_ms.get("unknown", 0.0)
+    unknown = unknown_ms >= 0.5 * 10**-places
+    more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is not told" if unknown else ""
+    known = "known " if unknown else ""
+    return f"No {known}FP8 matmul ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
+
+
+def why_it_waits(step: TracedStep) -> str:
+    """Say how long the GPU was idle, and mostly why; empty if that is little."""
+    share = 100 * step.gpu_idle_ms / step.step_ms if step.step_ms else 0.0
+    if share < HOST_BOUND_PCT:
+        return ""
+    cause, longest = max(step.idle_ms.items(), key=lambda item: item[1])
+    most = percent(100 * longest / step.gpu_idle_ms)
+    because = CAUSES[cause] if cause in ("in_time", "unknown") else f"because {CAUSES[cause]}"
+    return f"The GPU had nothing to do for {percent(share)} of the time, {most} of that {because}."
+
+
+def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
+    """Yield what to look at: a sentence and the code of a check, or an empty code."""
+    share = {cause: 100 * ms / step.step_ms for cause, ms in step.idle_ms.items()}
+    arriving = sum(each.time_ms for each in step.of_family("copy") if each.name.startswith("Memcpy HtoD"))
+    feeding = share.get("data_loader", 0.0) + share.get("host_copy", 0.0) + 100 * arriving / step.step_ms
+    if feeding >= HOST_BOUND_PCT:
+        yield "", f"{percent(feeding)} of the time the GPU waits for data, which FP8 does not bring sooner"
+    if sum(share.get(cause, 0.0) for cause in OF_THE_HOST) >= HOST_BOUND_PCT:
+        yield (
+            "STP001",
+            "the host is slower than the GPU, at least while it is profiled; FP8 needs more launches, and "
+            "makes that worse",
+        )
+    fp8_ms = step.families_ms.get("gemm_fp8", 0.0)
+    eager = [each for each in step.of_family("cast") if (each.operator or "").startswith("aten::")]
+    if fp8_ms and sum(each.time_ms for each in eager) >= CASTS_TO_TELL * fp8_ms:
+        kernels = sum(each.count for each in eager)
+        yield "CMP001", f"the casts run as {kernels:,.0f} unfused kernels of code that is not compiled"
+    if 100 * step.families_ms.get("gemm_fp32", 0.0) / step.step_ms >= FP32_TO_TELL_PCT:
+        yield "STP004", "matmuls run in fp32"
+
+
+def against(of: TracedStep, other: TracedStep) -> Waterfall | None:
+    """Divide the difference of two steps; None if only one of the traces has steps."""
+    if bool(of.steps) != bool(other.steps):
+        return None
+    first, second = labels(other.file, of.file)
+    return difference(_side(of, second), _side(other, first))
+
+
+def _side(step: TracedStep, name: str) -> Side:
+    fuses = any(kernel.name.startswith("triton_") for kernel in step.kernels)
+    return Side(name, step.step_ms, step.families_ms, step.gpu_idle_ms, fuses)
+
+
+def unlike(first: TracedStep, second: TracedStep) -> Iterator[str]:
+    """Name what keeps two traces from being of the same job in the same place."""
+    one, other = labels(first.file, second.file)
+    if bool(first.steps) != bool(second.steps):
+        marked, bare = (one, other) if first.steps else (other, one)
+        yield f"{marked} marks steps and {bare} does not, so that no difference of a step can be told"
+    if first.gpu != second.gpu and first.gpu and second.gpu:
+        yield f"{one} is of {first.gpu}, {other} of {second.gpu}"
+    if (first.world_size or 1) != (second.world_size or 1):
+        yield f"{one} is one rank of {first.world_size or 1}, {other} one of {second.world_size or 1}"
+    if first.with_stack != second.with_stack:
+        yield f"only {one if first.with_stack else other} was recorded with stacks, which slow the host"
+    for name, step in ((one, first), (other, second)):
+        if step.compiled:
+            yield f"torch.compile was at work in {name}, which no step does twice"

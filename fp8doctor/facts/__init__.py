@@ -15,8 +15,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.incomplete import without_incomplete_lists
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
-from fp8doctor.facts.observation import Observation
-from fp8doctor.facts.ranks import Rank, Ranks
+from fp8doctor.facts.observation import Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,

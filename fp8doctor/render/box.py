@@ -14,7 +14,7 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.open_questions import may_raise, open_questions
+from fp8doctor.diagnosis.next_step import may_raise, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment

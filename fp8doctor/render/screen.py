@@ -20,9 +20,8 @@ from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
-from fp8doctor.render.details import fixed_by, gained_alone
+from fp8doctor.render.details import calm_areas, fixed_by, gained_alone
 from fp8doctor.render.header import fp8_share, machine, made_up, model, product
-from fp8doctor.render.outcomes import calm_areas
 from fp8doctor.render.rank_lines import Ranks, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
 from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark

@@ -9,10 +9,9 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import if_recorded
 from fp8doctor.render import machine
 from fp8doctor.render.detail_tables import ledger_table, rates_in_words
-from fp8doctor.render.details import Details, Entry, details
+from fp8doctor.render.details import Details, Entry, details, without_findings
 from fp8doctor.render.drawing import draw
 from fp8doctor.render.machine import for_support, variables
-from fp8doctor.render.outcomes import without_findings
 from fp8doctor.render.screen import LONGEST_REASON, first_screen
 from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
 from fp8doctor.render.timing import Timing

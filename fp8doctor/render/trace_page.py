@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis.traced import digits
-from fp8doctor.diagnosis.traces import Hint, Traces
+from fp8doctor.diagnosis.traces import Hint, Traces, digits
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render.table_page import Sheet, Table
 from fp8doctor.wording import labels, percent, plural

@@ -20,7 +20,7 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.cost.recompute import without_checkpointing
+from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.traced import digits, unlike, what_comes_first, whether_fp8_ran, why_it_waits
-from fp8doctor.diagnosis.traces import told
+from fp8doctor.diagnosis.traces import digits, told, unlike, what_comes_first, whether_fp8_ran, why_it_waits
 from fp8doctor.facts.traced import TracedStep
 from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 

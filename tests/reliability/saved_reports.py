@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor import load_report
-from fp8doctor.diagnosis.comparison import compared
+from fp8doctor.diagnosis.comparison import checked_baseline, compared, regression
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.layer import as_json, layer_reports, named
-from fp8doctor.diagnosis.regression import checked_baseline, regression
 from fp8doctor.errors import UserError
 from fp8doctor.render import compare_page, html, markdown, text, why_page
 from fp8doctor.render.build_servers import github, junit, sarif

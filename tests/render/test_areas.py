@@ -12,8 +12,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Outcome
 from fp8doctor.registry import why_missing
-from fp8doctor.render.details import details
-from fp8doctor.render.outcomes import calm_areas
+from fp8doctor.render.details import calm_areas, details
 from fp8doctor.render.words import Line
 from fp8doctor.report import Report, load_report
 from tests.recordings import name_of

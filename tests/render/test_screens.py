@@ -29,8 +29,7 @@ from fp8doctor.facts import (
 )
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
-from fp8doctor.render.details import details, mark_of
-from fp8doctor.render.outcomes import calm_areas
+from fp8doctor.render.details import calm_areas, details, mark_of
 from fp8doctor.render.terminal import columns
 from tests.checks.arms import failed, ran, timed
 from tests.facts_of import DECODER_468M

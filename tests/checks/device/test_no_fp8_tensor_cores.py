@@ -10,7 +10,7 @@ import torch
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.impossible_fp8 import without_its_symptoms
+from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Target
 from fp8doctor.finding import Finding
