@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-Kind = Literal["python", "shell", "sketch"]
+SnippetKind = Literal["python", "shell", "sketch"]
 
 OF_THE_SCRIPT = frozenset({"model", "torch", "optimizer", "batch", "tokenizer", "accelerator"})
 """Conventional names of a training script; snippets need not define them."""
@@ -144,7 +144,7 @@ def settings(line: str) -> dict[str, str | None]:
     return {name: value for name, mark, value in pairs if mark}
 
 
-def kind_of(code: str) -> Kind:
+def kind_of(code: str) -> SnippetKind:
     """Classify a snippet: Python that runs in a training script, shell, or a sketch."""
     if all(line.startswith(COMMANDS) for line in code.splitlines()) and not all(
         line.startswith("#") for line in code.splitlines()

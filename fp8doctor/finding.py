@@ -8,7 +8,7 @@ from msgspec import field
 from msgspec.structs import force_setattr
 
 from fp8doctor.areas import Severity as Severity
-from fp8doctor.code_snippets import Kind, kind_of, with_imports
+from fp8doctor.code_snippets import SnippetKind, kind_of, with_imports
 from fp8doctor.facts.record import Prose, Record, Value
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.wording import escaped
@@ -47,7 +47,7 @@ class Treatment(Record, frozen=True, kw_only=True):
     """Python (with its imports), shell or YAML lines; none of the user's source code."""
     layers: tuple[str, ...] = ()
     """Names of the changed modules, as in the facts; empty if the name is enough."""
-    kind: Kind = "python"
+    kind: SnippetKind = "python"
     """``python`` runs unchanged in a training script, a ``sketch`` does not."""
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ VERDICT = "VERDICT"
 """Stands where a finding has its code."""
 
 
-class Notice(Struct, frozen=True):
+class Annotation(Struct, frozen=True):
     """The verdict or one finding, harmless to print."""
 
     code: str
@@ -35,11 +35,11 @@ class Notice(Struct, frozen=True):
     """Lines: what was seen, and what to do about it. Empty where the title says it all."""
 
 
-def notices(report: Document) -> tuple[Notice, ...]:
+def notices(report: Document) -> tuple[Annotation, ...]:
     """Put a report into notices, the verdict first."""
     explained = {entry.code: entry for entry in entries(report)}
     told = report.verdict
-    verdict = Notice(
+    verdict = Annotation(
         VERDICT,
         told.status,
         report.verdict_severity() or "info",
@@ -49,7 +49,7 @@ def notices(report: Document) -> tuple[Notice, ...]:
     return (
         verdict,
         *(
-            Notice(
+            Annotation(
                 finding.code,
                 printable_line(finding.name),
                 finding.severity or "info",
@@ -93,7 +93,7 @@ def github(report: Document, *, file: str = "") -> str:
     return "".join(f"{_annotation(notice, place)}\n" for notice in notices(report))
 
 
-def _annotation(notice: Notice, file: str) -> str:
+def _annotation(notice: Annotation, file: str) -> str:
     properties = {"file": file, "line": "1"} if file else {}
     properties["title"] = f"{notice.code} {notice.name}"
     named = ",".join(f"{name}={_escaped(value, PROPERTY)}" for name, value in properties.items())
@@ -149,7 +149,7 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
     return f'<?xml version="1.0" encoding="utf-8"?>\n{tostring(suites, encoding="unicode")}\n'
 
 
-def _fails(case: Element, notice: Notice, fail_on: Severity | None) -> bool:
+def _fails(case: Element, notice: Annotation, fail_on: Severity | None) -> bool:
     """Add the failure, where it is one."""
     from xml.etree.ElementTree import SubElement
 
@@ -200,7 +200,7 @@ def sarif(report: Document, *, file: str = "") -> str:
     return encode({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}).decode()
 
 
-def _counts(notice: Notice) -> bool:
+def _counts(notice: Annotation) -> bool:
     """Return whether it is a result; a verdict without a problem is none."""
     return notice.code != VERDICT or notice.severity != "info"
 
@@ -234,7 +234,7 @@ def _rules(report: Document) -> Iterator[dict[str, Any]]:
         }
 
 
-def _result(notice: Notice, rule: int, file: str) -> dict[str, Any]:
+def _result(notice: Annotation, rule: int, file: str) -> dict[str, Any]:
     from urllib.parse import quote
 
     result: dict[str, Any] = {

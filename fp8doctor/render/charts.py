@@ -17,14 +17,14 @@ from fp8doctor.render.timing import NONE_MS, Row, Timing, drawn_ms
 from fp8doctor.render.words import NOT_PROFILED
 from fp8doctor.wording import plural
 
-Kind = Literal["part", "whole", "cost", "saving"]
+BarKind = Literal["part", "whole", "cost", "saving"]
 
 
 class Segment(Struct, frozen=True):
     """A piece of a bar."""
 
     name: str
-    kind: Kind
+    kind: BarKind
     number: int
     """Of the part among the columns of the table, which gives it its colour; 0 for the other kinds."""
     start_ms: float
@@ -110,7 +110,7 @@ def _difference(found: Waterfall) -> Chart:
     end_ms = against_ms
     for name, ms in parts:
         start_ms, end_ms = end_ms, end_ms + ms
-        kind: Kind = "cost" if ms > 0 else "saving"
+        kind: BarKind = "cost" if ms > 0 else "saving"
         label = PART_NAMES.get(name, name)
         segment = Segment(label, kind, 0, min(start_ms, end_ms), abs(ms))
         bars.append(Bar(label, signed(ms), f"{label} {signed(ms)} ms", (segment,)))

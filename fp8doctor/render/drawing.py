@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from fp8doctor.render.box import LABELS, Answer, Tone
-from fp8doctor.render.rank_lines import Ranks
-from fp8doctor.render.screen import Difference, Fix, Screen, Variant
+from fp8doctor.render.rank_lines import RankLines
+from fp8doctor.render.screen import DifferenceBars, Fix, Screen, VariantRow
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
 from fp8doctor.render.words import FAMILIES, MARKS, NOT_PROFILED, Mark
 
@@ -251,7 +251,7 @@ class _Widths(Struct, frozen=True):
         return self.number + (1 + self.spread if self.spread else 0)
 
     @classmethod
-    def of(cls, variants: Sequence[Variant], canvas: Canvas) -> _Widths:
+    def of(cls, variants: Sequence[VariantRow], canvas: Canvas) -> _Widths:
         """Give every column its width, and the bar the rest; if that is little, drop the memory.
 
         A lone step without parts has no bar: there is nothing to compare its length with.
@@ -271,7 +271,7 @@ class _Widths(Struct, frozen=True):
         return cls(label, number, spread, 0, speed, 0)
 
 
-def _row(variant: Variant, wide: _Widths, canvas: Canvas, longest_ms: float) -> Iterator[Text]:
+def _row(variant: VariantRow, wide: _Widths, canvas: Canvas, longest_ms: float) -> Iterator[Text]:
     style = {"bad": "red", "good": "green", "plain": ""}[variant.tone]
     yield canvas.text(variant.label, style)
     spread = f" {variant.spread:>{wide.spread}}" if wide.spread else ""
@@ -284,7 +284,7 @@ def _row(variant: Variant, wide: _Widths, canvas: Canvas, longest_ms: float) -> 
         yield canvas.text(variant.memory)
 
 
-def _bar(variant: Variant, width: int, canvas: Canvas, longest_ms: float) -> Text:
+def _bar(variant: VariantRow, width: int, canvas: Canvas, longest_ms: float) -> Text:
     """Draw a step as its parts, to the scale of the longest."""
     from rich.text import Text
 
@@ -297,14 +297,14 @@ def _bar(variant: Variant, width: int, canvas: Canvas, longest_ms: float) -> Tex
     return bar
 
 
-def _legend(variants: Iterable[Variant], canvas: Canvas) -> Iterator[Text]:
+def _legend(variants: Iterable[VariantRow], canvas: Canvas) -> Iterator[Text]:
     shown = {name for each in variants for name, _ in each.parts or ((NOT_PROFILED, 0.0),)}
     for name in (*FAMILIES, NOT_PROFILED):
         if name in shown:
             yield canvas.own(canvas.glyph(FILLS[name]), FILLS[name][2]) + canvas.own(f" {name}")
 
 
-def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
+def _difference(found: DifferenceBars, canvas: Canvas) -> Iterator[RenderableType]:
     """Draw each part of a difference as a bar that costs or saves."""
     yield from canvas.packed([canvas.text(found.title, "bold"), canvas.text(found.between, "dim")], "  ")
     values = [f"{'−' if each.ms < 0 else '+'}{abs(each.ms):,.1f}" for each in found.changes]
@@ -319,7 +319,7 @@ def _difference(found: Difference, canvas: Canvas) -> Iterator[RenderableType]:
         yield line + canvas.own(bar, fill[2])
 
 
-def _ranks(ranks: Ranks, canvas: Canvas) -> Iterator[RenderableType]:
+def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:
     """Write a line for the job, and its ranks with their numbers in screen."""
     from rich.table import Table
 

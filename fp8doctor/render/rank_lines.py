@@ -22,7 +22,7 @@ ENDS = {
 """Unusual end of a rank -> words for it."""
 
 
-class Ranks(Struct, frozen=True):
+class RankLines(Struct, frozen=True):
     """The processes of a job."""
 
     job: str
@@ -38,13 +38,13 @@ class Ranks(Struct, frozen=True):
         return (self.job, *(f"  {line}" for line in (*named, self.more) if line))
 
 
-def ranks(facts: Facts) -> Ranks | None:
+def ranks(facts: Facts) -> RankLines | None:
     """List the ranks with their times; None for a job of one process."""
     if not recorded(facts, "ranks"):
         return None
     processes = facts.ranks.processes
     more = len(processes) - MOST_LINES
-    return Ranks(
+    return RankLines(
         job=_job(facts),
         each=tuple((f"rank {each.rank}", ", ".join(_line(each))) for each in processes[:MOST_LINES]),
         more=f"and {plural(more, 'rank')} more" if more > 0 else "",

@@ -22,7 +22,7 @@ from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
 from fp8doctor.render.details import calm_areas, fixed_by, gained_alone
 from fp8doctor.render.header import fp8_share, machine, made_up, model, product
-from fp8doctor.render.rank_lines import Ranks, ranks
+from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
 from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark
 from fp8doctor.wording import in_ms, plural, times
@@ -41,7 +41,7 @@ LONGEST_REASON = 200
 """Characters of a reason that are shown below the table: two lines of a terminal. A choice of length."""
 
 
-class Variant(Struct, frozen=True):
+class VariantRow(Struct, frozen=True):
     """A timed step."""
 
     label: str
@@ -63,7 +63,7 @@ class Change(Struct, frozen=True):
     ms: float
 
 
-class Difference(Struct, frozen=True):
+class DifferenceBars(Struct, frozen=True):
     """Where the difference of two steps goes."""
 
     title: str
@@ -82,7 +82,7 @@ class Fix(Struct, frozen=True):
     lines: str
 
 
-class Notice(Struct, frozen=True):
+class NoticeLine(Struct, frozen=True):
     """A finding next to the plan, in one line."""
 
     mark: Mark
@@ -96,17 +96,17 @@ class Screen(Struct, frozen=True):
     job: tuple[str, ...]
     machine: tuple[str, ...]
     answer: Answer
-    variants: tuple[Variant, ...]
+    variants: tuple[VariantRow, ...]
     held_to: str
     """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
     losses: str
     """Distance of FP8's loss from BF16's; empty if it was not followed."""
-    difference: Difference | None
-    ranks: Ranks | None
+    difference: DifferenceBars | None
+    ranks: RankLines | None
     fixes: tuple[Fix, ...]
     folded: str
-    notices: tuple[Notice, ...]
+    notices: tuple[NoticeLine, ...]
     notes: str
     areas: tuple[tuple[Mark, str], ...]
     made_up: str
@@ -188,11 +188,11 @@ def _is_small(step: Step, report: Document) -> bool:
     return saving.high < SMALL_PCT / 100 * whole
 
 
-def _variants(timing: Timing | None, report: Document) -> Iterator[Variant]:
+def _variants(timing: Timing | None, report: Document) -> Iterator[VariantRow]:
     for row in timing.rows if timing else ():
         if row.arm is not None and row.arm.step_ms:
             speed, tone = if_recorded(_speed, report.facts, row.arm) or ("", "plain")
-            yield Variant(
+            yield VariantRow(
                 label=row.label,
                 tone=tone,
                 ms=row.arm.step_ms,
@@ -273,13 +273,13 @@ def _losses(facts: Facts) -> str:
     return loss_in_words(facts.trial) or "" if followed else ""
 
 
-def _difference(timing: Timing | None) -> Difference | None:
+def _difference(timing: Timing | None) -> DifferenceBars | None:
     """Divide the first difference of the table; None if no two steps were profiled."""
     found = timing.waterfalls[0] if timing and timing.waterfalls else None
     if found is None or abs(found.difference_ms) < NONE_MS:
         return None
     ms = f"{abs(found.difference_ms):,.1f} ms"
-    return Difference(
+    return DifferenceBars(
         title=f"Where the {ms} go" if found.difference_ms > 0 else f"Where the {ms} are saved",
         between=f"{found.of} − {found.against}",
         changes=tuple(_changes(found)),
@@ -347,16 +347,16 @@ def _folded(small: Sequence[Step]) -> str:
 
 def _notices(
     report: Document, beside: Sequence[Finding], steps: Sequence[Step], said: Answer
-) -> Iterator[Notice]:
+) -> Iterator[NoticeLine]:
     """Write errors and warnings that head no fix, and checks that crashed."""
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             fix = fixed_by(finding, steps)
             text = finding.title + (f" (fixed by {fix})" if fix else _on_its_own(finding))
-            yield Notice("bad" if finding.severity == "error" else "warning", text, finding.code)
+            yield NoticeLine("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in _crashed(report):
         reason = outcome.reason or "no reason given"
-        yield Notice("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+        yield NoticeLine("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
 
 
 def _on_its_own(finding: Finding) -> str:
