@@ -351,15 +351,10 @@ def list_(format: str, checks: tuple[Path, ...]) -> int:
     if format == "json":
         show_json([summary(check) for check in catalogue])
         return OK
-    widest = [
-        max(len(text) for text in column)
-        for column in zip(
-            *((check.code, check.severity, check.area, check.name) for check in catalogue), strict=True
-        )
-    ]
-    for check in catalogue:
-        cells = zip((check.code, check.severity, check.area, check.name), widest, strict=True)
-        show_page("  ".join((*(text.ljust(width) for text, width in cells), check.title)))
+    rows = [(check.code, check.severity, check.area, check.name) for check in catalogue]
+    widest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, check in zip(rows, catalogue, strict=True):
+        show_page("  ".join((*map(str.ljust, row, widest), check.title)))
     return OK
 
 

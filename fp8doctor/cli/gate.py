@@ -21,14 +21,6 @@ MAX_REGRESSION_PCT = 5.0
 MOST_NAMED = 6
 """Codes in one sentence."""
 
-IN_WORDS = {
-    "step_raises": "The training step raises.",
-    "layers_do_not_learn": "Layers do not learn.",
-    "fp8_not_engaged": "FP8 does not run.",
-    "fp8_slower": "FP8 is slower than BF16.",
-}
-"""Verdict status that counts as an error -> its sentence."""
-
 
 class Baseline(Struct, frozen=True):
     """A saved report to compare the step time with."""
@@ -93,7 +85,9 @@ class Gate(Struct, frozen=True):
         if codes:
             why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
         else:
-            why = IN_WORDS.get(report.verdict.status, report.verdict.summary)
+            from fp8doctor.render.box import WHAT
+
+            why = f"{WHAT[report.verdict.status][1]}."
         return f"{why} Use --fail-on never to ignore findings."
 
     def _too_slow(self, report: Document) -> str | None:

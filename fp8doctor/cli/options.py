@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -27,16 +28,15 @@ def codes(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...
     return prefixes
 
 
-def seconds(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+def positive(
+    ctx: click.Context, parameter: click.Parameter, value: float | None, unit: str = ""
+) -> float | None:
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise click.BadParameter(f"{value} is not a positive number of seconds", ctx, parameter)
+        raise click.BadParameter(f"{value} is not a positive number{unit}", ctx, parameter)
     return value
 
 
-def positive(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise click.BadParameter(f"{value} is not a positive number", ctx, parameter)
-    return value
+seconds = functools.partial(positive, unit=" of seconds")
 
 
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -293,7 +293,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield from _opened(report)
         return
     grave = _gravest(report) or next(_unmended(report), None)
-    more_s = if_recorded(_more_time_s, report)
+    more_s = if_recorded(more_time_s, report.facts.get("trial"))
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
     elif grave:
@@ -336,11 +336,6 @@ def _look_later(report: Document) -> Treatment | None:
     """Find what to do where FP8 was asked for and the model has none yet."""
     asked = (each for each in report.findings if each.code == ASKED_FOR and each.severity == "info")
     return next((each.treatment for each in asked if report.verdict.status == "no_fp8"), None)
-
-
-def _more_time_s(report: Document) -> float | None:
-    """Tell the budget that would time what was left out."""
-    return more_time_s(report.facts.trial)
 
 
 def _modelled_loss(report: Document) -> bool:

@@ -101,39 +101,24 @@ def entries(report: Document) -> Iterator[Entry]:
     """Explain the steps of the plan in their order, then the findings that head none."""
     by_code = {finding.code: finding for finding in report.findings}
     for number, step in enumerate(report.prescription, 1):
-        finding = by_code.get(step.code)
-        yield _of_step(number, step) if finding is None else _of_plan(finding, report, number, step)
+        yield _of_step(number, step, by_code.get(step.code), report)
     heads = {step.code for step in report.prescription}
     for finding in report.findings:
         if finding.code not in heads:
             yield _beside_the_plan(finding, report, report.prescription)
 
 
-def _of_step(number: int, step: Step) -> Entry:
-    return Entry(
-        number=number,
-        mark="info",
-        code="",
-        name=step.treatment.name,
-        title=step.title,
-        saving=saving_in_words(step.saving_ms),
-        explanation=f"{step.title}.",
-        treatment=step.treatment.summary,
-        lines=step.treatment.code,
-        kind=step.treatment.kind,
-    )
-
-
-def _of_plan(finding: Finding, report: Document, number: int, step: Step) -> Entry:
+def _of_step(number: int, step: Step, finding: Finding | None, report: Document) -> Entry:
+    """Explain a step of the plan by the finding that heads it; the trial found some without one."""
     also = f" (also fixes {', '.join(step.mends[1:])})" if step.mends[1:] else ""
     return Entry(
         number=number,
-        mark=mark_of(finding, report),
-        code=finding.code,
-        name=finding.name,
-        title=finding.title,
-        saving=saving_in_words(finding.saving_ms),
-        explanation=finding.explanation,
+        mark=mark_of(finding, report) if finding else "info",
+        code=finding.code if finding else "",
+        name=finding.name if finding else step.treatment.name,
+        title=finding.title if finding else step.title,
+        saving=saving_in_words((finding or step).saving_ms),
+        explanation=finding.explanation if finding else f"{step.title}.",
         treatment=f"{step.treatment.summary}{also}",
         lines=step.treatment.code,
         kind=step.treatment.kind,
@@ -266,8 +251,9 @@ def without_findings(outcomes: Iterable[Outcome]) -> tuple[Line, ...]:
     )
 
 
-def _anything_timed(report: Document) -> bool:
-    return any(arm.get("tried") for arm in report.facts.arms())
+def anything_timed(facts: Facts) -> bool:
+    """Return whether the trial timed any variant."""
+    return any(arm.get("tried") for arm in facts.arms())
 
 
 def not_looked_at(report: Document) -> str:
@@ -275,7 +261,7 @@ def not_looked_at(report: Document) -> str:
     watched = recorded(report.facts, "observed.steps_ms")
     speed = "BF16 next to it (no copies were timed)" if watched else "speed (nothing was timed)"
     gaps = [
-        *([] if _anything_timed(report) else [speed]),
+        *([] if anything_timed(report.facts) else [speed]),
         *_batch(report.facts),
         *_by_reason(unanswered(report), report.facts),
     ]

@@ -9,7 +9,7 @@ from statistics import median
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.variant_words import recipe_in_words
-from fp8doctor.facts import Facts, Gpu, Linear, Package, Software, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
 from fp8doctor.recipes import STACKS
 from fp8doctor.wording import percent, plural
 
@@ -81,21 +81,12 @@ def _versions(facts: Facts) -> tuple[str, ...]:
         return ("torch unknown",)
     packages = facts.packages()
     stacks = (
-        f"{label} {short_version(_version(packages[name]))}".rstrip()
+        f"{label} {short_version(packages[name].get('version') or '')}".rstrip()
         for name, label in SHOWN_PACKAGES.items()
         if name in packages
     )
-    return (_torch(facts.software), *stacks)
-
-
-def _torch(software: Software) -> str:
-    if not recorded(software, "torch"):
-        return "torch unknown"
-    return f"torch {short_version(software.torch)}" if software.torch else "torch missing"
-
-
-def _version(package: Package) -> str:
-    return package.get("version") or ""
+    torch = facts.software.get("torch", "unknown")
+    return (f"torch {short_version(torch) if torch else 'missing'}", *stacks)
 
 
 def short_version(version: str) -> str:

@@ -104,7 +104,7 @@ def _answer(answer: Answer) -> Iterator[str]:
         for label, sentences in zip(LABELS, told, strict=True)
         if any(sentences)
     ]
-    yield _table(("", ""), rows)
+    yield table(("", ""), rows)
 
 
 def _steps(screen: Screen, more: Details) -> Iterator[str]:
@@ -115,7 +115,7 @@ def _steps(screen: Screen, more: Details) -> Iterator[str]:
     speeds = {each.label: each.speed for each in screen.variants}
     if rows := [_cells(row, speeds.get(row.label, ""), timing.columns) for row in timing.rows if row.arm]:
         heads = ("", "ms/step", "speed", *timing.columns, "GiB")
-        yield _table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
+        yield table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
     told = (screen.held_to, screen.untimed, screen.losses, *timing.differences[:1])
     yield from (escaped(each) for each in told if each)
 
@@ -145,8 +145,8 @@ def _details(more: Details) -> Iterator[str]:
         yield escaped(more.recorded)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
-    """Lay out escaped cells; the last ``numbers`` columns stand flush right."""
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0, texts: int = 0) -> str:
+    """Lay out escaped cells; ``numbers`` columns before the last ``texts`` are flush right."""
     from tabulate import tabulate
 
     return tabulate(
@@ -154,7 +154,11 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0
         headers=heads,
         tablefmt="github",
         disable_numparse=True,
-        colalign=(*("left",) * (len(heads) - numbers), *("right",) * numbers),
+        colalign=(
+            *("left",) * (len(heads) - numbers - texts),
+            *("right",) * numbers,
+            *("left",) * texts,
+        ),
     )
 
 
@@ -177,6 +181,6 @@ def _environment(report: Document) -> Iterator[str]:
     yield f"{GLYPHS[mark]} **{escaped(verdict)}**"
     listed = list(machine.items(report))
     rows = [(GLYPHS[each.mark], escaped(each.name), escaped(each.text)) for each in listed]
-    yield _table(("", "", "found"), rows)
+    yield table(("", "", "found"), rows)
     yield from (fenced(each.lines) for each in listed if each.lines)
     yield machine.ONLY

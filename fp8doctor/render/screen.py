@@ -20,7 +20,7 @@ from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
-from fp8doctor.render.details import calm_areas, fixed_by, gained_alone
+from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone
 from fp8doctor.render.header import fp8_share, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
@@ -390,11 +390,11 @@ def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
 def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:
     """Name the next commands: for a shell, or for Python if that holds the report."""
     codes = (*(step.code for step in steps), *(finding.code for finding in beside))
-    first = next(filter(None, codes), "")
+    first, enough_s = next(filter(None, codes), ""), more_time_s(report.facts.get("trial"))
+    more = f"{with_budget(report.facts, enough_s)} times more variants" if enough_s else ""
     if held_in:
         yield f'{held_in}.save("report.json")'
-        if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
-            yield f"{with_budget(report.facts, enough_s)} times more variants"
+        yield from filter(None, [more])
         yield "in a shell: fp8doctor report -v report.json"
     if first in {each.code for each in report.findings if each.severity != "info"}:
         yield f"fp8doctor explain {first}"
@@ -402,12 +402,7 @@ def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], he
         return
     if report.next and not any(step.code for step in report.prescription):
         command, where = report.next.command, where_to_time(report.facts)
-        yield f"{command} times it {where}" if not _timed(report.facts) else command
-    if recorded(report.facts, "trial") and (enough_s := more_time_s(report.facts.trial)):
-        yield f"{with_budget(report.facts, enough_s)} times more variants"
+        yield command if anything_timed(report.facts) else f"{command} times it {where}"
+    yield from filter(None, [more])
     yield "-v shows more"
     yield "-o report.html"
-
-
-def _timed(facts: Facts) -> bool:
-    return any(each.get("tried") for each in facts.arms())

@@ -6,13 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from fp8doctor.render.markdown import escaped
-from fp8doctor.render.terminal import columns, printable_line, to_ascii, wrap
-
-NARROWEST = 40
-"""Columns below which nothing is laid out."""
-
-BOLD, DIM = "1", "2"
+from fp8doctor.render.markdown import escaped, table
+from fp8doctor.render.terminal import BOLD, DIM, NARROWEST, columns, printable_line, to_ascii, wrap
 
 
 class Table(Struct, frozen=True):
@@ -49,7 +44,7 @@ def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = Fal
         if isinstance(part, str):
             paragraphs.append(_prose(part, width))
         else:
-            head, *rows = _table(part, width)
+            head, *rows = _lines(part, width)
             paragraphs.append([paint(head, DIM), *rows])
     paragraphs.append([paint(line, DIM) for line in _prose(sheet.basis, width)])
     text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
@@ -69,8 +64,6 @@ def as_html(sheet: Sheet) -> str:
 
 
 def _markdown(sheet: Sheet) -> Iterator[str]:
-    from tabulate import tabulate
-
     first, *others = sheet.heading
     yield f"## {escaped(first)}"
     if others:
@@ -81,14 +74,8 @@ def _markdown(sheet: Sheet) -> Iterator[str]:
             yield escaped(part)
             continue
         heads = (*part.heads, part.text) if part.text else part.heads
-        numbers = len(part.heads) - 1
-        yield tabulate(
-            [tuple(map(escaped, row)) for row in part.rows],
-            headers=tuple(map(escaped, heads)),
-            tablefmt="github",
-            disable_numparse=True,
-            colalign=("left", *("right",) * numbers, *(("left",) if part.text else ())),
-        )
+        rows = [tuple(map(escaped, row)) for row in part.rows]
+        yield table(tuple(map(escaped, heads)), rows, len(part.heads) - 1, texts=bool(part.text))
     if sheet.basis:
         yield escaped(sheet.basis)
 
@@ -97,17 +84,17 @@ def _prose(text: str, width: int) -> list[str]:
     return wrap(printable_line(text).split(" "), width)
 
 
-def _table(table: Table, width: int) -> list[str]:
+def _lines(of: Table, width: int) -> list[str]:
     """Write a table's lines, its head first; names that are too wide are cut."""
-    numbers = len(table.heads)
-    rows = [tuple(map(printable_line, row)) for row in (table.heads, *table.rows)]
+    numbers = len(of.heads)
+    rows = [tuple(map(printable_line, row)) for row in (of.heads, *of.rows)]
     widths = [max(columns(row[at]) for row in rows) for at in range(numbers)]
     widths[0] = min(widths[0], max(12, width - sum(widths[1:]) - 2 * numbers))
     lines = []
-    for row, text in zip(rows, (table.text, *(row[numbers:] for row in table.rows)), strict=True):
+    for row, text in zip(rows, (of.text, *(row[numbers:] for row in of.rows)), strict=True):
         cells = [_cut(row[0], widths[0]), *(_right(row[at], widths[at]) for at in range(1, numbers))]
         line = "  " + "  ".join(cells)
-        if table.text:
+        if of.text:
             shown = text if isinstance(text, str) else printable_line(text[0])
             line += "  " + _cut(shown, max(12, width - columns(line) - 2)).rstrip()
         lines.append(line.rstrip())

@@ -8,6 +8,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
+BOLD, DIM = "1", "2"
+"""Styles of a terminal."""
+
+NARROWEST = 40
+"""Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
+
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
 

@@ -13,7 +13,16 @@ from fp8doctor.render.details import Details, Entry, details, without_findings
 from fp8doctor.render.drawing import draw
 from fp8doctor.render.machine import for_support, variables
 from fp8doctor.render.screen import LONGEST_REASON, first_screen
-from fp8doctor.render.terminal import columns, printable_line, printable_lines, to_ascii, wrap
+from fp8doctor.render.terminal import (
+    BOLD,
+    DIM,
+    NARROWEST,
+    columns,
+    printable_line,
+    printable_lines,
+    to_ascii,
+    wrap,
+)
 from fp8doctor.render.timing import Timing
 from fp8doctor.render.words import MARKS, Line, Mark
 
@@ -25,10 +34,6 @@ COLOURS: dict[Mark, str] = {
     "not_applicable": "2",
     "unknown": "35",
 }
-BOLD, DIM = "1", "2"
-
-NARROWEST = 40
-"""Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
 
 Paint = Callable[[str, str], str]
 

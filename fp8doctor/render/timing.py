@@ -284,8 +284,10 @@ def _not_followed(trial: Trial) -> str | None:
     return None if loss_gap(trial) or non_finite_from(trial) else loss_in_words(trial)
 
 
-def more_time_s(trial: Trial) -> float | None:
+def more_time_s(trial: Trial | None) -> float | None:
     """Return the budget that would fit the variants left out for time; None without any."""
+    if trial is None:
+        return None
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
     waits = no_arm or if_recorded(waits_for_time, trial)
     budget_s = trial.get("budget_s")
