@@ -272,19 +272,19 @@ def _mended(step: Step) -> list[registry.Check]:
     return [check for check in registry.discover() if check.code in step.mends]
 
 
-def held_to_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
     """Return the proposed treatments, with the layers to keep in BF16 as timed, if they were."""
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
-        if hangs_on_shapes(step) and timed_shapes(facts):
+        if depends_on_shapes(step) and timed_shapes(facts):
             treatment = if_recorded(describe, KEEP_IN_BF16, facts)
         if treatment is not None:
             treatments.append(treatment)
     return treatments
 
 
-def hangs_on_shapes(step: Step) -> bool:
+def depends_on_shapes(step: Step) -> bool:
     """Return whether timed shapes decide which layers this step keeps in BF16."""
     about_shapes = {check.code for check in registry.discover() if check.about_shapes}
     return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)

@@ -149,13 +149,21 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     linears = facts.linears() if facts else ()
     beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
     sets = names_in_python(before_wrapping(layers, linears)) + beside or ["set()"]
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     return Treatment(
         name=KEEP_IN_BF16,
         summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
-        code="\n".join((*lines, _conversion(linears, named, facts) + note)),
+        code="\n".join((*_keep(sets), _conversion(linears, named, facts) + note)),
         layers=tuple(layers),
     )
+
+
+def _keep(sets: Sequence[str]) -> list[str]:
+    """Write the lines that collect the names of layers that stay out of the conversion."""
+    return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+
+
+def _accelerator(arguments: str) -> str:
+    return f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs({arguments})])'
 
 
 def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
@@ -175,25 +183,20 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     arguments = [f"config={config}"] if config else []
     if may_have_converted(facts):  # its own filter leaves out what is left out now
         arguments += [f"module_filter_func=lambda layer, name: {only}"] if only else []
-        return (
-            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
-            f"{', '.join(arguments)})])"
-        )
+        return _accelerator(", ".join(arguments))
     sets, note = if_recorded(_left_out_now, linears) or ([], "")
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(linears)
     only = "" if only and only in kept and sets else only
     if wanted := " and ".join(filter(None, (only, kept if sets else ""))):
         arguments.append(f"module_filter_fn=lambda layer, name: {wanted}")
-    return "\n".join((*lines, f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
+    return "\n".join((*_keep(sets), f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
 
 def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
     sets, note = _left_out_now(facts.linears())
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(facts.linears()) if sets else ""
-    return mxfp8_treatment(name, facts.linears(), lines, kept, note)
+    return mxfp8_treatment(name, facts.linears(), _keep(sets), kept, note)
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
@@ -205,9 +208,8 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
     sets = names_in_python(before_wrapping(layers, linears)) or ["set()"]
     if len(sets) > MOST_LINES:
         return None
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     converted = {linear.name for linear in linears if linear.use == "training"}
-    return "\n".join((*lines, _conversion(linears, converted, facts)))
+    return "\n".join((*_keep(sets), _conversion(linears, converted, facts)))
 
 
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
@@ -218,10 +220,7 @@ def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts
         return f"# build these as torch.nn.Linear, not as {built.layer or layer_label(converted[0])}"
     leave = f"lambda layer, name: {kept_out(linears)}"
     if facts and may_have_converted(facts):
-        return (
-            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs('
-            f"module_filter_func={leave})])"
-        )
+        return _accelerator(f"module_filter_func={leave}")
     if any(map(is_mxfp8, converted)):
         return quantize_mxfp8(converted, kept_out(linears))
     config, stack = _config(converted), stack_of(converted[0]) if converted else TORCHAO
@@ -258,9 +257,8 @@ def _in_mxfp8(facts: Facts) -> str:
     linears = facts.linears()
     fp8 = [linear for linear in linears if linear.use == "training"]
     sets, note = _left_out_now(linears)
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     kept = kept_out(linears) if sets else ""
-    return "\n".join((*lines, *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
+    return "\n".join((*_keep(sets), *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
 
 
 def compile_blocks(facts: Facts) -> Treatment:

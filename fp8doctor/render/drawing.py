@@ -231,7 +231,7 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         yield table
         if wide.bar:
             yield from canvas.packed(_legend(screen.variants, canvas), "  ")
-    for told, style in ((screen.held_to, "dim"), (screen.untimed, "dim"), (screen.losses, "")):
+    for told, style in ((screen.compared, "dim"), (screen.untimed, "dim"), (screen.losses, "")):
         if told:
             yield canvas.text(told, style)
 

@@ -97,7 +97,7 @@ class Screen(Struct, frozen=True):
     machine: tuple[str, ...]
     answer: Answer
     variants: tuple[VariantRow, ...]
-    held_to: str
+    compared: str
     """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
     losses: str
@@ -134,7 +134,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         machine=(*machine(facts, report.modelled_gpu), *filter(None, [if_recorded(fp8_share, facts)])),
         answer=said,
         variants=tuple(_variants(timed, report)),
-        held_to=_held_to(timed, facts),
+        compared=_compared(timed, facts),
         untimed=_untimed(timed),
         losses=if_recorded(_losses, facts) or "",
         difference=_difference(timed),
@@ -227,7 +227,7 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
     return times(found.bf16.step_ms, arm.step_ms), tone
 
 
-def _held_to(timing: Timing | None, facts: Facts) -> str:
+def _compared(timing: Timing | None, facts: Facts) -> str:
     """Name the variants compared with another BF16 than the best, or timed in another window."""
     rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
     labels = {arm.name: label for label, arm in rows}

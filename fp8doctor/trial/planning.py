@@ -29,7 +29,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import held_to_shapes
+from fp8doctor.diagnosis.prescription import with_timed_shapes
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
@@ -55,7 +55,9 @@ def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
     """Plan the arms for these facts, the most important first."""
     builder = ArmBuilder(facts, job)
     proposals = [
-        each for each in known(held_to_shapes(prescription, facts)) if not traits(each.name).is_an_arm_already
+        each
+        for each in known(with_timed_shapes(prescription, facts))
+        if not traits(each.name).is_an_arm_already
     ]
     in_fp8 = uses_fp8(facts)
     as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)

@@ -421,5 +421,5 @@ def test_what_an_earlier_window_timed_is_held_to_that_window_and_says_so() -> No
     first = first_screen(diagnose(timed(DECODER_468M, *arms)))
     (earlier,) = (each for each in first.variants if each.ms == 25.0)
     assert earlier.speed == "0.80x"
-    assert first.held_to == f"Timed earlier, when BF16 compiled took 20.0 ms: {earlier.label}."
-    assert not first_screen(diagnose(timed(DECODER_468M, *arms[:3]))).held_to
+    assert first.compared == f"Timed earlier, when BF16 compiled took 20.0 ms: {earlier.label}."
+    assert not first_screen(diagnose(timed(DECODER_468M, *arms[:3]))).compared

@@ -23,7 +23,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import held_to_shapes
+from fp8doctor.diagnosis.prescription import with_timed_shapes
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
@@ -556,12 +556,12 @@ def test_uncompiled_layers_lose_for_another_reason() -> None:
 
 def test_a_proposal_by_the_model_is_held_to_what_was_timed() -> None:
     _, facts = planted(compiled(decoder()), "1.k")
-    (kept,) = held_to_shapes([step("0.k", "1.k")], facts)
+    (kept,) = with_timed_shapes([step("0.k", "1.k")], facts)
     assert kept.layers == ("1.k",)
     none_loses = msgspec.structs.replace(facts, trial=planted(decoder())[1].trial)
-    assert held_to_shapes([step("0.k")], none_loses) == []
+    assert with_timed_shapes([step("0.k")], none_loses) == []
     other = step("0.q", code="NUM002")
-    assert held_to_shapes([other], facts) == [other.treatment]
+    assert with_timed_shapes([other], facts) == [other.treatment]
 
 
 def test_a_proposal_stands_where_nothing_was_timed() -> None:
