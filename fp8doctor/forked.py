@@ -25,7 +25,7 @@ TOLD, RAISED = b"t", b"r"
 """First byte of a message."""
 
 
-class NothingTold(Exception):
+class NothingSent(Exception):
     """The work raised, ended early or took too long."""
 
     def __init__(self, raised: str | None) -> None:
@@ -34,10 +34,10 @@ class NothingTold(Exception):
         """The exception as text; None if the work ended early or took too long."""
 
 
-def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
+def sent_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
     """Return the bytes that ``work`` returns in a forked process within this time.
 
-    Raises `NothingTold`, or `OSError` if the system provides no process or pipe.
+    Raises `NothingSent`, or `OSError` if the system provides no process or pipe.
     """
     listen, tell = os.pipe()
     try:
@@ -64,7 +64,7 @@ def told_by_a_fork(work: Callable[[], bytes], longest_s: float) -> bytes:
         with suppress(ChildProcessError):  # if the user has all children waited for
             os.waitpid(child, 0)
     if told[:1] != TOLD:
-        raise NothingTold(told[1:].decode() if told else None)
+        raise NothingSent(told[1:].decode() if told else None)
     return told[1:]
 
 

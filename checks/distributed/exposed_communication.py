@@ -24,9 +24,9 @@ https://docs.pytorch.org/docs/stable/notes/ddp.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.rank_comparison import exposed_ms, step_ms, timed_ranks, told
+from fp8doctor.analysis.rank_comparison import exposed_ms, step_ms, timed_ranks
 from fp8doctor.analysis.waiting import counts
-from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, recorded
+from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, if_recorded, recorded
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -60,7 +60,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
     if step is None or own is None:
         return NotApplicable(reason="fp8doctor profiled no step")
     ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
-    of_ranks = [ms for each in ranks if (ms := told(exposed_ms, each.observed)) is not None]
+    of_ranks = [ms for each in ranks if (ms := if_recorded(exposed_ms, each.observed)) is not None]
     least = min([own, *of_ranks])
     share = 100 * least / step
     if not counts(least, step):

@@ -263,7 +263,7 @@ def counted_work(facts: Facts) -> dict[str, float]:
 
     Empty in other models, and if rows were not counted; an expert that was never called did no work.
     """
-    by_rows = {each.name: each for each in facts.linears() if _told_by_rows(each, facts)}
+    by_rows = {each.name: each for each in facts.linears() if _counts_by_rows(each, facts)}
     if not any(rows_seen(each, facts) for each in by_rows.values()):
         return {}
     called = any(each.gemms == 1 and rows_seen(each, facts) for each in by_rows.values())
@@ -282,7 +282,7 @@ def counted_work(facts: Facts) -> dict[str, float]:
     return work
 
 
-def _told_by_rows(linear: Linear, facts: Facts) -> bool:
+def _counts_by_rows(linear: Linear, facts: Facts) -> bool:
     """Return whether nothing says how often a token visits this expert.
 
     Or its rows depend on no data: fake tensors have none, so a router could not decide.

@@ -66,7 +66,7 @@ class ModelledSpeedup(Struct, frozen=True):
         return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
 
 
-def beside_timed_step(facts: Facts) -> ModelledSpeedup | None:
+def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
     """Model the BF16 step for a step timed on a GPU; None if another GPU is modelled."""
     assumed = facts.get("assumed_gpu")
     return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None

@@ -223,7 +223,7 @@ class RelativeSpeed(Struct, frozen=True):
         return not self.in_bf16 and not self.is_noise and self.speedup.high < 1
 
 
-def beside_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
+def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     """Compare a step with the best BF16 of its kind in its own window; None if not timed."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
@@ -245,5 +245,5 @@ def all_fp8_loses(facts: Facts) -> bool:
     timed = (
         each for each in facts.arms() if each.tried and each.step_ms and not is_of_first_window(each.name)
     )
-    found = (if_recorded(beside_bf16, facts, each) for each in timed)
+    found = (if_recorded(relative_to_bf16, facts, each) for each in timed)
     return all(each.loses for each in found if each and not each.in_bf16)

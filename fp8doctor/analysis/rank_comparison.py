@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.waiting import counts
-from fp8doctor.facts import Facts, Gpu, Observation, Rank, Unrecorded, recorded
+from fp8doctor.facts import Facts, Gpu, Observation, Rank, if_recorded, recorded
 
 
 class Behind(Struct, frozen=True):
@@ -45,14 +45,6 @@ def _before_forward(observed: Observation) -> float | None:
 def step_ms(observed: Observation) -> float | None:
     """Read the median of a rank's steps."""
     return median(observed.steps_ms) if observed.steps_ms else None
-
-
-def told(read: Callable[[Observation], float | None], observed: Observation) -> float | None:
-    """Read a part of a rank's step; None if it was not seen or not recorded."""
-    try:
-        return read(observed)
-    except Unrecorded:
-        return None
 
 
 def exposed_ms(observed: Observation) -> float | None:
@@ -144,7 +136,7 @@ def _of(
     what: str, read: Callable[[Observation], float | None], ranks: tuple[Rank, ...], step: float
 ) -> Iterator[Behind]:
     """Compare one part of the step: every rank with the median of the others."""
-    values = {each.rank: ms for each in ranks if (ms := told(read, each.observed)) is not None}
+    values = {each.rank: ms for each in ranks if (ms := if_recorded(read, each.observed)) is not None}
     scatters = {each.rank: _scatter_ms(each.observed, what) for each in ranks if each.rank in values}
     for rank, own in values.items():
         others = [ms for other, ms in values.items() if other != rank]
@@ -169,10 +161,12 @@ def unlike_gpus(facts: Facts) -> dict[int, str]:
         if len({getattr(gpu, name) for gpu in gpus.values() if recorded(gpu, name)}) > 1
     ]
     return (
-        {rank: ", ".join(_told(gpu, name) for name in unlike) for rank, gpu in gpus.items()} if unlike else {}
+        {rank: ", ".join(_gpu_property(gpu, name) for name in unlike) for rank, gpu in gpus.items()}
+        if unlike
+        else {}
     )
 
 
-def _told(gpu: Gpu, name: str) -> str:
+def _gpu_property(gpu: Gpu, name: str) -> str:
     called, unit = GPU_READ[name]
     return f"{called} {getattr(gpu, name) if recorded(gpu, name) else 'unknown'}{unit}".strip()

@@ -57,14 +57,14 @@ class Waiting(Struct, frozen=True):
         return counts(self.copies_ms, self.step_ms)
 
     @property
-    def told_ms(self) -> float:
+    def shown_ms(self) -> float:
         """Waits that have names."""
         return (self.data_ms or 0.0) + self.copies_ms
 
     @property
     def else_ms(self) -> float:
         """Return the time between two steps that is neither the loader's nor such a copy's."""
-        return max(0.0, (self.before_forward_ms or 0.0) - self.told_ms)
+        return max(0.0, (self.before_forward_ms or 0.0) - self.shown_ms)
 
 
 def counts(ms: float, step_ms: float) -> bool:
@@ -120,7 +120,7 @@ def script_overhead(facts: Facts) -> str:
     if copy is None or not copy.step_ms:
         return ""
     own, waits = interval(facts.observed.steps_ms), waiting(facts)
-    waited_ms = max(waits.before_forward_ms or 0.0, waits.told_ms)
+    waited_ms = max(waits.before_forward_ms or 0.0, waits.shown_ms)
     longest = copy.get("high_ms") or copy.step_ms
     if not counts(own.low - waited_ms - longest, own.median):
         return ""

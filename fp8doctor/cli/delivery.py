@@ -278,10 +278,10 @@ def tell_of_files(report: Document, wanted: ReportOptions) -> None:
 
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
-    return told(wanted.gate.missed(report))
+    return exit_code(wanted.gate.missed(report))
 
 
-def told(missed: Sequence[str]) -> int:
+def exit_code(missed: Sequence[str]) -> int:
     """Say why the gate is missed, if it is, a line for each reason; the exit code."""
     for why in missed:
         complain(f"exit code {FOUND}: {why}")

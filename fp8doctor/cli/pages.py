@@ -10,7 +10,7 @@ import click
 
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import OK, format_of, keep_apart, told, writable
+from fp8doctor.cli.delivery import OK, exit_code, format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, STRICT, positive, with_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
@@ -130,7 +130,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
     documents = replay(first), replay(second)
     found = compared(*documents, (first.name, second.name))
     deliver_page(wanted, found.to_json, lambda: page(found, documents))
-    return told(tuple(missed(found, documents, **gates)))
+    return exit_code(tuple(missed(found, documents, **gates)))
 
 
 def missed(
@@ -188,10 +188,10 @@ def trace(first: Path, second: Path | None, *, format: str | None, output: Path 
     files = [first] if second is None else [first, second]
     wanted = PageOptions.checked(format, output, files)
 
-    from fp8doctor.diagnosis.traces import told
+    from fp8doctor.diagnosis.traces import conclude
     from fp8doctor.render.trace_page import page
 
-    document = told([read(file) for file in files])
+    document = conclude([read(file) for file in files])
     deliver_page(wanted, document.to_json, lambda: page(document, verbose=verbose))
     return OK
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fp8doctor.analysis.arms import arm
-from fp8doctor.analysis.modelled_speedup import beside_timed_step
+from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView
@@ -110,7 +110,7 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
         else f"FP8 takes {in_ms(as_is.step_ms)}/step, BF16 {in_ms(bf16.step_ms)}. Compiled BF16, which may "
         f"be faster, was not timed: {why}."
     )
-    expects = if_recorded(beside_timed_step, facts) if can_be_modelled else None
+    expects = if_recorded(bf16_for_timed_step, facts) if can_be_modelled else None
     answer = Verdict(
         status="not_measured",
         summary=f"{timed}{_caveat(facts.trial)}",

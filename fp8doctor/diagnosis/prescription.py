@@ -194,7 +194,7 @@ def _is_undone(step: Step, recompiles: bool) -> bool:
         return True
     if traits(name).helps_bf16_too:
         return False
-    if recompiles and any(check.area == COMPILATION for check in _mended(step)):
+    if recompiles and any(check.area == COMPILATION for check in _fixed_checks(step)):
         return True
     return _changes_fp8_alone(step) or traits(name).recipe is not None
 
@@ -261,14 +261,14 @@ def _holds(treatment: Treatment, other: Treatment) -> bool:
 
 def _changes_fp8(step: Step) -> bool:
     """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
-    return any(check.changes_fp8 for check in _mended(step))
+    return any(check.changes_fp8 for check in _fixed_checks(step))
 
 
 def _changes_fp8_alone(step: Step) -> bool:
-    return _changes_fp8(step) and not any(check.stays_in_bf16 for check in _mended(step))
+    return _changes_fp8(step) and not any(check.stays_in_bf16 for check in _fixed_checks(step))
 
 
-def _mended(step: Step) -> list[registry.Check]:
+def _fixed_checks(step: Step) -> list[registry.Check]:
     return [check for check in registry.discover() if check.code in step.mends]
 
 

@@ -39,7 +39,7 @@ class Traces(Record, frozen=True, kw_only=True):
         return encode(data).decode()
 
 
-def told(steps: Sequence[TracedStep]) -> Traces:
+def conclude(steps: Sequence[TracedStep]) -> Traces:
     """Conclude what one or two traces say."""
     found = against(steps[1], steps[0]) if len(steps) == 2 else None
     return Traces(

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from fp8doctor.forked import NothingTold, told_by_a_fork
+from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.model_inputs import NoBatchError
 from fp8doctor.stacks.looking import read, read_class
 from fp8doctor.wording import error_in_words
@@ -68,8 +68,8 @@ def own_batch(trainer: Any, model: Any) -> Any:
     """Read one batch that the Trainer would train ``model`` with. Raises `NoBatchError` with the reason where
     there is none."""
     try:
-        sent = told_by_a_fork(lambda: _packed(_first(trainer)), LONGEST_S)
-    except NothingTold as nothing:
+        sent = sent_by_a_fork(lambda: _packed(_first(trainer)), LONGEST_S)
+    except NothingSent as nothing:
         early = f"the process that read it ended early, or took longer than {LONGEST_S:.0f} s"
         raise NoBatchError(nothing.raised if nothing.raised is not None else early) from nothing
     import torch

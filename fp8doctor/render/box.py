@@ -46,7 +46,7 @@ WHAT: dict[str, tuple[Tone, str]] = {
 }
 """Status of the verdict -> how it looks, and what it says."""
 
-MENDED = {
+FIXED = {
     "step_raises": "With this fix the step runs. ",
     "layers_do_not_learn": "With this fix the layers train. ",
     "fp8_not_engaged": "With this fix FP8 runs. ",
@@ -181,7 +181,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
     verdict = report.verdict
     grave = _gravest(report)
     if verdict.status in GRAVE and grave:
-        yield _told(grave)
+        yield _cause_from(grave)
         return
     if verdict.status == "step_raises":
         yield _Cause(verdict.summary, is_summary=True)
@@ -207,12 +207,12 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
     """List causes that the plan fixes, else those without a step; without codes in ``told``."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
-    causes = [_told(each) for each in planned if each.code not in told][:MOST_CAUSES]
-    unmended = [] if planned else [_told(each) for each in _unmended(report) if each.code not in told]
-    return causes or unmended[:1]
+    causes = [_cause_from(each) for each in planned if each.code not in told][:MOST_CAUSES]
+    unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
+    return causes or unfixed[:1]
 
 
-def _told(cause: Finding | Step) -> _Cause:
+def _cause_from(cause: Finding | Step) -> _Cause:
     return _Cause(_sentence(cause.title), cause.code)
 
 
@@ -223,7 +223,7 @@ def _gravest(report: Document) -> Finding | None:
     return next(breaks, None) or next(errors, None)
 
 
-def _unmended(report: Document) -> Iterator[Finding]:
+def _unfixed(report: Document) -> Iterator[Finding]:
     """Find problems without a step in the plan, not even one that saves next to nothing."""
     planned = {code for step in report.prescription for code in step.mends}
     for finding in report.findings:
@@ -276,7 +276,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if leave_off:
-        mends = next((n for n, step in enumerate(steps, 1) if _mends_it(report, step)), None)
+        mends = next((n for n, step in enumerate(steps, 1) if _fixes_it(report, step)), None)
         mends = None if mends == leave_off else mends
         too = None if mends else if_recorded(_helps_bf16_too, report, steps)
         for number in filter(None, (mends, too)):
@@ -292,7 +292,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
             yield "Or leave FP8 off."
         yield from _opened(report)
         return
-    grave = _gravest(report) or next(_unmended(report), None)
+    grave = _gravest(report) or next(_unfixed(report), None)
     more_s = if_recorded(more_time_s, report.facts.get("trial"))
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
@@ -343,7 +343,7 @@ def _modelled_loss(report: Document) -> bool:
     return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
 
 
-def _mends_it(report: Document, step: Step) -> bool:
+def _fixes_it(report: Document, step: Step) -> bool:
     """Return whether a step of the plan fixes something worse than speed."""
     grave = _gravest(report)
     return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
@@ -378,7 +378,7 @@ def _numbered(number: int, step: Step, count: int) -> str:
 def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
-    mended = MENDED[verdict.status] if any(_mends_it(report, step) for step in steps) else ""
+    mended = FIXED[verdict.status] if any(_fixes_it(report, step) for step in steps) else ""
     end = outlook(report, steps)
     if end.sentence:
         return End(mended + end.sentence, end.basis)

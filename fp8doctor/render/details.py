@@ -105,7 +105,7 @@ def entries(report: Document) -> Iterator[Entry]:
     heads = {step.code for step in report.prescription}
     for finding in report.findings:
         if finding.code not in heads:
-            yield _beside_the_plan(finding, report, report.prescription)
+            yield _without_step(finding, report, report.prescription)
 
 
 def _of_step(number: int, step: Step, finding: Finding | None, report: Document) -> Entry:
@@ -125,7 +125,7 @@ def _of_step(number: int, step: Step, finding: Finding | None, report: Document)
     )
 
 
-def _beside_the_plan(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
+def _without_step(finding: Finding, report: Document, steps: Sequence[Step]) -> Entry:
     """Explain a finding that heads no step.
 
     With the step that fixes it, else with its own saving and, unless the trial refuted it, with its

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms, told
+from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms
 from fp8doctor.facts import Facts, Rank, if_recorded, recorded
 from fp8doctor.wording import plural
 
@@ -73,10 +73,10 @@ def _line(rank: Rank) -> Iterator[str]:
         if end != "not_seen":
             yield "no window of steps was seen"
         return
-    if (step := told(step_ms, rank.observed)) is not None:
+    if (step := if_recorded(step_ms, rank.observed)) is not None:
         yield f"{step:,.1f} ms/step"
     for what, read in PARTS.items():
-        if (ms := told(read, rank.observed)) is not None:
+        if (ms := if_recorded(read, rank.observed)) is not None:
             yield f"{ms:,.1f} ms {what}"
-    if ms := told(exposed_ms, rank.observed):
+    if ms := if_recorded(exposed_ms, rank.observed):
         yield f"{ms:,.1f} ms of communication alone"

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.outcome import beside_bf16
+from fp8doctor.analysis.outcome import relative_to_bf16
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -216,7 +216,7 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
     """Write a step's speed as a multiple of BF16's, and whether FP8 gains or loses by it."""
-    found = beside_bf16(facts, arm)
+    found = relative_to_bf16(facts, arm)
     if found is None:
         return "", "plain"
     if arm is found.bf16:
@@ -236,7 +236,7 @@ def _compared(timing: Timing | None, facts: Facts) -> str:
     held = [
         f"{label} is compared with {labels.get(in_any_window(found.bf16.name), '')}"
         for label, each in rows
-        if (found := if_recorded(beside_bf16, facts, each)) and found.bf16 not in (best, before)
+        if (found := if_recorded(relative_to_bf16, facts, each)) and found.bf16 not in (best, before)
     ]
     sentences = [f"{'; '.join(held)}."] if held else []
     earlier = [label for label, each in rows if if_recorded(_is_based_on_first_window, each)]

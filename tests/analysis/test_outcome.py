@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.analysis.outcome import beside_bf16
+from fp8doctor.analysis.outcome import relative_to_bf16
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import ArmName
 from tests.checks.arms import ran, timed
@@ -15,7 +15,7 @@ COMPILED = ran(ArmName.BF16_COMPILED, 90.0)
 
 
 def held(arm: Arm, *others: Arm) -> tuple[str, bool, bool] | None:
-    found = beside_bf16(timed(DECODER_468M, BF16, COMPILED, arm, *others), arm)
+    found = relative_to_bf16(timed(DECODER_468M, BF16, COMPILED, arm, *others), arm)
     return (found.bf16.name, found.gains, found.loses) if found else None
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.diagnosis.traces import digits, told, unlike, what_comes_first, whether_fp8_ran, why_it_waits
+from fp8doctor.diagnosis.traces import (
+    conclude,
+    digits,
+    unlike,
+    what_comes_first,
+    whether_fp8_ran,
+    why_it_waits,
+)
 from fp8doctor.facts.traced import TracedStep
 from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
@@ -61,7 +68,7 @@ def test_what_to_look_at(found: TracedStep, expected: list[str]) -> None:
 
 
 def test_parts_of_the_difference_add_up_to_it() -> None:
-    found = told((BF16, FP8)).difference
+    found = conclude((BF16, FP8)).difference
     assert found is not None
     assert sum(found.parts_ms.values()) == pytest.approx(FP8.step_ms - BF16.step_ms)
     assert found.fused_ms == 0.0
@@ -70,21 +77,21 @@ def test_parts_of_the_difference_add_up_to_it() -> None:
 def test_norms_inside_compiled_casts_are_not_counted_as_casts() -> None:
     bf16 = step("a", {}, kernel("gemm_16bit", "nvjet", 2, 60.0), kernel("norm", "rms_norm", 2, 10.0))
     fused = kernel("cast", "triton_red_fused__scaled_mm_abs_max_0", 2, 14.0)
-    found = told((bf16, step("b", {}, kernel("gemm_fp8", "nvjet", 2, 30.0), fused)))
+    found = conclude((bf16, step("b", {}, kernel("gemm_fp8", "nvjet", 2, 30.0), fused)))
     assert found.difference is not None
     assert found.difference.parts_ms["casts"] == pytest.approx(4.0)
     assert "(10.0 ms of norm and pointwise work runs inside the casts" in found.difference_summary
 
 
 def test_a_whole_trace_is_not_subtracted_from_a_step() -> None:
-    found = told((BF16, HOST_BOUND))
+    found = conclude((BF16, HOST_BOUND))
     assert found.difference is None
     assert found.difference_summary == ""
     assert "b.json does not, so that no difference" in found.unlike[0]
 
 
 def test_the_same_trace_twice_differs_in_nothing() -> None:
-    found = told((FP8, FP8))
+    found = conclude((FP8, FP8))
     assert "371.3: no longer. No part differs." in found.difference_summary
     assert list(unlike(FP8, FP8)) == []
 

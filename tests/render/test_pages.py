@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.diagnosis.comparison import compared
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Tool
-from fp8doctor.diagnosis.traces import Traces, told
+from fp8doctor.diagnosis.traces import Traces, conclude
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render import compare_page, trace_page
 from fp8doctor.render.table_page import Sheet, Table, as_html, as_markdown, as_text
@@ -116,7 +116,7 @@ def pages() -> dict[str, Callable[[], Sheet]]:
 
 
 def of(*steps: TracedStep) -> Traces:
-    return replace(told(steps), tool=Tool(version="0"))
+    return replace(conclude(steps), tool=Tool(version="0"))
 
 
 PAGES = pages()

@@ -22,7 +22,7 @@ from torch import nn
 
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.forked import NothingTold, told_by_a_fork
+from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import fake_tensor_mode
@@ -85,11 +85,11 @@ def _of_a_fork(job: Job, result: Callable[[], object], kind: Any) -> Any:
     if job.batch is None:
         raise _NotCounted(rows.NO_BATCH)
     try:
-        return msgspec.json.decode(told_by_a_fork(work, LONGEST_S), type=kind)
+        return msgspec.json.decode(sent_by_a_fork(work, LONGEST_S), type=kind)
     except OSError as error:
         why = f"no process can be started for a forward on fake tensors: {error.strerror}"
         raise _NotCounted(why) from error
-    except NothingTold as nothing:
+    except NothingSent as nothing:
         early = f"ended early, or took over {LONGEST_S:.0f} s"
         why = f"raises {nothing.raised}" if nothing.raised is not None else early
         raise _NotCounted(f"a forward on fake tensors {why}") from nothing
