@@ -1,4 +1,4 @@
-"""Explain terms of the field, of the frameworks and of fp8doctor, each in a line or two."""
+"""Terms of the field, of the frameworks and of fp8doctor, in a line or two."""
 
 from __future__ import annotations
 

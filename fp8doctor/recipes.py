@@ -23,7 +23,7 @@ Below it, Accelerate falls back to fp16: ``check_cuda_fp8_capability`` in accele
 
 
 class CastBytes(NamedTuple):
-    """Effective bytes per element that a step's casts move. Counted in `fp8doctor.cost.cast_cost`."""
+    """Effective bytes per element of a step's casts, see `fp8doctor.cost.cast_cost`."""
 
     activation: float
     """Per element of the input and the output gradient."""

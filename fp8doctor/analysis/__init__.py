@@ -1,1 +1,1 @@
-"""What the facts add up to, one answer for whoever asks: pure functions of facts, without torch."""
+"""Conclusions from facts, each made once: pure functions, without torch."""

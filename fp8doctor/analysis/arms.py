@@ -1,4 +1,4 @@
-"""The variants of a trial: which are compared with which, and what one saves over another."""
+"""The variants of a trial: who is compared with whom, and what a change saves."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def uses_fp8(facts: Facts) -> bool:
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Divide the time of ``a`` by that of ``b`` round by round: a round shares its clocks.
+    """Divide the time of ``a`` by that of ``b`` round by round, as rounds share clocks.
 
     Variants of different windows share no rounds: then the interval covers both of theirs.
     """
@@ -163,7 +163,7 @@ def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interv
 
 
 def share_rounds(a: Arm, b: Arm) -> bool:
-    """Return whether one window timed both; by the number of rounds if it is not recorded."""
+    """Return whether one window timed both; by the number of rounds if unknown."""
     named = recorded(a, "window") and recorded(b, "window")
     return len(a.rounds_ms) == len(b.rounds_ms) and (not named or a.window == b.window)
 
@@ -175,7 +175,7 @@ def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """Return the variant that ``of`` changes, if both were timed; by default ``as_is``."""
+    """Return the variant that ``of`` changes, by default ``as_is``, if both were timed."""
     if of.name in BASELINES:
         return None
     name = of.get("base", ArmName.AS_IS)

@@ -1,4 +1,4 @@
-"""The part of a model that torch.compile must cover for fast FP8, and lines that cover it."""
+"""Modules that torch.compile must cover for fast FP8, and lines that cover them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def needs_compile(linear: Linear) -> bool:
 
 
 def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
-    """Compile the blocks that hold these layers and the few layers outside, else the model.
+    """Compile the blocks that hold these layers and single layers outside, or all.
 
     If all blocks are compiled already, only those few. The KV cache is switched off where blocks are
     compiled: with it each block is a version of its own, and Dynamo keeps 8.
@@ -87,7 +87,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:
-    """List the layers that are compiled with the blocks: those inside, and FP8 outside."""
+    """List the layers that are compiled with the blocks: all inside, and FP8 outside."""
     return [
         each
         for each in facts.network.linears
@@ -96,7 +96,7 @@ def covered_by_blocks(facts: Facts) -> list[Linear]:
 
 
 def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch the compiled part as CUDA graphs; if nothing is compiled, the blocks or all."""
+    """Launch the compiled part as CUDA graphs; if there is none, the blocks or all."""
     known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
     compiled = list(dict.fromkeys(name for name in known if name is not None))
     by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
@@ -153,7 +153,7 @@ def compile_all(network: Network) -> list[str]:
 
 
 def compile_all_without_cache(facts: Facts) -> list[str]:
-    """Write the lines that compile the model as the trial compiles BF16, without KV cache."""
+    """Write the lines that compile the model as the trial's BF16, without KV cache."""
     cached = facts.network.blocks and facts.get("training.use_cache")
     return [*compile_all(facts.network), *([cache_off(facts)] if cached else [])]
 
@@ -212,7 +212,7 @@ def cache_off(facts: Facts) -> str:
 
 
 def has_forward_of_torch(module: Blocks | Network) -> bool:
-    """Return whether ``.compile()`` in place may have no effect; by default by its class."""
+    """Return whether ``.compile()`` in place may have no effect; else by its class."""
     return bool(module.get("forward_of_torch", module.get("kind", "").startswith(TORCH_NN)))
 
 
@@ -227,7 +227,7 @@ def unused_marks(facts: Facts) -> tuple[CompileMark, ...]:
 
 
 def ran_uncompiled(facts: Facts) -> int:
-    """Count the Linears under a compile mark if all of them ran uncompiled in a script.
+    """Count the Linears under a compile mark that all ran uncompiled in a script.
 
     0 if some did not, or if Linears outside of the marks could account for the count.
     """
@@ -245,7 +245,7 @@ def ran_uncompiled(facts: Facts) -> int:
 
 
 def disabled_by_variable(facts: Facts) -> bool:
-    """Return whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off, without a mark."""
+    """Return whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off."""
     return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 
@@ -257,12 +257,12 @@ def without_effect(facts: Facts) -> bool:
 
 
 def is_below(linear: Linear, module: str) -> bool:
-    """Return whether a layer is this module or inside of it; an empty name is the model."""
+    """Return whether a layer is this module or in it; an empty name is the model."""
     return not module or linear.name == module or linear.name.startswith(f"{module}.")
 
 
 def is_inside(linear: Linear, blocks: Blocks) -> bool:
-    """Return whether a layer is in one of these blocks; a list without a name is the model."""
+    """Return whether a layer is in these blocks; a list without a name is the model."""
     return not blocks.name or linear.name.startswith(f"{blocks.name}.")
 
 

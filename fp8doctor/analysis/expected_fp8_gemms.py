@@ -23,7 +23,7 @@ torchtitan's NVFP4 keeps the last 15% of the layers in BF16."""
 
 
 def multiplied_in_fp8(linears: Iterable[Linear]) -> list[Linear]:
-    """List the FP8 layers that call an FP8 matmul of the GPU: not in BF16, not emulated."""
+    """List the FP8 layers that call an FP8 matmul: not in BF16, and not emulated."""
     linears = tuple(linears)
     kept = kept_in_bf16(linears)
     return [
@@ -61,7 +61,7 @@ class Due(NamedTuple):
 
 
 def counted_gemms(facts: Facts) -> int | None:
-    """Return the number of FP8 matmuls that a step ran on a GPU; None if none or unknown."""
+    """Return the number of FP8 matmuls of a step on a GPU; None if none or unknown."""
     arm = _as_is(facts)
     if arm is not None and facts.trial.device != "cpu":
         return arm.fp8_gemms or None
@@ -70,7 +70,7 @@ def counted_gemms(facts: Facts) -> int | None:
 
 
 def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
-    """Sum up the expected matmuls of these layers in the step that was counted, or its cut."""
+    """Sum up the expected matmuls of these layers in the counted step, or its cut."""
     left_out = _left_out(facts)
     forward = recomputed = gradients = 0
     for linear in linears:

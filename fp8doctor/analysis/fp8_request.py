@@ -1,4 +1,4 @@
-"""The request for FP8: by environment variables, launcher, Accelerate, Trainer or code."""
+"""Requests for FP8: by environment, launcher, Accelerate, Trainer or code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, reco
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
-    """Return the Accelerator that prepared this model or may still do so; None without one.
+    """Return the Accelerator that prepared this model or may yet; None without one.
 
     If nobody recorded whether it may, it counts.
     """
@@ -32,7 +32,7 @@ NOT_FP8 = ("bf16", "no")
 
 
 def may_have_converted(facts: Facts) -> bool:
-    """Return whether Accelerate's ``prepare`` got this model and may have converted it."""
+    """Return whether Accelerate's ``prepare`` may have converted this model."""
     accelerate = facts.accelerate()
     if accelerate is None or not accelerate.prepared:
         return False
@@ -71,7 +71,7 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
 
 
 def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None) -> str | None:
-    """Find the precision in force: Accelerate's, else the one TrainingArguments will pass.
+    """Find the precision in force: Accelerate's, else that of TrainingArguments.
 
     Under DeepSpeed, Accelerate's state says "no" for everything but fp8.
     """
@@ -84,7 +84,7 @@ def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None
 
 
 def asked_by_environment(variables: Mapping[str, str]) -> str | None:
-    """Name the variable by which environment or launcher asks for FP8; None without one."""
+    """Name the variable or launcher that asks for FP8; None without one."""
     precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"

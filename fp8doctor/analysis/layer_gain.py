@@ -103,12 +103,12 @@ class Gain(msgspec.Struct, frozen=True):
 
     @property
     def loses(self) -> bool:
-        """Return whether it is slower than BF16 even with the fewest casts, beyond its margin."""
+        """Return whether it loses to BF16 by more than its margin, even with fewest casts."""
         return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
 
 
 def gains(facts: Facts) -> dict[str, Gain]:
-    """Compute the gain of every judged layer by name; empty if tokens or GPU do not allow it."""
+    """Compute every judged layer's gain by name; empty if tokens or GPU forbid it."""
     timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     layers = judged(facts)
     if not layers:
@@ -154,7 +154,7 @@ def gain_of(
     timed: LayerShape | None = None,
     rows: int | None = None,
 ) -> Gain | None:
-    """Compute one layer's gain: timed, else modelled with ``rows``; None if neither is known."""
+    """Compute one layer's gain: timed, else modelled; None if neither is known."""
     rows = rows or rows_of(linear, facts) or facts.workload.tokens
     times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     casts = None

@@ -1,5 +1,4 @@
-"""Layers and modules of the facts: how a script writes them, which are in FP8 or could be, and their
-share."""
+"""Layers and modules: their names in a script, their use of FP8, and their share."""
 
 from __future__ import annotations
 
@@ -113,7 +112,7 @@ def layer_label(linear: Linear) -> str:
 
 
 def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
-    """Count the FP8 layers by class, the rarest first, with te.Linear and Float8Linear."""
+    """Count the FP8 layers by class, the rarest first; te.Linear and Float8Linear stay."""
     found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
     for linear in facts.network.linears:
         if linear.use in ("training", "storage"):
@@ -136,7 +135,7 @@ def stores_fp8(linear: Linear) -> bool:
 
 
 def computes_forward_in_fp8(linear: Linear) -> bool:
-    """Return whether a layer that stores FP8 weights also multiplies in FP8 (forward only)."""
+    """Return whether a layer that stores FP8 weights multiplies in FP8 (forward only)."""
     if not stores_fp8(linear):
         return False
     if linear.stack == "torchao":
@@ -145,7 +144,7 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
 
 
 def rehearses_quantization(linear: Linear) -> bool:
-    """Return whether this is a layer of torchao's quantization-aware training (16-bit)."""
+    """Return whether this is a layer of torchao's quantization-aware training."""
     return bool(linear.get("kind", "").startswith("torchao.quantization.qat."))
 
 
@@ -166,7 +165,7 @@ NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 
 
 def is_nn_linear(linear: Linear) -> bool:
-    """Return whether an unconverted layer is an nn.Linear with a Parameter as its weight.
+    """Return whether an unconverted layer is an nn.Linear with a Parameter as weight.
 
     Or of a derived class. torchao's conversion raises on a weight that is computed in each forward.
     """
@@ -178,7 +177,7 @@ def is_nn_linear(linear: Linear) -> bool:
 
 
 def may_be_taken(linear: Linear) -> bool:
-    """Return whether a converter without a filter may take this layer in 16 or 32 bits.
+    """Return whether a converter without a filter may take this 16- or 32-bit layer.
 
     A router may derive from nn.Linear and return more than it does. On a computed weight the converter
     raises.

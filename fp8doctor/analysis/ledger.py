@@ -1,4 +1,4 @@
-"""The table of matmuls: the gain of every shape from FP8, and how much of the step it explains.
+"""The table of matmuls: each shape's gain from FP8, and its part in the step.
 
 A line is one matmul of one shape: the BF16 kernel, the FP8 kernel alone, the casts that only this matmul
 needs (`fp8doctor.analysis.layer_gain`), and the net, what FP8 saves of one call. Times the calls of a step
@@ -91,7 +91,7 @@ class Ledger(Record, frozen=True, kw_only=True):
 
 
 def ledger(facts: Facts) -> Ledger | None:
-    """Write the table for a trial on a GPU; None if no shape was timed matmul by matmul."""
+    """Write the table of a trial on a GPU; None if no shape was timed by matmul."""
     if not recorded(facts, "network.linears"):
         return None
     known = {linear.name: linear for linear in facts.network.linears}
@@ -167,7 +167,7 @@ def _is_recomputed(linear: Linear) -> bool:
 
 
 def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:
-    """Pick the FP8 step with the matmuls that were timed, and the fair BF16; both profiled.
+    """Pick the FP8 step with the timed matmuls, and its BF16; both profiled.
 
     The prescription comes first: its casts are compiled, like those that were timed alone.
     """

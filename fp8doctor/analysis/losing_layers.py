@@ -119,7 +119,7 @@ def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
 
 
 def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
-    """Return whether only a rowwise layer's weight gradient loses: one recipe leaves it out."""
+    """Return whether only a rowwise layer's weight gradient loses."""
     if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
         return False
     shares = cast_shares(timed)
@@ -143,7 +143,7 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
 
 
 def _loses_at_best(linear: Linear, facts: Facts, rows: int | None) -> bool:
-    """Return whether it loses by the model, scaled by tensors, with these rows or its own."""
+    """Return whether it loses by the model, scaled by tensors, with these rows."""
     if recipe_of(linear).granularity != "row" and rows is None:
         return True
     best = _at_best(linear, facts, rows)
@@ -163,13 +163,13 @@ def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
 
 
 def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
-    """Return whether the model lets it win with `MANY_TOKENS` and not with its own rows."""
+    """Return whether it wins with `MANY_TOKENS` by the model, but not with its rows."""
     now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
     return now is not None and then is not None and now.ms <= 0 < then.ms
 
 
 def losing_apart(facts: Facts) -> dict[str, Gain]:
-    """Find heads and routers that lose with many tokens too, so not only for few tokens."""
+    """Find heads and routers that lose with many tokens too."""
     apart = {linear.name: linear for linear in judged(facts) if linear.role in APART}
     return {
         name: gain
@@ -206,7 +206,7 @@ def losing_body(facts: Facts) -> dict[str, Gain]:
 
 
 def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
-    """Divide these layers' least loss by all matmuls of the model in BF16, in per cent."""
+    """Divide these layers' least loss by all BF16 matmuls of the model, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
     layers = judged(facts)
     if not (all(recorded(each, "flops_share_pct") for each in layers) or counted_work(facts)):
@@ -222,7 +222,7 @@ def to_keep(facts: Facts) -> tuple[str, ...]:
 
 
 def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
-    """Return whether timing the step without these layers in FP8 ``saved`` less than expected."""
+    """Return whether the step without these layers in FP8 ``saved`` less than expected."""
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
 

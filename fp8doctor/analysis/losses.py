@@ -57,7 +57,7 @@ def loss_gap(trial: Trial) -> LossGap | None:
 
 
 def non_finite_from(trial: Trial) -> int | None:
-    """Return the first step whose loss is finite in BF16 only, from 1; None without one."""
+    """Return the first step, from 1, whose loss is finite in BF16 only; else None."""
     by_arm = {curve.arm: curve.losses for curve in trial.get("losses", ())}
     pairs = zip(by_arm.get(ArmName.AS_IS, ()), by_arm.get(ArmName.BF16, ()), strict=False)
     return next((step for step, (fp8, bf16) in enumerate(pairs, 1) if fp8 is None and bf16 is not None), None)
@@ -70,7 +70,7 @@ def misses_loss(trial: Trial) -> bool:
 
 
 def loss_in_words(trial: Trial) -> str | None:
-    """Say what the loss curves show, or why there are none; None if nothing is to be said."""
+    """Say what the loss curves show, or why there are none; None if unimportant."""
     from_step = non_finite_from(trial)
     if from_step is not None:
         return f"FP8's loss is not finite from step {from_step} on; BF16's is, from the same weights."

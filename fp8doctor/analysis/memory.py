@@ -1,4 +1,4 @@
-"""GPU memory: how much a step may fill, and the FP8 weights that Transformer Engine keeps."""
+"""GPU memory that a step may fill, and FP8 weights that Transformer Engine keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copies_gib(facts: Facts, layers: list[Linear]) -> float:
 
 
 def holds_master_weights(timed: Arm, facts: Facts) -> bool:
-    """Return whether the optimizer holds fp32 master weights, by the size of its state."""
+    """Return whether the optimizer holds fp32 master weights, by its state's size."""
     memory = timed.get("memory")
     trained = facts.get("network.trainable_parameters", 0)
     return memory is not None and trained > 0 and memory.optimizer_gib * 2**30 > MASTER_BYTES * trained

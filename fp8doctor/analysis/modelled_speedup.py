@@ -98,7 +98,7 @@ def _is_in_balance(step: ModelledStep) -> bool:
 
 
 def unknown_part(facts: Facts) -> str:
-    """Name the FP8 layers without numbers; empty if there are none or no GPU is modelled."""
+    """Name the FP8 layers without numbers; empty without any, or without a GPU."""
     if modelled_gpu(facts) is None:
         return ""
     fp8 = [linear for linear in facts.network.linears if linear.use == "training"]

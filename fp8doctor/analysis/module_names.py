@@ -16,7 +16,7 @@ stages has a second number: blocks are numbered within their stage."""
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Return sets that hold these names: one for repeated blocks' names, one for the rest."""
+    """Write sets that hold these names: one for those of repeated blocks, one for others."""
     ways = (_folded(names, pattern) for pattern in (FIRST_NUMBER, LAST_NUMBER))
     return min(ways, key=lambda sets: sum(map(len, sets)))
 
@@ -128,7 +128,7 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
 
 
 def _compiled_again(form: str, names: list[str], network: Network) -> str:
-    """Write the lines that compile these modules in one form; a loop if there are several."""
+    """Write the lines that compile these modules in one form, several in a loop."""
     if form in OF_THE_SOURCE:
         return OF_THE_SOURCE[form]
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""Linears that torchao's ``quantize_`` put in MXFP8, and the line that converts to it.
+"""Linears in torchao's MXFP8, and the lines that convert to it.
 
 In torchao 0.17 and 0.18 such a layer loses its bias, so no line here converts one that has a bias.
 """
@@ -20,7 +20,7 @@ def is_mxfp8(linear: Linear) -> bool:
 
 
 def is_grouped(linear: Linear) -> bool:
-    """Return whether this is a 3-D expert weight, whose grouped matmul has its own path."""
+    """Return whether this is a 3-D expert weight, with a grouped matmul."""
     return bool(linear.get("gemms", 1) > 1)
 
 
@@ -67,7 +67,7 @@ def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, not
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
-    """Write the lines that convert to these layers' MXFP8, and nothing that loses a bias.
+    """Write the lines that convert to these layers' MXFP8 without losing a bias.
 
     ``kept`` is a condition on ``name``. Only real kernels are named.
     """

@@ -159,7 +159,7 @@ def host_bound_step(trial: Trial) -> Arm | None:
 
 
 def host_doubt(trial: Trial) -> str | None:
-    """Explain how a busy host makes the times doubtful; None if it was quiet or not limiting."""
+    """Explain how a busy host makes the times doubtful; None if it does not."""
     waiting = host_bound_step(trial) if recorded(trial, "host") else None
     what = host_contention(trial.host) if waiting else None
     return f"the step waits for the host, and {what}" if what else None
@@ -232,7 +232,7 @@ def _quiet_ratio(bf16: Arm, fp8: Arm, load: HostLoad) -> float | None:
 
 
 def _quiet_ms(step: Arm, load: HostLoad) -> float | None:
-    """Estimate the least time of the step on a quiet host, in ms; None if not profiled.
+    """Estimate the step's least time on a quiet host, in ms; None if not profiled.
 
     That is the time of its kernels, and if it is known how much slower Python ran, no less than the step at
     the best pace.
@@ -251,7 +251,7 @@ def _python_slowed(load: HostLoad) -> float:
 
 
 def _waits_at_times(step: Arm) -> bool:
-    """Return whether the GPU idles for longer than an even speedup before late launches.
+    """Return whether the GPU idles for more than an even speedup at late launches.
 
     The host need not set the pace of the whole step, as in `host_bound_step`.
     """

@@ -1,4 +1,4 @@
-"""Speed of FP8 compared with BF16: of the step as it is, of each variant, and at most."""
+"""Speed of FP8 compared with BF16: as it is, of each variant, and its bound."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MeasuredSpeed(Struct, frozen=True):
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
-    """Return the speed of FP8 as it runs; None without FP8, or if a step was not timed.
+    """Return the speed of FP8 as it runs; None without FP8, or without both times.
 
     A compiled BF16 that was left out for time may be faster than the timed one: then FP8 is known to be
     slower if it is slower than that one, and nothing else is known.
@@ -126,7 +126,7 @@ def outside_autocast(facts: Facts) -> bool:
 
 
 def fp8_pays(facts: Facts) -> bool:
-    """Return whether a GPU timed a whole FP8 step that is not clearly slower than its BF16."""
+    """Return whether a GPU timed a whole FP8 step that is not clearly slower."""
     if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
         return False
     pairs = [(bf16, fp8) for fp8 in fp8_totals(facts) if (bf16 := fair_bf16(facts, fp8))]
@@ -149,7 +149,7 @@ convention of this tool."""
 
 
 def stays_in_bf16(facts: Facts) -> Interval | None:
-    """Return BF16's saving over the best FP8 total, in ms, if FP8 clearly stays slower.
+    """Return BF16's saving over the best FP8 total, in ms, if FP8 clearly loses.
 
     None otherwise, and while a variant waits to be tried, unless none of them could give much.
     """
@@ -161,7 +161,7 @@ def stays_in_bf16(facts: Facts) -> Interval | None:
 
 
 def bf16_saves(facts: Facts) -> Interval | None:
-    """Return the saving of BF16 with the rest of the plan over the best FP8 total, in ms.
+    """Return the saving of BF16 with the rest of the plan over FP8's best, in ms.
 
     None unless it is sure. It is not known on a CPU, which only emulates FP8.
     """
@@ -224,7 +224,7 @@ class RelativeSpeed(Struct, frozen=True):
 
 
 def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
-    """Compare a step with the best BF16 of its kind in its own window; None if not timed."""
+    """Compare a step with its BF16, as its own window timed both; None if untimed."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None

@@ -1,4 +1,4 @@
-"""The ranks of a job next to each other: which is slower than the others, and in what.
+"""The ranks of a job compared: which is slower than the others, and in what.
 
 Ranks that wait for each other take the same time for a step. The slow one shows by its time before the
 others can go on.
@@ -108,7 +108,7 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
 
 
 def slowest_first(facts: Facts) -> str:
-    """Name the rank that keeps the others waiting, which matters more than FP8; else empty."""
+    """Name the rank that keeps others waiting, which matters more than FP8."""
     worst = next(iter(behind(facts)), None)
     if worst is None or worst.what not in WAITS:
         return ""
@@ -120,14 +120,14 @@ def slowest_first(facts: Facts) -> str:
 
 
 def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
-    """Return whether a rank's steps are longer than the others' beyond their own scatter."""
+    """Return whether a rank's steps are longer than the others', beyond their scatter."""
     own = [ms for each in ranks if each.rank == rank for ms in each.observed.steps_ms]
     others = [ms for each in ranks if each.rank != rank for ms in each.observed.steps_ms]
     return interval(own).low > interval(others).high
 
 
 def _scatter_ms(observed: Observation, what: str) -> float:
-    """Return how far a rank's wait may be below its median; 0 if not timed in every step."""
+    """Return how far a rank's wait may be below its median; 0 if rarely timed."""
     found = interval(getattr(observed, EACH[what])) if what in EACH else None
     return found.median - found.low if found is not None else 0.0
 

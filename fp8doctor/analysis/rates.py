@@ -1,4 +1,4 @@
-"""Tokens a second of every variant, measured or modelled, and the most that the GPU's peak allows."""
+"""Tokens a second of every variant, measured or modelled, and the GPU's limit."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
 
 
 def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
-    """Explain why a recipe does not run on an AMD GPU; None if nothing is known against it."""
+    """Explain why a recipe does not run on an AMD GPU; None if it seems to."""
     wanted = needs(stack, recipe).amd
     if wanted is None:
         wanted = STACKS.get(stack, Stack(name=stack)).amd
@@ -69,7 +69,7 @@ def needs(stack: str, recipe: str) -> Recipe:
 
 
 def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
-    """Explain why a recipe does not run: a need, else the try's exception; None if it does."""
+    """Explain why a recipe does not run: a need, or the try's exception; else None."""
     have, cuda = capability(gpu), facts.software.cuda
     if have < wanted.first or (wanted.below and have >= wanted.below):
         limit = f"{dotted(wanted.first)} or higher" + (
@@ -106,7 +106,7 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
 
 
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
-    """List the recipes that the layers ran with, else the default of an ``opened`` autocast."""
+    """List the recipes that the layers ran, else the default of an ``opened`` autocast."""
     layers = [
         each
         for each in facts.network.linears
@@ -201,11 +201,11 @@ def installed(facts: Facts, package: str) -> Version | None:
 
 
 def at_least(facts: Facts, package: str, version: Version) -> bool:
-    """Return whether a package is in this version or newer; an unknown version counts as new."""
+    """Return whether a package is this version or newer, or of an unknown one."""
     return package in facts.software.packages and (installed(facts, package) or version) >= version
 
 
 def has_op_configs(facts: Facts) -> bool:
-    """Return whether this torchao, else the next one installed, converts by op configs."""
+    """Return whether this torchao, or the next one installed, converts by op configs."""
     version = installed(facts, "torchao")
     return version is None or version >= OP_CONFIGS_SINCE

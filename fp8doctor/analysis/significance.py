@@ -1,4 +1,4 @@
-"""Medians with confidence intervals, and whether a ratio means faster, even or slower."""
+"""Medians with confidence intervals; which ratio is faster, even or slower."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def side(speedup: float) -> int:
 
 
 def is_decided(speedup: Interval) -> bool:
-    """Return whether the interval excludes 1 or is all even: more rounds would not help."""
+    """Return whether the interval excludes 1 or is all even; more rounds do not help."""
     return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)

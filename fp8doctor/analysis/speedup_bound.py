@@ -1,5 +1,4 @@
-"""The most that FP8 can give: the best BF16 step with its matmuls at the speed of FP8 and every cast for
-free.
+"""The bound on FP8: the best BF16 step with FP8's matmul times, and free casts.
 
 No change of the casts can beat it, so it says when there is little to look for. It rests on FP8 matmuls that
 were timed, in a step or alone. They have to be all that FP8 could take, with one scale for a whole tensor,

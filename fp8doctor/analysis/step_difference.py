@@ -85,7 +85,7 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
 
 
 def is_softmax(group: KernelGroup) -> bool:
-    """Return whether these kernels are a softmax, by operator or by the compiler's name."""
+    """Return whether these kernels are a softmax, by operator or compiler's name."""
     compiled = group.name.startswith("triton_") and "_softmax" in group.name.replace("log_softmax", "")
     return group.operator in SOFTMAX or compiled
 
@@ -129,7 +129,7 @@ host's: most of it."""
 
 
 class Waterfall(msgspec.Struct, frozen=True):
-    """The difference of two steps; positive parts cost time in ``of``, negative ones save it."""
+    """The difference of two steps; a positive part costs time in ``of``."""
 
     of: str
     """Name of the variant."""
@@ -171,7 +171,7 @@ def breakdown_of(arm: Arm) -> Breakdown | None:
 
 
 def with_attention_together(arm: Arm) -> Breakdown | None:
-    """Move the fp32 products of attention to ``attention``: compiled, no operator shows them."""
+    """Move attention's fp32 products to ``attention``, as no compiled operator does."""
     found = arm.breakdown
     plain = plain_attention(arm) if found is not None else None
     if found is None or plain is None or not plain.of_fp32_gemms:
@@ -278,7 +278,7 @@ def waits_for_the_host(arm: Arm) -> bool:
 
 
 def watched_on_gpu(facts: Facts) -> Arm | None:
-    """Write a script's watched steps as the variant ``as_is``; None unless profiled on a GPU.
+    """Write a script's watched steps as the variant ``as_is``; None without a profile.
 
     Its waits for data are not idle time: another check reports them.
     """
@@ -302,7 +302,7 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
-    """Return the step as it is on a GPU, its breakdown and ms; else why a check does not apply."""
+    """Return the GPU's step, its breakdown and ms; else why a check does not apply."""
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if now is None and facts.trial.device != "cpu":
         now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)

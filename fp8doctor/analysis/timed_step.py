@@ -1,4 +1,4 @@
-"""The step of a saved report as people put it into a table, and what two of them do not have in common."""
+"""The step of a saved report as a row of a table, and differences between two."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def as_is(facts: Facts) -> Arm | None:
 
 
 def ran_on_a_gpu(facts: Facts) -> bool:
-    """Return whether the step as it is ran on a GPU, timed or watched, so does not raise."""
+    """Return whether the step as it is ran on a GPU, so does not raise."""
     if facts.get("observed.clock") == "cuda" and facts.observed.steps_ms:
         return True
     arm = as_is(facts)
@@ -135,7 +135,7 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
 
 
 def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:
-    """Name the differences that should not be, with both values: GPU, model, batch, versions."""
+    """Name the differences that should not be, with both values."""
     for name, read in _COMPARED.items():
         one, other = (if_recorded(read, facts) for facts in (first, second))
         if one and other and one != other:

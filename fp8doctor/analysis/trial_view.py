@@ -1,4 +1,4 @@
-"""View of a trial: the answers that verdict, plan and screens share, each computed once."""
+"""View of a trial: answers that verdict, plan and screens share, computed once."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TrialView(Struct, frozen=True):
 
     @property
     def uses_fp8(self) -> bool:
-        """Return whether a layer is set up for FP8 training. Raises `Unrecorded` without layers."""
+        """Return whether any layer is set up for FP8. Raises `Unrecorded` without layers."""
         return uses_fp8(self.facts)
 
     @property

@@ -1,4 +1,4 @@
-"""Waits of a watched script: for data, for copies, and whatever its trial does not have."""
+"""Waits of a watched script: for data, for copies, and others than its trial's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Waiting(Struct, frozen=True):
 
     @property
     def else_ms(self) -> float:
-        """Return the time between two steps that is neither the loader's nor such a copy's."""
+        """Return the time between two steps that is neither the loader's nor a copy's."""
         return max(0.0, (self.before_forward_ms or 0.0) - self.shown_ms)
 
 
@@ -84,7 +84,7 @@ def waiting(facts: Facts) -> Waiting:
 
 
 def host_is_ahead(facts: Facts) -> bool:
-    """Return whether the host launches long before the GPU finishes, so is no bottleneck."""
+    """Return whether the host launches work long before the GPU finishes it."""
     behind_ms: tuple[float, ...] | None = facts.get("observed.behind_ms")
     if behind_ms is None:
         return False

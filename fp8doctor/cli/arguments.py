@@ -1,4 +1,4 @@
-"""Read a command line as words: find the target, and write the command to type again."""
+"""A command line as words: find the target, and write the command again."""
 
 from __future__ import annotations
 

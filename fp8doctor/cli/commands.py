@@ -71,7 +71,7 @@ LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 
 
 class Commands(click.Group):
-    """``fp8doctor model.py``, ``fp8doctor env``, ...: without a command word the target is examined."""
+    """The commands; without a command word the target is examined."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Let each know the names of help itself: click keeps those of whoever asks first."""
@@ -158,7 +158,7 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) 
 
 
 class Examine(TargetCommand):
-    """The command that has no name: in its usage and errors it is ``fp8doctor`` itself."""
+    """The command without a name: in usage and errors it is ``fp8doctor`` itself."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -172,7 +172,7 @@ class Examine(TargetCommand):
         return context
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; if they look like a script's own, name the command that takes them."""
+        """Read the arguments; if they are a script's, name the command that takes them."""
         given = list(args)
         try:
             return super().parse_args(ctx, args)

@@ -1,4 +1,4 @@
-"""Print to stdout and stderr, for all other modules, and find what the terminal supports."""
+"""Output to stdout and stderr, and what the terminal supports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NARROWEST = 40
 
 
 def stand_in_for_closed_streams() -> None:
-    """Open the null device for each closed standard stream, whose number files would get.
+    """Open the null device for closed standard streams, lest files get their numbers.
 
     In place of stdout it is not writable, so lost output is noticed.
     """
@@ -111,7 +111,7 @@ def show_json(data: Any) -> None:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
-    """Yield a progress callback for stderr: one line on a terminal, else a line per stage."""
+    """Yield a progress callback: one line on a terminal, else a line per stage."""
     if quiet:
         yield lambda doing: None
     elif not sys.stderr.isatty():

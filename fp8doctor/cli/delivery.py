@@ -1,4 +1,4 @@
-"""From options to an exit code: examines or replays, delivers the report, holds it to the gates."""
+"""From options to an exit code: examine or replay, deliver, check the gates."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ def deliver(report: Document, wanted: ReportOptions) -> None:
 
 
 def tell_of_files(report: Document, wanted: ReportOptions) -> None:
-    """Say on stderr which files were written, and the verdict unless stdout has it as text."""
+    """Say on stderr which files were written, and the verdict unless stdout has it."""
     written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
     if not written or wanted.quiet:
         return
@@ -303,7 +303,7 @@ def add_step_summary(report: Document) -> None:
 
 
 def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
-    """Write the report in a format; ``terminal`` holds options of `fp8doctor.render.text`."""
+    """Write the report in a format; ``terminal`` holds options for text."""
     if format == "json":
         return report.to_json()
     if format == "markdown":
@@ -322,7 +322,7 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
 
 
 def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
-    """Write annotations, test cases or results, located at the user's file if in this folder."""
+    """Write annotations, test cases or results, at the user's file if it is here."""
     from fp8doctor.render.build_servers import github, junit, sarif
 
     here = Path.cwd()

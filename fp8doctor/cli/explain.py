@@ -1,4 +1,4 @@
-"""The command ``explain``: a check by code or name, a term, or an error by its text."""
+"""The command ``explain``: a check by code or name, a term, or an error's text."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
 
 
 def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks by code, name or the beginning of a code; none unless every word is one."""
+    """Find the checks by code, name or prefix; none unless every word is one."""
     found: dict[str, Heading] = {}
     for word in ",".join(asked).replace(" ", ",").split(","):
         checks = [
@@ -165,7 +165,7 @@ def _message(text: str) -> str:
 
 
 def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
-    """Show errors, a word or pages that share a name with a message; False without any."""
+    """Show errors, a word or pages that share a name with a message, if any."""
     from fp8doctor import glossary
     from fp8doctor.known_errors import KNOWN_ERRORS
 
@@ -192,7 +192,7 @@ def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bo
 
 
 def _names(message: str) -> list[str]:
-    """Find the functions, classes and statuses that a message names, except its exception."""
+    """Find the names of code in a message, except its own exception."""
     words = (part for word in re.findall(r"[A-Za-z_][\w.]*", message) for part in word.split("."))
     kept = (each for each in words if len(each) >= SHORTEST_NAME and NAME.search(each))
     return list(dict.fromkeys(each for each in kept if not re.search(r"(?:Error|Exception|Warning)$", each)))

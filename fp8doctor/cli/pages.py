@@ -1,4 +1,4 @@
-"""Commands that print a page instead of a report: ``compare``, ``trace`` and ``why``."""
+"""Commands that print a page, not a report: ``compare``, ``trace`` and ``why``."""
 
 from __future__ import annotations
 

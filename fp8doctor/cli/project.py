@@ -158,9 +158,10 @@ def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
 
 
 def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
-    """Read the nearest pyproject.toml with the table, from this folder up, else the current.
+    """Read the nearest pyproject.toml with the table, from this folder up.
 
-    Raises `UserError` for an unreadable table. Names and ignores files of other users.
+    Else from the current one. Raises `UserError` for an unreadable table. Names and ignores files of other
+    users.
     """
     for each in dict.fromkeys((*_upwards(folder), *_upwards(_here()))):
         if (project := _read(each / "pyproject.toml", say)) is not None:

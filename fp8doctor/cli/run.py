@@ -1,4 +1,4 @@
-"""The command ``run``: a training script as it is, watched, and the report when it has ended."""
+"""The command ``run``: a training script, watched, and a report at its end."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ FOR_ONE_PROCESS = (
 
 
 class Run(ProjectCommand):
-    """Everything from the script, or from ``-m``, on is the script's. The project's gates are not held: the
-    exit code is the script's, unless the command line says otherwise."""
+    """Everything from the script, or from ``-m``, on is the script's.
+
+    The project's gates do not apply: the exit code is the script's, unless the command line says otherwise.
+    """
 
     of_the_gate = False
 
@@ -167,7 +169,7 @@ def run(
 
 
 def checked_place(stop: bool, trial: bool | None) -> Place | None:
-    """Return this process's rank among several; None if alone. Refuse options for one only."""
+    """Return this process's rank, None if alone. Refuse options for one process."""
     from fp8doctor.running.rank_reports import place_of
 
     place = place_of(os.environ)

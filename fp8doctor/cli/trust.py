@@ -1,4 +1,4 @@
-"""Refuse a project's settings if another user owns or can write the files, as git does.
+"""Refuse a project's settings if another user controls the files, as git does.
 
 A project's settings name checks and an interpreter, which run as the user. Their files must belong to the
 user, to root, or under sudo to the user who typed it, and nobody else may be able to write or replace them.
@@ -22,7 +22,7 @@ RUN = ("*.py", "[!._]*/*.py", "__pycache__", "__pycache__/*", "[!._]*/__pycache_
 
 
 def distrusted(path: Path) -> str | None:
-    """Explain why a path is not trusted and what to type; None if it is, or is missing."""
+    """Explain why a path is not trusted and what to type; None if it is."""
     if not hasattr(os, "geteuid"):
         return None
     try:
@@ -96,7 +96,7 @@ def _closed(path: Path, mode: int) -> str:
 
 
 def _trusted() -> set[int]:
-    """Collect the users who may decide what this process runs; root could change Python."""
+    """Collect the users who may decide what this process runs, root among them."""
     user = os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     return {0, user, *([int(asked)] if asked.isdecimal() else [])}

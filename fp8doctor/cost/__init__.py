@@ -1,4 +1,4 @@
-"""Estimate what FP8 costs and saves, from a GPU's datasheet and efficiencies measured on an H200.
+"""Estimates of FP8's cost and gain, from datasheets and measurements on an H200.
 
 The model has a time for every matmul by its shape, the bytes that casts move, and Amdahl's law;
 `fp8doctor.cost.step_cost` adds up a training step. Its numbers have the basis ``modelled`` and a GPU name.

@@ -1,5 +1,4 @@
-"""The time of the casts around the FP8 matmuls of one Linear: bytes moved, or launches where there is little
-to move.
+"""The time of one Linear's casts: bytes moved, or launches if those are few.
 
 Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.gpus.MEMORY_EFFICIENCY`), so a kernel
 that writes a transposed copy counts more than it moves. All of one H200, torch 2.11, torchao 0.18, November
@@ -35,7 +34,7 @@ def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
 
 
 def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
-    """Return whether an FP8 layer's casts were measured, on a GPU that runs its recipe."""
+    """Return whether an FP8 layer's casts were measured on a GPU for its recipe."""
     recipe = recipe_of(linear)
     return recipe.cast_bytes is not None and (
         gpu is None or not gpu.fp8_tflops or runs_on(recipe, capability_of(gpu))

@@ -32,7 +32,7 @@ class Balance(Struct, frozen=True):
 
 
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
-    """Weigh these layers' uncompiled casts against their matmuls' saving; None if unknown."""
+    """Weigh these layers' uncompiled casts against their matmuls' saving, if known."""
     gpu = modelled_gpu(facts)
     if gpu is None:
         return None

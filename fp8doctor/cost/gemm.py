@@ -1,4 +1,4 @@
-"""The time of one matmul by its shape: tiles in waves over the multiprocessors, or the bytes of its operands.
+"""The time of one matmul by its shape: tiles in waves, or bytes of operands.
 
 A matmul is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty
 costs as much as a full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K
@@ -6,7 +6,8 @@ does not hide what starting and ending a tile takes. cuBLAS chooses by rules of 
 tiles is close enough.
 
 `tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
-says how far they are off."""
+says how far they are off.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ LARGE = (16384, 4096, 16384)
 
 @lru_cache(maxsize=4096)
 def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP) -> float | None:
-    """Model one (M, K) x (K, N) matmul with BF16 output: launch, and compute or memory time.
+    """Model one (M, K) x (K, N) matmul with BF16 output: launch, compute or memory.
 
     None if ``fp8`` is asked for and the GPU has no FP8 tensor cores.
     """
@@ -133,18 +134,18 @@ def step_gemms_ms(
 
 
 def aligned_tokens(tokens: int) -> int:
-    """Round tokens up to `MULTIPLE`: they are the length of no matrix's rows in memory."""
+    """Round tokens up to `MULTIPLE`: no matrix in memory has rows of this length."""
     return ceil(tokens / MULTIPLE) * MULTIPLE
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:
-    """Tell how much faster than BF16 a large FP8 matmul is; 1 without FP8 tensor cores."""
+    """Return a large FP8 matmul's speedup over BF16; 1 without FP8 tensor cores."""
     bf16, fp8 = (gemm_ms(*LARGE, gpu, fp8=in_fp8) for in_fp8 in (False, True))
     return bf16 / fp8 if bf16 and fp8 else 1.0
 
 
 def amdahl(share: float, speedup: float) -> float:
-    """Compute the speedup of the whole when ``share`` of its time runs ``speedup`` times as fast.
+    """Compute the speedup of a whole of which ``share`` is ``speedup`` times as fast.
 
     60% at 1.5x gives 1.25x, 80% gives 1.36x. Raises ValueError outside 0 to 1. Source: Amdahl, AFIPS 1967.
     """

@@ -1,4 +1,4 @@
-"""Experts in MXFP8: the grouped matmuls that it makes faster, and the casts around them.
+"""Experts in MXFP8: grouped matmuls that it speeds up, and casts around them.
 
 Bytes are effective, as in `fp8doctor.cost.cast_cost`. All of it is published for one GPU, a B200.
 """

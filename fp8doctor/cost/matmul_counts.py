@@ -23,7 +23,7 @@ def gemms(linear: Linear) -> int:
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
-    """Return the rows of one call: counted, else a micro-batch's tokens; None if unknown."""
+    """Return the rows of one call: counted, else a micro-batch's tokens, or None."""
     seen = rows_seen(linear, facts)
     return max(seen) if any(seen) else step_tokens(facts)
 
@@ -90,7 +90,7 @@ def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
 
 
 def unseen_recompute(facts: Facts) -> str | None:
-    """Name the module whose forward checkpoints layers that nobody saw; None without one."""
+    """Name the module whose forward checkpoints layers unseen; None without one."""
     if not recorded(facts, "training.checkpointing"):
         return None
     for each in facts.training.checkpointing:

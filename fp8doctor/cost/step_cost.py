@@ -1,5 +1,4 @@
-"""The training step of a whole model, modelled from its facts: matmuls, casts, attention, loss, optimizer and
-the rest.
+"""The training step of a model: matmuls, casts, attention, loss, optimizer, rest.
 
 It is rough where the facts are. Attention is recognised by the names of its projections, the width of its
 heads is assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears
@@ -102,7 +101,7 @@ class ModelledStep(Struct, frozen=True):
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
 ) -> ModelledStep | None:
-    """Model the step on ``gpu``, or on the modelled one; None if facts or numbers are missing."""
+    """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
     gpu = gpu or modelled_gpu(facts)
     if gpu is None or not recorded(facts, "network.linears") or not consists_of_linears(facts.network):
         return None
@@ -224,7 +223,7 @@ def launch_of(linear: Linear) -> Launch:
 
 
 def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
-    """Model attention of every layer with a query projection; causal with a vocabulary.
+    """Model attention of each layer with a query projection; causal with a vocabulary.
 
     A layer that sees more rows than the tokens, such as an encoder next to a decoder, has longer sequences in
     proportion.
@@ -312,7 +311,7 @@ def with_recipe(facts: Facts, recipe: str) -> Facts:
 
 
 def with_tokens(facts: Facts, tokens: int) -> Facts:
-    """Give every micro-batch more samples, with the same tokens per step where possible."""
+    """Give every micro-batch more samples, with as many tokens per step if possible."""
     now = step_tokens(facts)
     if not now:
         return facts

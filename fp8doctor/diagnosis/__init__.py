@@ -1,2 +1,1 @@
-"""Findings to a verdict and a plan: measured savings, ranking, treatments in words and lines, and the
-document that holds it all."""
+"""Findings to a verdict and a plan: savings, ranking, lines, and the document."""

@@ -1,5 +1,4 @@
-"""The answer as a record, and what goes before any answer about speed: a step that raises, layers that do not
-learn."""
+"""The verdict as a record; a broken job takes precedence over its speed."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ Status = Literal[
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """The answer in one record. ``speedup`` is best BF16 / as it is; what was neither measured nor modelled
-    is None.
+    """The answer in one record. ``speedup`` is best BF16 / as it is; None is unknown.
 
     Of a timing that is too noisy to tell, ``speedup`` is None and the interval says how much it leaves open.
     """

@@ -1,4 +1,4 @@
-"""Two saved reports side by side: the step of each, their ratio, and what the difference is made of."""
+"""Two saved reports compared: both steps, their ratio, and its parts."""
 
 from __future__ import annotations
 

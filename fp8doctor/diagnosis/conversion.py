@@ -19,7 +19,7 @@ from fp8doctor.finding import Treatment
 
 
 def conversion(view: TrialView) -> list[Step]:
-    """List the steps to the fastest FP8 of a model without; empty if BF16 may be as fast."""
+    """List the steps to a model's fastest FP8; empty if BF16 may be as fast."""
     facts = view.facts
     if not recorded(facts, "trial") or not recorded(facts, "network") or view.uses_fp8:
         return []

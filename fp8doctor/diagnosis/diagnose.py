@@ -82,9 +82,9 @@ def replay(
     checks: Sequence[Path] = (),
     reasons: Mapping[str, str] = MappingProxyType({}),
 ) -> Document:
-    """Run this version's checks over a saved report's facts, with its time and tool kept.
+    """Run this version's checks over a saved report's facts.
 
-    Raises `UserError`, also for a GPU that has no datasheet.
+    It keeps its time and tool. Raises `UserError`, also for a GPU that has no datasheet.
     """
     facts, written_by, created_at = read_saved(path)
     if assume_gpu:

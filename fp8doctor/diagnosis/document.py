@@ -1,4 +1,4 @@
-"""The report as one record: facts, findings, verdict and prescription, saved as JSON and read back."""
+"""The report as one record: facts, findings, verdict and plan, saved as JSON."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def short_of_training(facts: Facts) -> str:
-    """Describe FP8 parts of a model whose layers do not train in it; empty without any."""
+    """Describe FP8 parts of a model that does not train in it; empty without any."""
     linears, ran = facts.network.linears, _ran_in_script(facts)
     stored = sum(linear.use == "storage" for linear in linears)
     in_fp8 = sum(map(stores_fp8, linears))
@@ -170,7 +170,7 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 
 
 def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Verdict:
-    """Add the speedup that the cost model expects of FP8 as it is, unless a GPU timed it."""
+    """Add the estimated speedup of FP8 as it is, unless a GPU timed it."""
     on_gpu = answer.basis == "measured" and answer.speedup is not None and not timed_on_cpu(facts)
     if on_gpu or why_not_engaged(facts) or not is_what_it_seems(findings):
         return answer

@@ -1,4 +1,4 @@
-"""All that a report knows of one layer: what was seen, counted, timed, compared and advised."""
+"""Everything in a report about one layer: seen, counted, timed, compared, advised."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def as_json(layers: Sequence[LayerReport]) -> str:
 
 
 def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
-    """Find layers by name, pattern or part of a name. Raises `UserError` if there is none."""
+    """Find layers by name, pattern or part of one. Raises `UserError` without any."""
     linears = facts.get("network.linears", ())
     if not linears:
         raise UserError("this report holds no layers: no model was examined")

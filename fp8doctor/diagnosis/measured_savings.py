@@ -1,4 +1,4 @@
-"""Savings that the trial measured, in the findings; a finding that saves nothing is refuted."""
+"""Savings that the trial measured; a finding that saves nothing is refuted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _without_too_large(view: TrialView, finding: Finding) -> Finding:
 
 
 def _saved_alone(view: TrialView, finding: Finding) -> Interval | None:
-    """Return a finding's measured saving, from a variant with only its treatment; else None.
+    """Return a finding's saving as timed with only its treatment; else None.
 
     A finding of a measured check brings its own. BF16 is compared with the best FP8: the rest of its saving
     is the other treatments' gain.

@@ -1,4 +1,4 @@
-"""The verdict of a trial: how fast FP8 is next to the best BF16, and what the plan makes of it."""
+"""The verdict of a trial: FP8 compared with the best BF16, and with the plan."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
 
 
 def without_fp8(view: TrialView, as_is: Arm, finding: str = "This model uses no FP8.") -> Verdict:
-    """Return the verdict on a timed model without FP8; its summary begins with ``finding``."""
+    """Return the verdict on a timed model without FP8, beginning with ``finding``."""
     return Verdict(
         status="no_fp8",
         summary=f"{finding} {_offer(view)}{_most(view)}{_caveat(view.facts.trial)}",

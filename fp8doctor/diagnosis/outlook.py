@@ -1,4 +1,4 @@
-"""Where the plan ends: the step with everything that is prescribed, or BF16 where FP8 does not pay."""
+"""The end of the plan: the step with all fixes, or BF16 if FP8 does not pay."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Findings to a plan: what to change, in which order, without symptoms whose cause is treated, compared with
-what the trial timed together."""
+"""Findings to a plan: which changes, in which order, as the trial timed them."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
 
 def in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Drop lines that set a variable differently from an earlier step, and empty steps."""
+    """Drop lines that set a variable differently from an earlier step."""
     said: dict[str, str | None] = {}
     kept = []
     for step in steps:
@@ -200,7 +199,7 @@ def _is_undone(step: Step, recompiles: bool) -> bool:
 
 
 def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop FP8-only changes if the filter leaves no layer in FP8 and nothing is converted.
+    """Drop FP8-only changes if the filter leaves no layer in FP8, and none is new.
 
     If giving FP8 up is planned too, it says the same in fewer words.
     """
@@ -273,7 +272,7 @@ def _fixed_checks(step: Step) -> list[registry.Check]:
 
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments, with the layers to keep in BF16 as timed, if they were."""
+    """Return the proposed treatments, those about shapes as these were timed."""
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment

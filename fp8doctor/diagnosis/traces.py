@@ -1,4 +1,4 @@
-"""Conclusions from one or two traces of a user's profiler, in sentences and as a document."""
+"""Conclusions from traces of a user's profiler, in sentences and as a document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fp8doctor.wording import capital, labels, percent
 
 
 class Hint(Record, frozen=True, kw_only=True):
-    """A part of the trace to look at, and the check that explains it; else an empty code."""
+    """A part of the trace to look at, and the check's code; empty without one."""
 
     code: str
     text: str

@@ -1,4 +1,4 @@
-"""The treatments that the trial proposes by itself, as the lines a user would write, made from facts.
+"""Treatments that the trial proposes by itself, as lines that a user would write.
 
 A check that names one of them takes its lines from here or writes better ones; `fp8doctor.trial.treatments`
 carries them out.
@@ -83,14 +83,14 @@ def nothing_helps(loses: bool) -> str:
 
 
 def fastest_bf16(facts: Facts) -> Arm | None:
-    """Find the fastest BF16 timed on a GPU, with CUDA graphs if it and the plan have them."""
+    """Find the fastest BF16 timed on a GPU, with CUDA graphs if the plan has them too."""
     bf16 = if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
     alike = bf16_as_prescribed(facts) if bf16 else None
     return alike if alike and alike.name == ArmName.BF16_CUDA_GRAPHS else bf16
 
 
 def _compile_untimed(facts: Facts) -> str:
-    """Return the line that compiles an untimed BF16: the user's own if it covers the model."""
+    """Return the line that compiles an untimed BF16, the user's if it covers all."""
     marks = facts.get("training.compile_marks", ())
     whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
@@ -132,7 +132,7 @@ def without_fp8(facts: Facts) -> str:
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
-    """Describe a treatment; None if only checks propose it, or there is nothing to change."""
+    """Describe a treatment; None if only checks propose it, or nothing would change."""
     treatment = traits(name)
     if not treatment.lines:
         return None
@@ -158,7 +158,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
 
 
 def _keep(sets: Sequence[str]) -> list[str]:
-    """Write the lines that collect the names of layers that stay out of the conversion."""
+    """Write the lines that collect the names of layers to leave out."""
     return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
 
 
@@ -174,9 +174,9 @@ def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
 
 
 def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
-    """Return the lines that convert with this config, or today's, and these names only.
+    """Return the lines that convert with this config and these names only.
 
-    Layers that are left out now stay out.
+    A default is the config of today. Layers that are left out now stay out.
     """
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
@@ -253,7 +253,7 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 
 def _in_mxfp8(facts: Facts) -> str:
-    """Return the lines that convert to MXFP8 without a bias, and to Float8Linear with one."""
+    """Return the lines that convert to MXFP8, and with a bias to Float8Linear."""
     linears = facts.linears()
     fp8 = [linear for linear in linears if linear.use == "training"]
     sets, note = _left_out_now(linears)

@@ -1,4 +1,4 @@
-"""The verdict: what a report answers first, measured where there was a trial, else from the facts alone."""
+"""The verdict: measured if there was a trial, else expected from the facts."""
 
 from __future__ import annotations
 

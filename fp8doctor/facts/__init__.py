@@ -1,4 +1,4 @@
-"""The facts: what was observed, as plain frozen records without a single torch object.
+"""The facts: observations as plain frozen records without a torch object.
 
 Every field defaults to `NOT_RECORDED`: nobody looked, the library could not tell, or the recording is older
 than the field. A check that needs it then says "unknown". ``None`` and empty tuples mean the opposite:

@@ -1,4 +1,4 @@
-"""Names of variants, and the kinds of reasons for which a variant or the trial has no number."""
+"""Names of variants, and the reasons why a variant or trial has no number."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from enum import StrEnum
 
 
 class ArmName(StrEnum):
-    """The variants that several packages know by name. Others are called after the treatment
-    that they time, or after the recipe that they convert to."""
+    """Variants that several packages know by name.
+
+    Others are called after the treatment that they time, or after the recipe that they convert to.
+    """
 
     AS_IS = "as_is"
     BF16 = "bf16"
@@ -86,7 +88,7 @@ def in_any_window(name: str) -> str:
 
 
 class Reason(StrEnum):
-    """Why a variant, or the trial, has no number. The sentence next to it is for people."""
+    """Why a variant, or the trial, has no number. Its sentence is for people."""
 
     NO_BATCH = "no_batch"
     NOT_REPLICABLE = "not_replicable"

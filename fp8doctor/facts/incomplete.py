@@ -1,4 +1,4 @@
-"""Lists of a saved report whose elements lack what every element has: the list counts as not recorded.
+"""Lists of a saved report with an incomplete element, which count as not recorded.
 
 A layer without a name, or a shape without its time, was written by hand or damaged. Nothing can be said of
 such an element, and sums over the others would be wrong.

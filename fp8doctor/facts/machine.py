@@ -20,7 +20,7 @@ class Package(Record, frozen=True, kw_only=True):
 
 
 class Software(Record, frozen=True, kw_only=True):
-    """Versions of everything that decides whether FP8 runs. ``None`` means not installed or not built in."""
+    """Versions that decide whether FP8 runs. ``None``: not installed, or not built in."""
 
     python: str = NOT_RECORDED
     platform: str = NOT_RECORDED
@@ -44,7 +44,10 @@ class Software(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """Environment variables on the allow-list of `fp8doctor.examine.environment`, and what they point at."""
+    """Environment variables on the allow-list of `fp8doctor.examine.environment`.
+
+    And what they point at.
+    """
 
     variables: dict[str, Prose] = NOT_RECORDED
     deepspeed_fp8_section: bool | None = NOT_RECORDED
@@ -63,7 +66,7 @@ class Environment(Record, frozen=True, kw_only=True):
 
 
 class Gpu(Record, frozen=True, kw_only=True):
-    """One GPU as NVML (or torch, on AMD) describes it, in the order the process sees them."""
+    """One GPU as NVML (torch, on AMD) describes it, in the process's order."""
 
     name: str = NOT_RECORDED
     vendor: Literal["nvidia", "amd"] = NOT_RECORDED

@@ -13,7 +13,7 @@ Unknown is a user's own layer that is named after FP8 and calls no known matmul.
 
 
 class Linear(Record, frozen=True, kw_only=True):
-    """One linear-like layer: a module, a functional projection, or a 3-D expert weight."""
+    """One linear-like layer: a module, functional projection or 3-D expert weight."""
 
     name: str = NOT_RECORDED
     """Fully qualified name in the model, wrappers such as ``_orig_mod`` taken out."""
@@ -78,7 +78,7 @@ class Blocks(Record, frozen=True, kw_only=True):
 
 
 class Scaling(Record, frozen=True, kw_only=True):
-    """One way in which FP8 layers of the model are scaled, read back from their configuration."""
+    """One way in which FP8 layers are scaled, read back from their configuration."""
 
     stack: str = NOT_RECORDED
     layers: int = NOT_RECORDED
@@ -94,8 +94,10 @@ class Scaling(Record, frozen=True, kw_only=True):
 
 
 class Attention(Record, frozen=True, kw_only=True):
-    """One way in which attention is computed: a configuration of transformers, or a class whose forward calls
-    torch's own."""
+    """One implementation of attention.
+
+    A configuration of transformers, or a class whose forward calls torch's own.
+    """
 
     name: str = NOT_RECORDED
     """The outermost module that has this configuration, or the first of that class; the empty name is the
@@ -114,8 +116,7 @@ class Attention(Record, frozen=True, kw_only=True):
 
 
 class SavedWeight(Record, frozen=True, kw_only=True):
-    """One tensor subclass among the parameters, and what becomes of the smallest such parameter when it is
-    saved."""
+    """One tensor subclass among the parameters, and its smallest one's fate when saved."""
 
     weight_class: str = NOT_RECORDED
     """Qualified class, as `Linear.weight_class`."""

@@ -1,4 +1,4 @@
-"""Why a variant or a trial has no number, and what is kept of a trial that lost a part."""
+"""Why a variant or a trial has no number, and a trial that lost a part."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ them."""
 
 
 class NoNumber(msgspec.Struct, frozen=True):
-    """Why there is no number: the kind that code asks for, and the sentence for people."""
+    """Why there is no number: a kind for code, and a sentence for people."""
 
     why: Reason
     sentence: str
 
 
 def why_of(part: Arm | Trial) -> Reason | None:
-    """Return why a variant or a trial has no number; None if it has one, or it is unknown.
+    """Return why a variant or a trial has no number; None if it has one, or unknown.
 
     Recordings from before ``why`` have the sentence alone; nothing else reads one.
     """
@@ -58,9 +58,9 @@ _SENTENCES = (
 
 
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
-    """Return the trial with the reason why ``part``, a variant or one of `PARTS`, is missing.
+    """Return the trial with the reason why ``part`` is missing.
 
-    A variant that has a time failed in a second window.
+    ``part`` is a variant or one of `PARTS`. A variant that has a time failed in a second window.
     """
     if part in PARTS:
         gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}

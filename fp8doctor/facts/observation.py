@@ -13,7 +13,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 
 class Observation(Record, frozen=True, kw_only=True):
-    """A window of real steps. A step lasts from the end of one optimizer step to the end of the next."""
+    """A window of real steps, each from the end of one optimizer step to the next."""
 
     steps_ms: tuple[float, ...] = NOT_RECORDED
     """Of every step in the window, in their order."""

@@ -1,4 +1,4 @@
-"""The one constructor and codec of everything that is saved: what it cannot hold, it settles here.
+"""The one constructor and codec of all records that are saved.
 
 Secrets are taken out of prose. Four traps of JSON are settled when a record is made, not when it is
 written: a non-finite number becomes ``None`` (text in free-form evidence), an ``int`` in a float field
@@ -58,7 +58,7 @@ class UnreadableDocument(ValueError):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen record of plain values. Subclasses declare fields; every value is settled on construction."""
+    """A frozen record of plain values, each settled on construction."""
 
     def __post_init__(self) -> None:
         values = msgspec.structs.astuple(self)
@@ -147,7 +147,7 @@ def to_builtins(record: Record) -> dict[str, Any]:
 
 
 def from_builtins(kind: type[R], data: Any) -> R:
-    """Return a record from plain values. Raises `UnreadableDocument` naming the wrong key."""
+    """Return a record from plain values. Raises `UnreadableDocument` for a wrong key."""
     try:
         with _first_use():
             return msgspec.convert(data, type=kind)
@@ -191,7 +191,7 @@ def _holds_huge_number(data: Any) -> bool:
 
 
 def unknown_keys(data: Any, known: Any) -> Any:
-    """Return the part of ``data`` that ``known``, as this version wrote it, does not carry.
+    """Return the part of ``data`` that ``known``, this version's copy, does not carry.
 
     None if nothing is missing. In a list the index is the key.
     """

@@ -1,9 +1,4 @@
-"""Taking home folders, names of hosts and users, and secrets out of text, before it becomes a fact.
-
-Facts are saved, mailed and pasted into public issues. What reads the live world therefore passes every free
-text through `scrub`: values of environment variables, messages of exceptions, reasons of failures. A field of
-prose (`fp8doctor.facts.record.Prose`) loses once more what is a secret by its shape, whoever filled it.
-"""
+"""Removal of home folders, hosts, users and secrets from text before it is a fact."""
 
 from __future__ import annotations
 

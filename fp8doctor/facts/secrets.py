@@ -1,4 +1,4 @@
-"""Secrets, and marks of people and machines, that are known by their shape wherever they are read.
+"""Secrets, and marks of people and machines, recognized by their shape.
 
 What only the machine itself knows, such as its name, is `fp8doctor.facts.scrub`'s concern.
 """
@@ -191,7 +191,7 @@ def without_secrets(text: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Remove credentials only, in text that only its user sees; keep folders and addresses."""
+    """Remove credentials only, in text for its user; keep folders and addresses."""
     for contained, pattern, instead in REPLACEMENTS:
         if (instead is _value or SECRET in str(instead)) and _compiled(contained).search(text):
             text = _compiled(pattern).sub(instead, text)

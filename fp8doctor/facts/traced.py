@@ -28,7 +28,7 @@ class TracedKernel(Record, frozen=True, kw_only=True):
 
 
 class TracedStep(Record, frozen=True, kw_only=True):
-    """The mean of the steps that a trace holds. Families and idle times add up to ``step_ms``."""
+    """The mean of a trace's steps. Families and idle times add up to ``step_ms``."""
 
     file: str
     """Name without its folder."""

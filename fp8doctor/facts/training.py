@@ -126,7 +126,7 @@ class Distributed(Record, frozen=True, kw_only=True):
 
 
 class TrainerArguments(Record, frozen=True, kw_only=True):
-    """The settings of a transformers Trainer, or of TrainingArguments in the model file."""
+    """The settings of a Trainer, or of TrainingArguments in the model file."""
 
     kind: str = NOT_RECORDED
     """Qualified class: ``transformers.training_args.TrainingArguments``, ``trl...SFTConfig``, ..."""
@@ -229,7 +229,7 @@ class Training(Record, frozen=True, kw_only=True):
 
 
 class Workload(Record, frozen=True, kw_only=True):
-    """The parts of a step, and the source of each: ``given`` by the user or ``made up`` here."""
+    """The parts of a step, each ``given`` by the user or ``made up`` here."""
 
     batch_source: Literal["given", "made up"] | None = NOT_RECORDED
     """None if no batch could be made."""

@@ -1,4 +1,4 @@
-"""The timed probe: variants of the step, their times, and the proof that they ran what their names say."""
+"""The timed probe: variants of the step, their times and their proofs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class KernelGroup(Record, frozen=True, kw_only=True):
 
 
 class ModuleTime(Record, frozen=True, kw_only=True):
-    """GPU time of the kernels that one module launched in one eager step, forward and backward, its
-    children's apart."""
+    """GPU time of one module's own kernels in one uncompiled step, both directions."""
 
     name: str = NOT_RECORDED
     """Name in the cut model; the indices of blocks are those of the cut."""
@@ -48,8 +47,10 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """Where one variant's step goes at full depth, from one profiled step at each cut; its parts and
-    ``idle_ms`` add up to the step."""
+    """One variant's step in parts at full depth, from a profiled step at each cut.
+
+    Its parts and ``idle_ms`` add up to the step.
+    """
 
     families_ms: dict[str, float] = NOT_RECORDED
     """`Family` -> time in ms, every instant with one owner, already divided by ``scale``."""
@@ -105,8 +106,7 @@ class LayerGemm(Record, frozen=True, kw_only=True):
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
-    """The matmuls of one (M, K, N) timed alone on this GPU, in the three layouts of training, and what the
-    casts take."""
+    """The matmuls of one (M, K, N) timed alone, in training's three layouts, and casts."""
 
     m: int = NOT_RECORDED
     """Rows: as `Trial.rows` has them, else the tokens of one micro-batch."""
@@ -132,8 +132,7 @@ class LayerShape(Record, frozen=True, kw_only=True):
 
 
 class LayerNumerics(Record, frozen=True, kw_only=True):
-    """One FP8 layer alone, fed with the input and the output gradient that its BF16 twin saw in one step,
-    against that twin."""
+    """One FP8 layer alone, compared with its BF16 twin on the same input and gradient."""
 
     name: str = NOT_RECORDED
     output_sqnr_db: float | None = NOT_RECORDED
@@ -156,8 +155,10 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
 
 
 class LossCurve(Record, frozen=True, kw_only=True):
-    """The loss of some steps of one variant, eager, on one batch and with a real learning rate. All variants
-    begin at the same weights and draw the same random numbers."""
+    """The loss of some steps of one variant, uncompiled, at a real learning rate.
+
+    All variants use one batch, begin at the same weights and draw the same random numbers.
+    """
 
     arm: str = NOT_RECORDED
     """``as_is``, ``bf16``, or ``bf16_disturbed``: BF16 after each weight of the FP8 layers was moved by one
@@ -194,7 +195,7 @@ class ArmCut(Record, frozen=True, kw_only=True):
 
 
 class Arm(Record, frozen=True, kw_only=True):
-    """One variant of the training step: its time, and the proof that it ran what its name says."""
+    """One variant of the training step: its time, and the proof of what it ran."""
 
     name: str = NOT_RECORDED
     """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is an
@@ -267,7 +268,7 @@ class Health(Record, frozen=True, kw_only=True):
 
 
 class HostLoad(Record, frozen=True, kw_only=True):
-    """The host while the variants were timed, as Linux counts it, in all windows together."""
+    """The host while variants were timed, as Linux counts it, in all windows."""
 
     window_s: float = NOT_RECORDED
     cores: int = NOT_RECORDED

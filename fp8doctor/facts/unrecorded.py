@@ -1,4 +1,4 @@
-"""Reading a fact that was not recorded raises `Unrecorded`, so that nobody takes it for an answer."""
+"""Reading a fact that was not recorded raises `Unrecorded`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Unrecorded(Exception):
 
 
 class Fact(property):
-    """A field whose value may be missing, in the place of the member that msgspec made for it."""
+    """A field whose value may be missing, in place of msgspec's member."""
 
     def __init__(self, member: Any, kind: type, field: str) -> None:
         stored = self.stored = member.__get__
@@ -40,7 +40,7 @@ class Fact(property):
 
 
 def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo]) -> None:
-    """Make every field of this type that may be missing raise when it is read and missing."""
+    """Make every field of this type that may be missing raise if it is read so."""
     for field in fields:
         member = getattr(kind, field.name)
         if field.default is NOT_RECORDED and not isinstance(member, Fact):

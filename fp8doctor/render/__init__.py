@@ -1,1 +1,1 @@
-"""Reports as people and programs read them: every format is a pure function ``Report -> str``."""
+"""Reports for people and programs: every format is a function ``Report -> str``."""

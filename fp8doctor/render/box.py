@@ -1,4 +1,4 @@
-"""The answer of a report in short lines: is FP8 slower, why, what to do, what comes then, and is it sure."""
+"""The answer in short lines: is FP8 slower, why, the fix, its effect, how sure."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 
 
 def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
-    """List causes that the plan fixes, else those without a step; without codes in ``told``."""
+    """List causes that the plan fixes, else those without a step, but none in ``told``."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
     causes = [_cause_from(each) for each in planned if each.code not in told][:MOST_CAUSES]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
@@ -224,7 +224,7 @@ def _gravest(report: Document) -> Finding | None:
 
 
 def _unfixed(report: Document) -> Iterator[Finding]:
-    """Find problems without a step in the plan, not even one that saves next to nothing."""
+    """Find problems without a step in the plan, not even a folded one."""
     planned = {code for step in report.prescription for code in step.mends}
     for finding in report.findings:
         if finding.severity in ("warning", "error") and finding.code not in planned:
@@ -322,7 +322,7 @@ def _opened(report: Document) -> Iterator[str]:
 
 
 def _nothing_found(report: Document) -> str:
-    """Say that nothing has to change, or which open questions could change the verdict."""
+    """Say that nothing has to change, or which questions could change the verdict."""
     questions = open_questions(report.outcomes, report.verdict, report.facts)
     if not questions:
         return "Nothing to change."
@@ -365,7 +365,7 @@ def where_to_time(facts: Facts) -> str:
 
 
 def with_budget(facts: Facts, seconds: float) -> str:
-    """Write the option that gives a trial more time; an argument if Python holds the model."""
+    """Write the option that gives a trial more time, an argument in Python."""
     live = facts.get("target.kind") == "live"
     return f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
 

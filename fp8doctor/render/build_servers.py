@@ -1,4 +1,4 @@
-"""The report for build servers: annotations of GitHub Actions, JUnit's XML and SARIF 2.1.0."""
+"""The report for build servers: GitHub annotations, JUnit XML and SARIF 2.1.0."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ PROPERTY = {**DATA, ":": "%3A", ",": "%2C"}
 
 
 def github(report: Document, *, file: str = "") -> str:
-    """Write the annotations, one per line, at the top of ``file`` or the report's file."""
+    """Write the annotations, one per line, for ``file`` or the report's file."""
     place = file or file_of(report)
     return "".join(f"{_annotation(notice, place)}\n" for notice in notices(report))
 
@@ -206,7 +206,7 @@ def _counts(notice: Annotation) -> bool:
 
 
 def _rules(report: Document) -> Iterator[dict[str, Any]]:
-    """List the rules: the verdict, and every check that was selected or found something."""
+    """List the rules: the verdict, and each check that was selected or found something."""
     yield {
         "id": VERDICT,
         "name": "verdict",

@@ -26,7 +26,7 @@ than most fixes of a compiled step give. A convention of this tool."""
 
 
 def certainty(report: Document) -> str:
-    """Say how sure the answer is: timed and how well, modelled, by rule, or not at all."""
+    """Say how sure the answer is: timed and how well, modelled, by rule, or not."""
     verdict, facts = report.verdict, report.facts
     view = trial_view(facts)
     timed, what = if_recorded(_timed, view, verdict.status in GRAVE) or "", view.host_contention

@@ -20,7 +20,7 @@ HEADS = ("ms of one matmul, alone", "calls", "BF16", "FP8", "casts", "saved", "s
 
 
 class LedgerTable(Struct, frozen=True):
-    """The table, as it is shown: a row with one cell names the shape of those below it."""
+    """The table; a row with one cell names the shape of those below it."""
 
     rows: tuple[tuple[str, ...], ...]
     sentences: tuple[str, ...]
@@ -38,7 +38,7 @@ class LedgerTable(Struct, frozen=True):
 
 
 def ledger_table(ledger: Ledger, labels: Mapping[str, str]) -> LedgerTable:
-    """Write the table of matmuls; ``labels`` are names of variants as in the table of times."""
+    """Write the table of matmuls; ``labels`` are those of the table of times."""
     rows: list[tuple[str, ...]] = []
     for shape, lines in groupby(ledger.lines, _shape):
         rows += [(shape,), *map(_cells, lines)]

@@ -109,7 +109,7 @@ def entries(report: Document) -> Iterator[Entry]:
 
 
 def _of_step(number: int, step: Step, finding: Finding | None, report: Document) -> Entry:
-    """Explain a step of the plan by the finding that heads it; the trial found some without one."""
+    """Explain a step of the plan, by the finding that heads it if there is one."""
     also = f" (also fixes {', '.join(step.mends[1:])})" if step.mends[1:] else ""
     return Entry(
         number=number,
@@ -162,7 +162,7 @@ def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
 
 
 def mark_of(finding: Finding, report: Document) -> Mark:
-    """Mark a finding by its severity; the plan's first is bad, unless it may save nothing."""
+    """Mark a finding by its severity; the plan's first is bad if it surely saves."""
     severity = finding.severity or "info"
     saves = finding.saving_ms is None or finding.saving_ms.low is None or finding.saving_ms.low > 0
     heads = bool(report.prescription) and report.prescription[0].code == finding.code
@@ -234,7 +234,7 @@ def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
 
 
 def _waits_to_be_timed(outcome: Outcome) -> bool:
-    """Return whether a check lacks only a trial, or watched steps of a script or ranks."""
+    """Return whether a check lacks only a trial, or watched steps."""
     return outcome.missing in ("trial", "observed", "ranks")
 
 
@@ -284,7 +284,7 @@ def unanswered(report: Document) -> tuple[Outcome, ...]:
 
 
 def _by_reason(unknown: Iterable[Outcome], facts: Facts) -> Iterator[str]:
-    """Name checks that lack the same fact together, with the reason or the fact's path."""
+    """Name checks that lack the same fact together, with the reason or its path."""
     groups: dict[str, list[str]] = {}
     unrecorded: dict[str, str] = {}
     for outcome in unknown:

@@ -1,4 +1,4 @@
-"""The first screen, drawn by rich in the width of the terminal: in colours, plain, or in ASCII."""
+"""The first screen drawn by rich: in the terminal's width, colors or ASCII."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def draw(screen: Screen, *, width: int, colour: bool, ascii: bool) -> str:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    """Keep Python's random numbers: rich draws one at import, perhaps during a training."""
+    """Keep Python's random numbers, of which rich draws one at import."""
     before = random.getstate()
     try:
         yield
@@ -252,7 +252,7 @@ class _Widths(Struct, frozen=True):
 
     @classmethod
     def of(cls, variants: Sequence[VariantRow], canvas: Canvas) -> _Widths:
-        """Give every column its width, and the bar the rest; if that is little, drop the memory.
+        """Give every column its width, and the bar the rest; if too little, no memory.
 
         A lone step without parts has no bar: there is nothing to compare its length with.
         """
@@ -334,7 +334,7 @@ def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
-    """Draw a step of the plan: its summary and saving, its code, and the lines to write."""
+    """Draw a step of the plan: summary and saving, code, and the lines to write."""
     from rich.table import Table
 
     row = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
@@ -377,7 +377,7 @@ def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _next(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
-    """Write the next commands side by side; a command too long for a line stands alone."""
+    """Write the next commands side by side; one too long for a line stands alone."""
     start, pieces = canvas.own("Next  ", "bold"), []
     for piece in screen.next:
         if screen.command and piece.startswith(screen.command) and len(piece) > canvas.width - len(start):

@@ -1,4 +1,4 @@
-"""The job in a few words: the GPU, the versions, the model, its layers, and its synthetic parts."""
+"""The job in a few words: GPU, versions, model, layers, and synthetic parts."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _fp8_counts(facts: Facts) -> tuple[str, ...]:
 
 
 def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
-    """Name one class of FP8 layers; the total follows every number but zero, and the last."""
+    """Name one class of FP8 layers; the total follows every number but zero."""
     text = f"{layers.label} {layers.count}" + (
         f" of {len(facts.network.linears)}" if layers.count or last else ""
     )
@@ -199,7 +199,7 @@ def _compiled(facts: Facts) -> str:
 
 
 def _checkpointing(facts: Facts) -> str:
-    """Describe checkpointing by the facts, and if only a run can tell, by the trial's step."""
+    """Describe checkpointing by the facts, or by the trial's step if only it tells."""
     ran = facts.get("trial.recomputed")
     if ran or any(each.active is True for each in facts.training.checkpointing):
         flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
@@ -260,7 +260,7 @@ LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
 
 
 def made_up(facts: Facts) -> str:
-    """Name the synthetic parts of the step, and what is missing; empty if all is the user's."""
+    """Name the step's synthetic parts, and what is missing; else empty."""
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
@@ -284,7 +284,7 @@ def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
 
 
 def _later(facts: Facts) -> Iterator[str]:
-    """Name checkpointing that a Trainer turns on in ``train()`` and `inspect_model` misses."""
+    """Name checkpointing that ``train()`` turns on and `inspect_model` misses."""
     known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
     if not known or facts.get("target.kind") == "script":
         return

@@ -1,4 +1,4 @@
-"""The report as one HTML file for a browser, and as a fragment for a notebook: no script, no network."""
+"""The report as an HTML file, and as a fragment for a notebook: no script."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class View(Struct, frozen=True):
 
 
 def render(report: Document) -> str:
-    """Write the report as a page; nothing from a user's model or machine is read as HTML."""
+    """Write the report as a page; nothing from a user or machine is read as HTML."""
     return _filled("page.html.jinja", report)
 
 

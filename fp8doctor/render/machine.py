@@ -36,7 +36,7 @@ class Item(Struct, frozen=True):
 
 
 def no_model(report: Document) -> bool:
-    """Return whether the report is of the machine alone, without a more severe finding."""
+    """Return whether the report is of the machine alone, without a severe finding."""
     facts = report.facts
     environment = facts.get("target.kind") == "environment"
     return environment and not recorded(facts, "network")
@@ -113,7 +113,7 @@ def _counted(gpus: list[Gpu]) -> dict[str, tuple[int, bool]]:
 
 
 def _packages(facts: Facts) -> Iterator[Item]:
-    """List the libraries that train in FP8, or their absence, and the others in one line."""
+    """List the libraries that train in FP8, or their absence, and others in a line."""
     if not recorded(facts, "software.packages"):
         return
     versions = {
@@ -256,7 +256,7 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
 
 
 def _process(facts: Facts) -> Iterator[str]:
-    """List the rest of the process: other ranks, hooks, frames that torch.compile took."""
+    """List the rest of the process: ranks, hooks, frames that torch.compile took."""
     distributed = facts.get("training.distributed")
     if distributed and recorded(distributed, "world_size"):
         yield plural(distributed.world_size, "rank")

@@ -146,7 +146,7 @@ def _details(more: Details) -> Iterator[str]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0, texts: int = 0) -> str:
-    """Lay out escaped cells; ``numbers`` columns before the last ``texts`` are flush right."""
+    """Lay out escaped cells; ``numbers`` columns before the last ``texts`` end flush."""
     from tabulate import tabulate
 
     return tabulate(

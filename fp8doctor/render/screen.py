@@ -158,7 +158,7 @@ def _crashed(report: Document) -> list[Outcome]:
 def plan(
     report: Document, findings: Iterable[Finding], *, whole: bool = False
 ) -> tuple[list[Step], list[Step]]:
-    """Divide the plan into steps that are shown, and those folded for saving almost nothing.
+    """Divide the plan into shown steps, and folded ones that save almost nothing.
 
     A step whose finding is not among ``findings`` is neither.
     """
@@ -215,7 +215,7 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
-    """Write a step's speed as a multiple of BF16's, and whether FP8 gains or loses by it."""
+    """Write a step's speed as a multiple of BF16's, and its tone."""
     found = relative_to_bf16(facts, arm)
     if found is None:
         return "", "plain"
@@ -228,7 +228,7 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
 
 
 def _compared(timing: Timing | None, facts: Facts) -> str:
-    """Name the variants compared with another BF16 than the best, or timed in another window."""
+    """Name the variants compared with another BF16, or timed in another window."""
     rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
     labels = {arm.name: label for label, arm in rows}
     best = if_recorded(best_bf16, facts)
@@ -360,7 +360,7 @@ def _notices(
 
 
 def _on_its_own(finding: Finding) -> str:
-    """Name a change that gained alone and is in no plan, such as one that another replaces."""
+    """Name a change that gained alone and is in no plan."""
     change = finding.treatment
     if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
         return ""

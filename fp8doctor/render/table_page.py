@@ -1,4 +1,4 @@
-"""A page of paragraphs and tables, as text for a terminal, as Markdown and as HTML."""
+"""A page of paragraphs and tables, as text, as Markdown and as HTML."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from fp8doctor.render.terminal import BOLD, DIM, NARROWEST, columns, printable_l
 
 
 class Table(Struct, frozen=True):
-    """Rows of cells: the first column is a name, the others numbers, and text behind them where there is a
-    head for it."""
+    """Rows of cells: a name, then numbers, then text if there is a head for it."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -1,4 +1,4 @@
-"""Text as a terminal shows it: without control characters, wrapped, in ASCII where it must be."""
+"""Text as a terminal shows it: printable, wrapped, and in ASCII if needed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def to_ascii(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """Count the text's columns on a terminal: two for wide characters, none for combining ones."""
+    """Count the text's columns: two for wide characters, none for combining ones."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -141,7 +141,7 @@ def _filled(prose: Sequence[str], width: int) -> Iterator[str]:
 
 
 def filled(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Wrap a paragraph between its words; lines below the first are indented by ``hanging``."""
+    """Wrap a paragraph between words; further lines are indented by ``hanging``."""
     indent = " " * hanging
     return textwrap.wrap(
         text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False

@@ -156,7 +156,7 @@ class _Page:
         return [*table, *told_lines, *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
 
     def ledger(self, report: Document, found: Details) -> list[str]:
-        """Write the matmuls one by one, numbers flush right; if that is too wide, their sum."""
+        """Write the matmuls one by one, numbers flush right; if too wide, their sum."""
         if report.ledger is None:
             return []
         listed = ledger_table(report.ledger, found.labels)

@@ -1,4 +1,4 @@
-"""The table of measured steps: one row for each variant, in milliseconds and GiB, and where the time goes."""
+"""The table of measured steps: a row per variant, with its parts."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def _not_followed(trial: Trial) -> str | None:
 
 
 def more_time_s(trial: Trial | None) -> float | None:
-    """Return the budget that would fit the variants left out for time; None without any."""
+    """Return the budget that would fit the variants left out for time, if any."""
     if trial is None:
         return None
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
@@ -330,7 +330,7 @@ def _waterfalls(facts: Facts, names: Mapping[str, str]) -> tuple[Waterfall, ...]
 
 
 def as_is_difference(facts: Facts) -> Waterfall | None:
-    """Split the difference of the FP8 step and the best BF16; None unless both were profiled."""
+    """Split the difference of the FP8 step and its best BF16, if both were profiled."""
     facts = without_parts_of_a_cpu(facts)
     of, against = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     return waterfall(of, against) if of and against and uses_fp8(facts) else None
@@ -342,7 +342,7 @@ def _difference(found: Waterfall) -> str:
 
 
 def _basis(trial: Trial, names: Mapping[str, str]) -> str:
-    """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, the whole model, 31 s.``"""
+    """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, the whole model.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""

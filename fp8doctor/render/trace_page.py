@@ -86,7 +86,7 @@ def _named(step: TracedStep) -> Iterator[str]:
 
 
 def _rows(step: TracedStep) -> dict[str, float]:
-    """List the parts of the step by their shown names; families first, the longest first."""
+    """List the parts of the step by their names; families first, the longest first."""
     busy = {FAMILIES[family]: ms for family, ms in step.families_ms.items()}
     return busy | {IDLE[cause]: ms for cause, ms in step.idle_ms.items()}
 

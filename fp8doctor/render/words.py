@@ -1,4 +1,4 @@
-"""Words and marks for steps with fixes, parts of a step, areas, and the basis of a number."""
+"""Words and marks for fixes, parts of a step, areas, and the basis of a number."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _with_fixes(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
 
 
 def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
-    """Write the numbers of the fixes: ``fix 1``, ``fixes 1 and 2``; empty unless all have one."""
+    """Write the fixes' numbers: ``fix 1``, ``fixes 1 and 2``; empty if one has none."""
     numbers = sorted({fixes[each] for each in treatments if each in fixes})
     if not numbers or not all(each in fixes for each in treatments):
         return ""

@@ -1,4 +1,4 @@
-"""The templates of HTML, and how they are filled: what comes from a report is escaped, always."""
+"""The templates of HTML; everything from a report is escaped when they are filled."""
 
 from __future__ import annotations
 
