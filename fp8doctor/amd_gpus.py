@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 
 
 class AmdSpec(Struct, frozen=True):
@@ -62,5 +62,5 @@ def visible_amd(facts: Facts) -> AmdSpec | None:
     if facts.get("assumed_gpu"):
         return None
     gpus = facts.get("gpus", ())
-    names = [gpu.name for gpu in gpus if recorded(gpu, "name") and gpu.get("visible") is not False]
+    names = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
     return next((spec for name in names for spec in AMD_GPUS if re.fullmatch(spec.product, name)), None)

@@ -151,13 +151,10 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     None if no visible GPU has a datasheet: boards of one name differ by a factor, so another board's numbers
     would be wrong. Raises `UserError` for an assumed GPU that is not known.
     """
-    from fp8doctor.facts import recorded
-
-    if facts.get("assumed_gpu"):
-        return gpu_spec(facts.assumed_gpu)
-    visible = [
-        gpu.name for gpu in facts.get("gpus", ()) if recorded(gpu, "name") and gpu.get("visible") is not False
-    ]
+    if assumed := facts.get("assumed_gpu"):
+        return gpu_spec(assumed)
+    gpus = facts.get("gpus", ())
+    visible = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
     if not visible:
         return gpu_spec(DEFAULT_GPU)
     known = (spec for name in visible for spec in GPUS if _is_product(name, spec))

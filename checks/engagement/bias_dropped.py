@@ -34,7 +34,7 @@ from __future__ import annotations
 from fp8doctor.analysis.mxfp8 import is_grouped, is_mxfp8
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
-from fp8doctor.facts import Facts, Linear, Unrecorded, recorded
+from fp8doctor.facts import Facts, Linear, Unrecorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
@@ -90,7 +90,7 @@ def adds_bias(linear: Linear, facts: Facts) -> bool | None:
     """Whether the wrapper adds the bias: as tried, else by torchao's version; None if neither shows it."""
     if tried(linear):
         return linear.features["adds_bias"] is True
-    version = installed(facts, "torchao") if recorded(facts, "software.packages") else None
+    version = installed(facts, "torchao")
     if linear.features.get("own_forward") or version is None or version.release[:2] not in DROPPED_BY:
         return None
     return False

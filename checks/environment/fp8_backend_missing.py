@@ -40,7 +40,7 @@ from packaging.version import Version
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.recipe_support import installed, transformer_engine_line
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.known_errors import CUTEDSL, recognise
@@ -107,7 +107,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
     package = PACKAGES[backend]
     known = next(iter(recognise(error)), None)
     absent = NOT_INSTALLED.search(error) is not None
-    elsewhere = absent and package in NEED_A_GPU and recorded(facts, "gpus") and not facts.gpus
+    elsewhere = absent and package in NEED_A_GPU and facts.get("gpus") == ()
     meaning = known.cause if known else "It is not installed." if absent else ""
     if elsewhere:
         meaning += " It needs a GPU, which this machine does not have: check again where the job trains."

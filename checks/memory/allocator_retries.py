@@ -27,7 +27,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-wit
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.arms import arm_if_any
 from fp8doctor.facts import Arm, ArmCut, ArmName, Facts, Gpu, recorded
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -48,7 +48,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no CUDA memory is in use")
     if not own and not step:
         return None
-    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
+    now = arm_if_any(facts, ArmName.AS_IS)
     memory_gib, peak_gib = gpu_gib(facts), peak_of(now) if now else None
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
     when = (
@@ -72,7 +72,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
 
 def retries_of_the_step(facts: Facts) -> int | None:
     """Count retries while the step warmed up, if it alone fills the GPU; None if unknown."""
-    now, memory_gib = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None, gpu_gib(facts)
+    now, memory_gib = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts)
     retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
     if now is None or not retries or not (peak_gib := peak_of(now)) or not memory_gib:
         return None

@@ -34,10 +34,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.arms import arm_if_any
 from fp8doctor.analysis.memory import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
-from fp8doctor.facts import ArmName, Facts, Linear, recorded
+from fp8doctor.facts import ArmName, Facts, Linear
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -133,7 +133,7 @@ def inputs_in_words(gib: float | None) -> str:
 
 def was_measured(facts: Facts) -> bool:
     """Whether the peak of the step as it is was measured on a GPU."""
-    now = arm(facts.trial, ArmName.AS_IS) if recorded(facts, "trial") else None
+    now = arm_if_any(facts, ArmName.AS_IS)
     return now is not None and now.get("peak_gib") is not None
 
 

@@ -190,9 +190,7 @@ def widened(linears: list[Linear]) -> list[str]:
 
 def counts_classes(linear: Linear, network: Network) -> bool:
     """Whether the width of this layer's output is a number of classes; a vocabulary can be padded."""
-    if linear.role != "head":
-        return False
-    return not recorded(network, "vocabulary") or linear.out_features != network.vocabulary
+    return linear.role == "head" and linear.out_features != network.get("vocabulary")
 
 
 def on_channels(network: Network) -> Callable[[Linear], bool]:

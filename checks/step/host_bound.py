@@ -30,7 +30,7 @@ https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
+from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, cuda_graphs, needs_compile
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH
 from fp8doctor.analysis.modelled_speedup import HostBound, modelled_host_bound
@@ -145,7 +145,7 @@ def in_bf16(bf16: Arm | None, parts: Breakdown | None) -> str:
 
 def as_prescribed(facts: Facts) -> str:
     """Say what is left to do if the timed fixes are not enough."""
-    changed = arm(facts.trial, ArmName.PRESCRIBED) if recorded(facts, "trial") else None
+    changed = arm_if_any(facts, ArmName.PRESCRIBED)
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""

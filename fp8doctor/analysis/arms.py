@@ -40,6 +40,11 @@ def arm(trial: Trial, name: str) -> Arm | None:
     return next((each for each in trial.arms if each.name == name and each.tried), None)
 
 
+def arm_if_any(facts: Facts, name: str) -> Arm | None:
+    """Return the variant of that name, if there was a trial that timed it."""
+    return arm(facts.trial, name) if recorded(facts, "trial") else None
+
+
 def arm_in_time(trial: Trial, name: str) -> Arm | None:
     """Return the variant of that name, if it was timed.
 

@@ -169,4 +169,4 @@ def unlike_gpus(facts: Facts) -> dict[int, str]:
 
 def _gpu_property(gpu: Gpu, name: str) -> str:
     called, unit = GPU_READ[name]
-    return f"{called} {getattr(gpu, name) if recorded(gpu, name) else 'unknown'}{unit}".strip()
+    return f"{called} {gpu.get(name, 'unknown')}{unit}".strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.cost import gpu_spec
-from fp8doctor.facts import Facts, Gpu, Linear, recorded
+from fp8doctor.facts import Facts, Gpu, Linear
 from fp8doctor.recipes import (
     BY_TREATMENT,
     FIRST_WITH_FP8,
@@ -191,7 +191,7 @@ def parsed(version: str | None) -> Version | None:
 
 def cudnn_version(facts: Facts) -> Version | None:
     """Read the version of pip's cuDNN; None if it is missing or was not recorded."""
-    return parsed(facts.software.cudnn) if recorded(facts, "software.cudnn") else None
+    return parsed(facts.get("software.cudnn"))
 
 
 def installed(facts: Facts, package: str) -> Version | None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from fp8doctor.analysis.losses import loss_in_words
 from fp8doctor.analysis.step_difference import PART_NAMES, SHOWN_MS, Waterfall, signed
 from fp8doctor.diagnosis.answer import Verdict
-from fp8doctor.facts import Arm, Facts, LossCurve, recorded
+from fp8doctor.facts import Arm, Facts, LossCurve
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import NONE_MS, Row, Timing, drawn_ms
 from fp8doctor.render.words import NOT_PROFILED
@@ -259,8 +259,8 @@ def _speedup(verdict: Verdict) -> str:
 
 def _proof(row: Row, arm: Arm) -> Proof:
     rounds = arm.get("rounds_ms", ())
-    known = recorded(arm, "low_ms") and recorded(arm, "high_ms")
-    ends = (arm.low_ms, arm.high_ms) if known and arm.low_ms and arm.high_ms else None
+    low, high = arm.get("low_ms"), arm.get("high_ms")
+    ends: tuple[float, float] | None = (low, high) if low and high else None
     step_ms = arm.step_ms or 1.0
     return Proof(
         label=row.label,

@@ -103,8 +103,8 @@ def model(facts: Facts) -> str:
     if target.get("kind") == "environment":
         return ""
     name = target.name if target.get("name") else "model"
-    counted = recorded(facts, "network.parameters")
-    known = [f"{quantity(facts.network.parameters)} parameters"] if counted else []
+    counted = facts.get("network.parameters")
+    known = [f"{quantity(counted)} parameters"] if counted is not None else []
     known += [_batch(facts)] if recorded(facts, "workload") else []
     known += [step] if (step := if_recorded(_own_step, facts)) else []
     return f"{name}: {', '.join(known)}" if known else name

@@ -167,8 +167,7 @@ def _visible(facts: Facts) -> list[Gpu] | None:
 
 
 def _is_cpu_build(facts: Facts) -> bool:
-    known = recorded(facts, "software.cuda") and recorded(facts, "software.hip")
-    return known and facts.software.cuda is None and facts.software.hip is None
+    return all(facts.get(f"software.{each}", "unknown") is None for each in ("cuda", "hip"))
 
 
 def _has_library(facts: Facts) -> bool:
@@ -195,9 +194,7 @@ def for_support(facts: Facts) -> tuple[str, ...]:
 
 def variables(facts: Facts) -> tuple[str, ...]:
     """List the recorded environment variables as a shell would show them."""
-    if not recorded(facts, "environment.variables"):
-        return ()
-    return tuple(f"{name}={value}" for name, value in facts.environment.variables.items())
+    return tuple(f"{name}={value}" for name, value in facts.variables().items())
 
 
 def not_timed(facts: Facts) -> tuple[str, ...]:
@@ -226,8 +223,8 @@ def _clocks(facts: Facts) -> Iterator[str]:
 
 
 def _clock(gpu: Gpu) -> str:
-    known = recorded(gpu, "sm_clock_mhz") and recorded(gpu, "sm_clock_max_mhz") and gpu.sm_clock_mhz
-    return f"SM clock {gpu.sm_clock_mhz} of {gpu.sm_clock_max_mhz} MHz" if known else ""
+    now, most = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")
+    return f"SM clock {now} of {most} MHz" if now and most else ""
 
 
 def _was_seen(health: Health) -> bool:
@@ -257,13 +254,11 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
 
 def _process(facts: Facts) -> Iterator[str]:
     """List the rest of the process: ranks, hooks, frames that torch.compile took."""
-    distributed = facts.get("training.distributed")
-    if distributed and recorded(distributed, "world_size"):
-        yield plural(distributed.world_size, "rank")
-    if recorded(facts, "network.modules"):
-        yield plural(facts.network.modules, "module")
-    if facts.get("network.hooks"):
-        yield plural(facts.network.hooks, "hook")
-    dynamo = facts.get("training.dynamo")
-    if dynamo and recorded(dynamo, "frames_ok") and dynamo.get("frames_total"):
-        yield f"Dynamo compiled {dynamo.frames_ok} of {plural(dynamo.frames_total, 'frame')}"
+    for path, name in (("training.distributed.world_size", "rank"), ("network.modules", "module")):
+        if (count := facts.get(path)) is not None:
+            yield plural(count, name)
+    if hooks := facts.get("network.hooks"):
+        yield plural(hooks, "hook")
+    taken, frames = (facts.get(f"training.dynamo.{name}") for name in ("frames_ok", "frames_total"))
+    if taken is not None and frames:
+        yield f"Dynamo compiled {taken} of {plural(frames, 'frame')}"

@@ -96,7 +96,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
     if not facts.arms():
         return _of_a_script(facts)
     facts = without_parts_of_a_cpu(facts)
-    fp8 = recorded(facts, "network") and uses_fp8(facts)
+    fp8 = _trains_in_fp8(facts)
     order: dict[str, float] = {
         ArmName.BF16: 0,
         ArmName.BF16_COMPILED: 1,
@@ -138,7 +138,7 @@ def _of_a_script(facts: Facts) -> Timing | None:
     if watched is None:
         return None
     arm = replace(watched, breakdown=facts.observed.breakdown)
-    names = {arm.name: variant(arm.name, recorded(facts, "network") and uses_fp8(facts))}
+    names = {arm.name: variant(arm.name, _trains_in_fp8(facts))}
     steps = plural(len(facts.observed.steps_ms), "step")
     return Timing(
         (_row(arm, names),),
@@ -201,8 +201,12 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
 
 def labels(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> dict[str, str]:
     """Name every variant of a trial, by the numbers of the fixes that are in it."""
-    fp8 = recorded(facts, "network") and uses_fp8(facts)
+    fp8 = _trains_in_fp8(facts)
     return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
+
+
+def _trains_in_fp8(facts: Facts) -> bool:
+    return recorded(facts, "network") and uses_fp8(facts)
 
 
 def _row(arm: Arm, names: Mapping[str, str]) -> Row:
@@ -220,8 +224,8 @@ def _row(arm: Arm, names: Mapping[str, str]) -> Row:
 
 def spread(timed: Arm) -> str:
     """Write half the width of the 90% interval of the median: ``± 2.9``."""
-    known = recorded(timed, "high_ms") and recorded(timed, "low_ms")
-    return f"± {(timed.high_ms - timed.low_ms) / 2:,.1f}" if known and timed.high_ms and timed.low_ms else ""
+    low, high = timed.get("low_ms"), timed.get("high_ms")
+    return f"± {(high - low) / 2:,.1f}" if low and high else ""
 
 
 def parts_ms(arm: Arm) -> tuple[float, ...]:
