@@ -58,7 +58,7 @@ WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
 
 
-class Kind(NamedTuple):
+class BreakKind(NamedTuple):
     """What breaks a graph: its name in Dynamo's reasons (torch 2.6 to 2.13), and the fix."""
 
     pattern: str
@@ -69,28 +69,28 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind(
+    BreakKind(
         r"`?print`?\b|logg(ing|er)|warn",
         "a print, warning or log call",
         "log-outside-graph",
         "keep prints, warnings and log calls out of the graph",
         "if not torch.compiler.is_compiling():\n    print(...)   # the call that breaks",
     ),
-    Kind(
+    BreakKind(
         r"\.item\b|_local_scalar_dense|tolist|capture_scalar_outputs",
         "a value read back from a tensor, such as .item()",
         "keep-values-on-gpu",
         "keep the value in a tensor",
         "scale = x.abs().amax()          # a tensor: without .item(), float() or tolist()",
     ),
-    Kind(
+    BreakKind(
         r"data.dependent|dynamic (shape operator|control flow)|nonzero",
         "control flow or a shape that depends on data",
         "select-without-branch",
         "select with a mask of fixed shape",
         "x = torch.where(condition, a, b)   # instead of: if condition: ... or x[condition]",
     ),
-    Kind(
+    BreakKind(
         r"compiler\.disable|dynamo\.disable",
         "a function under torch.compiler.disable",
         "allow-in-graph",
@@ -98,14 +98,14 @@ KINDS = (
         "# @torch.compiler.disable         remove it, or call the function outside the block",
     ),
 )
-OTHER = Kind(
+OTHER = BreakKind(
     "",
     "",
     "show-graph-breaks",
     "let the break raise, and fix the line that it names",
     "block.compile(fullgraph=True)   # raises at the line that breaks",
 )
-TE = Kind(
+TE = BreakKind(
     "",
     "Transformer Engine's modules",
     "traceable-te",
@@ -205,7 +205,7 @@ def entries(mark: str, cut: ArmCut, facts: Facts) -> int:
     return 1
 
 
-def kind_of(reason: str, facts: Facts) -> Kind:
+def kind_of(reason: str, facts: Facts) -> BreakKind:
     """Find the kind that a reason names; a disabled function is Transformer Engine's if it is compiled."""
     kind = next((kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE)), OTHER)
     te = any(stack_of(each).under_autocast and each.compiled is not None for each in facts.network.linears)

@@ -105,7 +105,7 @@ class Versions(NamedTuple):
     end: str | None = None
 
 
-class Pair(NamedTuple):
+class VersionPair(NamedTuple):
     """Versions that fail, alone or with those of another package, and when they meet."""
 
     one: Versions
@@ -128,8 +128,10 @@ UNCONVERTED = (
 )
 
 PAIRS = (
-    Pair(Versions("accelerate", "1.4.0", "1.8.0"), None, asked_in_vain, UNCONVERTED, "accelerate>=1.9.0"),
-    Pair(
+    VersionPair(
+        Versions("accelerate", "1.4.0", "1.8.0"), None, asked_in_vain, UNCONVERTED, "accelerate>=1.9.0"
+    ),
+    VersionPair(
         Versions("accelerate", "1.4.0", "1.8.0"),
         None,
         about_to_ask,
@@ -137,7 +139,7 @@ PAIRS = (
         "accelerate>=1.9.0",
         later=True,
     ),
-    Pair(
+    VersionPair(
         Versions("accelerate", "1.8.0", "1.9.0"),
         None,
         asked_by_variable,
@@ -145,7 +147,7 @@ PAIRS = (
         "configuration requires setting `mixed_precision='fp8'`\".",
         "accelerate>=1.9.0",
     ),
-    Pair(
+    VersionPair(
         Versions("accelerate", "1.8.0", "1.9.0"),
         None,
         asked_by_argument_for_torchao,
@@ -154,7 +156,7 @@ PAIRS = (
         '`fsdp_plugin`".',
         "accelerate>=1.9.0",
     ),
-    Pair(
+    VersionPair(
         Versions("accelerate", "1.11.0", "1.13.0"),
         Versions("transformer_engine", "2.9"),
         takes_te,
@@ -162,7 +164,7 @@ PAIRS = (
         "Engine 2.9 renamed this module.",
         "accelerate>=1.13.0",
     ),
-    Pair(
+    VersionPair(
         Versions("peft", end="0.19.0"),
         Versions("transformer_engine"),
         adapters_may_come_onto_te,
@@ -170,7 +172,7 @@ PAIRS = (
         "peft>=0.19.0",
         later=True,
     ),
-    Pair(
+    VersionPair(
         Versions("peft", end="0.19.0"),
         Versions("torchao", "0.18.0"),
         adapters_may_come,
@@ -179,7 +181,7 @@ PAIRS = (
         "peft>=0.19.0",
         later=True,
     ),
-    Pair(
+    VersionPair(
         Versions("transformer_engine", str(TE_WITH_CUDNN_FLOOR)),
         Versions(CUDNN, end=str(CUDNN_FLOOR)),
         te_may_come,
@@ -233,7 +235,7 @@ def for_cuda_of(facts: Facts, requirement: str) -> str:
     return requirement.replace(CUDNN_OF_PIP, f"{CUDNN_OF_PIP[:-2]}{major}")
 
 
-def met(facts: Facts) -> Iterator[Pair]:
+def met(facts: Facts) -> Iterator[VersionPair]:
     for pair in PAIRS:
         if within(facts, pair.one) and (pair.other is None or within(facts, pair.other)) and pair.meet(facts):
             yield pair

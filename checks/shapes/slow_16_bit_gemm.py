@@ -52,7 +52,7 @@ WORTH_PCT = 5.0
 """Percent of the step from which padding is worth it: twice the noise of a step (2%), and a margin."""
 
 
-class Step(NamedTuple):
+class StepTime(NamedTuple):
     """The step, and its matmuls in 16 bits."""
 
     ms: float
@@ -107,15 +107,15 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def step_of(facts: Facts) -> Step | None:
+def step_of(facts: Facts) -> StepTime | None:
     """Find the profiled step, else the modelled one; None without either."""
     arm = as_is(facts)
     if arm is not None and (step_ms := arm.get("step_ms")):
         breakdown = arm.get("breakdown")
         if breakdown is not None and facts.trial.device != "cpu":
-            return Step(step_ms, breakdown.families_ms.get("gemm_16bit", 0.0))
+            return StepTime(step_ms, breakdown.families_ms.get("gemm_16bit", 0.0))
     modelled = modelled_step(facts)
-    return Step(modelled.step_ms, None) if modelled else None
+    return StepTime(modelled.step_ms, None) if modelled else None
 
 
 def is_slow(linear: Linear, *, profiled: bool) -> bool:
