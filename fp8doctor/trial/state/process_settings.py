@@ -14,8 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -62,23 +62,18 @@ PASSES = 3
 """Passes over the settings: precision settings change each other."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its name in a report, and functions to read and write it."""
-
-    name: str
-    read: Callable[[], Any]
-    write: Callable[[Any], object]
+Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
+"""Name in a report, and functions to read and to write it."""
 
 
 def read() -> dict[str, Any]:
     """Read every readable setting, by its name."""
     values = {}
-    for setting in _settings():
+    for name, read_it, _ in _settings():
         try:
-            values[setting.name] = setting.read()
+            values[name] = read_it()
         except Exception:
-            _log.debug("%s cannot be read", setting.name, exc_info=True)
+            _log.debug("%s cannot be read", name, exc_info=True)
     return values
 
 
@@ -87,15 +82,15 @@ def put_back(before: Mapping[str, Any]) -> None:
     for _ in range(PASSES):
         now = read()
         changed = [
-            setting
-            for setting in _settings()
-            if setting.name in before and not alike(before[setting.name], now.get(setting.name))
+            (name, write)
+            for name, _, write in _settings()
+            if name in before and not alike(before[name], now.get(name))
         ]
-        for setting in changed:
+        for name, write in changed:
             try:
-                setting.write(before[setting.name])
+                write(before[name])
             except Exception:
-                _log.debug("%s cannot be put back", setting.name, exc_info=True)
+                _log.debug("%s cannot be put back", name, exc_info=True)
         if not changed:
             break
 
@@ -121,38 +116,23 @@ def alike(a: Any, b: Any) -> bool:
 
 def _settings() -> Iterator[Setting]:
     yield from _of_python()
-    yield from _random()
+    yield from _random_numbers()
     yield from _of_torch()
-    yield from _autocast()
-    for flag in FLAGS:
-        holder, _, name = f"backends.{flag}".rpartition(".")
-        yield Setting(
-            f"precision and backend flags: {flag}", partial(_get, holder, name), partial(_set, holder, name)
-        )
-    for kind in ATTENTION:
-        yield Setting(
-            f"precision and backend flags: {kind}",
-            partial(_call, f"{kind}_enabled"),
-            partial(_call, f"enable_{kind}"),
-        )
-    for name, read, write in library_state.SETTINGS:
-        yield Setting(name, read, write)
+    yield from library_state.SETTINGS
 
 
-def _of_python() -> Iterator[Setting]:
-    yield Setting("environment variables", lambda: dict(os.environ), _write_environment)
-    yield Setting("sys.path", lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value))
-    yield Setting("sys.argv", lambda: list(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value))
-    yield Setting("the current folder", os.getcwd, os.chdir)
-    yield Setting("standard streams", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams)
-    yield Setting("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _write_collection)
-    yield Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit)
-    yield Setting(
-        HANDLERS,
-        lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
-        write_handlers,
+def _of_python() -> tuple[Setting, ...]:
+    return (
+        ("environment variables", lambda: dict(os.environ), _write_environment),
+        ("sys.path", lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
+        ("sys.argv", lambda: list(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
+        ("the current folder", os.getcwd, os.chdir),
+        ("standard streams", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
+        ("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _write_collection),
+        ("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+        (HANDLERS, lambda: {each: signal.getsignal(each) for each in signal.valid_signals()}, write_handlers),
+        ("logging", _read_logging, _write_logging),
     )
-    yield Setting("logging", _read_logging, _write_logging)
 
 
 def _write_environment(value: dict[str, str]) -> None:
@@ -186,91 +166,61 @@ def _read_logging() -> tuple[Any, ...]:
 
 def _write_logging(value: tuple[Any, ...]) -> None:
     root = logging.getLogger()
-    root.handlers[:], root.filters[:] = value[1], value[2]
-    root.setLevel(value[0])
-    root.disabled = value[3]
-    logging.disable(value[4])
+    level, root.handlers[:], root.filters[:], root.disabled, disabled = value
+    root.setLevel(level)
+    logging.disable(disabled)
 
 
-def _random() -> Iterator[Setting]:
-    yield Setting("random numbers: Python", random.getstate, random.setstate)
-    yield Setting("random numbers: torch", torch.get_rng_state, torch.set_rng_state)
+def _random_numbers() -> Iterator[Setting]:
+    yield "random numbers: Python", random.getstate, random.setstate
+    yield "random numbers: torch", torch.get_rng_state, torch.set_rng_state
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield Setting("random numbers: CUDA", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all)
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"].random
-        yield Setting("random numbers: NumPy", numpy.get_state, numpy.set_state)
+        yield "random numbers: CUDA", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+    if numpy := sys.modules.get("numpy"):
+        yield "random numbers: NumPy", numpy.random.get_state, numpy.random.set_state
 
 
 def _of_torch() -> Iterator[Setting]:
-    yield Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype)
-    yield Setting("the default device", torch_private.default_device, torch.set_default_device)
-    yield Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting(
+    yield "the default dtype", torch.get_default_dtype, torch.set_default_dtype
+    yield "the default device", torch_private.default_device, torch.set_default_device
+    yield "grad mode", torch.is_grad_enabled, torch.set_grad_enabled
+    yield (
         "anomaly mode",
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.set_anomaly_enabled(*value),
     )
-    yield Setting(
-        "deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
-    )
-    yield Setting(
-        "deterministic algorithms: fill",
-        partial(_get, "utils.deterministic", "fill_uninitialized_memory"),
-        partial(_set, "utils.deterministic", "fill_uninitialized_memory"),
-    )
-    yield Setting(
-        "precision and backend flags: matmul",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-    )
-    yield Setting("the number of threads", torch.get_num_threads, torch.set_num_threads)
-    hooks = torch.nn.modules.module
-    for name in (
-        each for each in vars(hooks) if each.startswith("_global_") and isinstance(vars(hooks)[each], dict)
-    ):
-        yield Setting(
-            f"global module hooks: {name}",
-            partial(dict, vars(hooks)[name]),
-            partial(_refill, vars(hooks)[name]),
-        )
+    name = "deterministic algorithms"
+    yield name, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    yield _attribute(f"{name}: fill", "utils.deterministic.fill_uninitialized_memory")
+    name = "precision and backend flags"
+    yield f"{name}: matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+    for flag in FLAGS:
+        yield _attribute(f"{name}: {flag}", f"backends.{flag}")
+    for kind in ATTENTION:
+        yield f"{name}: {kind}", partial(_sdp, f"{kind}_enabled"), partial(_sdp, f"enable_{kind}")
+    yield "the number of threads", torch.get_num_threads, torch.set_num_threads
+    for name, hooks in list(vars(torch.nn.modules.module).items()):
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield f"global module hooks: {name}", partial(dict, hooks), partial(_refill, hooks)
+    for device in AUTOCAST_DEVICES:
+        get, put = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        yield f"autocast: {device}", get, put
+        get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
+        yield f"autocast: {device} dtype", partial(get_dtype, device), partial(set_dtype, device)
+    yield "autocast: cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
+
+
+def _attribute(name: str, path: str) -> Setting:
+    """Make the setting of an attribute at a dotted path in torch."""
+    holder, _, attribute = path.rpartition(".")
+    of = attrgetter(holder)
+    return name, lambda: getattr(of(torch), attribute), lambda value: setattr(of(torch), attribute, value)
+
+
+def _sdp(function: str, *arguments: Any) -> Any:
+    return getattr(torch.backends.cuda, function)(*arguments)
 
 
 def _refill(mapping: dict[Any, Any], value: Mapping[Any, Any]) -> None:
     mapping.clear()
     mapping.update(value)
-
-
-def _autocast() -> Iterator[Setting]:
-    for device in AUTOCAST_DEVICES:
-        yield Setting(
-            f"autocast: {device}",
-            partial(torch.is_autocast_enabled, device),
-            partial(torch.set_autocast_enabled, device),
-        )
-        yield Setting(
-            f"autocast: {device} dtype",
-            partial(torch.get_autocast_dtype, device),
-            partial(torch.set_autocast_dtype, device),
-        )
-    yield Setting("autocast: cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)
-
-
-def _get(holder: str, name: str) -> Any:
-    return getattr(_at(holder), name)
-
-
-def _set(holder: str, name: str, value: Any) -> None:
-    setattr(_at(holder), name, value)
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    return getattr(torch.backends.cuda, name)(*arguments)
-
-
-def _at(path: str) -> Any:
-    """Return the object at a dotted path in torch."""
-    found: Any = torch
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
