@@ -227,17 +227,13 @@ def deed_at(
     return step, calls
 
 
-<<<<<<< HEAD
 @pytest.mark.gate(
     "runs the original-call 9",
     "steps the optimizer-call 9",
     "steps the scheduler-call 9",
     "decays the original's weight-call 9",
 )
-@pytest.mark.parametrize("at", [4, 6, 9], ids="call {}".format)
-=======
 @pytest.mark.parametrize("at", [4, 9], ids="call {}".format)
->>>>>>> c704541e (tests: change all settings of a process in one trial)
 @pytest.mark.parametrize("way", LATE)
 def test_what_is_refused_is_refused_in_every_step(way: str, at: int) -> None:
     mine = Mine()
