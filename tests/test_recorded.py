@@ -221,6 +221,16 @@ def test_one_missing_fact_is_told_with_its_reason() -> None:
     assert "Not looked at: NUM002 (the weights are as an initialiser draws them," in screen
 
 
+@pytest.mark.gate(
+    "h200-decoder_468m",
+    "h200-llama_8b",
+    "h200-lora_fp32",
+    "h200-moe",
+    "h200-te_autocast",
+    "h200-fsdp2_without_precompute",
+    "h200-gpt2_conv1d",
+    "h200-trained_outlier",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("recording", RECORDINGS, ids=name_of)
 def test_a_recording_is_sound_in_every_format(recording: Path) -> None:

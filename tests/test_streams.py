@@ -47,6 +47,7 @@ def test_a_report_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
     assert (tmp_path / "saved.json").stat().st_size
 
 
+@pytest.mark.gate("none.py-2>&-", "explain NONESUCH-2>/dev/full")
 @pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
 @pytest.mark.parametrize("words", ["none.py", "demo --fail-on wrong", "explain NONESUCH"])
 def test_a_sentence_that_cannot_be_said_keeps_its_exit_code(words: str, stderr: str, tmp_path: Path) -> None:
@@ -54,6 +55,11 @@ def test_a_sentence_that_cannot_be_said_keeps_its_exit_code(words: str, stderr: 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 
+@pytest.mark.gate(
+    "demo --save saved.json->/dev/full-No space left on device",
+    "list->&--Bad file descriptor",
+    "--version->/dev/full-No space left on device",
+)
 @pytest.mark.parametrize(
     ("stdout", "why"),
     [

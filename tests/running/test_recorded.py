@@ -88,6 +88,9 @@ def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
     assert bool(report.prescription) == bool(grave)
 
 
+@pytest.mark.gate(
+    "h200-plain", "h200-te_checkpointed", "h200-lora_eager", "h200x2-ddp_rank_killed", "h200x2-fsdp2_few_rows"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_sound_in_every_format(name: str) -> None:

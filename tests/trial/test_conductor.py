@@ -78,6 +78,7 @@ def test_a_planted_slowdown_of_ten_percent_is_found() -> None:
     assert arms["slow"].step_ms == pytest.approx(1.10 * STEP_MS)
 
 
+@pytest.mark.gate("0.03-False")
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("share", "reliable"), [(0.0, True), (0.01, True), (0.03, False)])
 def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: bool) -> None:

@@ -171,6 +171,7 @@ def eager_layers(report: Report) -> list[str]:
     return [linear.name for linear in report.facts.network.linears if linear.compiled is None]
 
 
+@pytest.mark.gate("InLists", "InDicts")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("build", MODELS)
 def test_applied_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None:
@@ -185,6 +186,7 @@ def test_applied_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None
     assert all(each.compiled == each.count for each in after.facts.network.blocks)
 
 
+@pytest.mark.gate("InLists", "Deeper")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("build", MODELS)
 def test_the_printed_lines_compile_the_same(build: Callable[[], nn.Module]) -> None:
@@ -198,6 +200,7 @@ def test_the_printed_lines_compile_the_same(build: Callable[[], nn.Module]) -> N
     assert "CMP001" not in [finding.code for finding in after.findings]
 
 
+@pytest.mark.gate("InLists-False", "InHolders-True")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("build", [InLists, InDicts, InHolders])
 def test_a_mark_on_a_container_covers_nothing(

@@ -178,6 +178,7 @@ def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: 
     assert mine.now() == before
 
 
+@pytest.mark.gate("trains the original", "averages")
 @pytest.mark.parametrize("way", WAYS)
 def test_without_the_guard_each_of_them_changes_something(way: str) -> None:
     """So that every test above can fail."""

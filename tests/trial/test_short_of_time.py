@@ -50,6 +50,7 @@ def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.Monkey
     assert (arms["proposal"].reason or "").startswith("the budget of 600 s has no room for the ")
 
 
+@pytest.mark.gate("bf16-0.5", "prescribed-1.1", "keep-in-bf16-1.26")
 @pytest.mark.parametrize("spent", [0.5, 1.1, 1.26])
 @pytest.mark.parametrize("name", ["bf16", "bf16_compiled", "prescribed", "float8_rowwise", "keep-in-bf16"])
 def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budget(

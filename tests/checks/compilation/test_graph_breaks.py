@@ -142,6 +142,7 @@ def test_a_break_inside_the_blocks_of_a_model_compiled_as_one() -> None:
     assert finding.severity == "warning"
 
 
+@pytest.mark.gate("blocks_compiled")
 @pytest.mark.parametrize("build", [blocks_compiled, whole_compiled])
 def test_no_break(build: Callable[..., nn.Module]) -> None:
     """Compiled blocks in an uncompiled loop are no break either."""
@@ -187,6 +188,7 @@ def test_pieces_without_a_counted_break() -> None:
     assert finding.treatment.name == "show-graph-breaks"
 
 
+@pytest.mark.gate("256-True")
 @pytest.mark.parametrize(("regions", "split"), [(128, False), (256, True)])
 def test_regions_are_counted_per_micro_batch(regions: int, split: bool) -> None:
     """The trial's step has one micro-batch; one of 32 enters 32 times as many regions."""
