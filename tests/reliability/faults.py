@@ -27,7 +27,7 @@ CODES = (0, 1, 2, 130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 MARK = "FP8DOCTOR_KIT"
 """A variable by which the processes of one attempt are known."""
 
-DEADLINE_S, PATIENCE_S = 180.0, 5.0
+DEADLINE_S, PATIENCE_S = 180.0, 60.0
 """Seconds that a command, and what it started, may take to end. Conventions of this kit."""
 
 MODEL = "from torch import nn\nmodel = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))\n"
