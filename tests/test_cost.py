@@ -481,6 +481,7 @@ def told() -> list[recorded_steps.Told]:
     return [row for row in recorded_steps.told() if row.is_held]
 
 
+@pytest.mark.slow
 def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
     told: list[recorded_steps.Told],
 ) -> None:
@@ -488,6 +489,7 @@ def test_without_a_gpu_a_recorded_model_is_told_about_what_its_trial_measured(
     assert [row.patient for row in told if row.sign == "untold"] == []
 
 
+@pytest.mark.slow
 def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_further_off(
     told: list[recorded_steps.Told],
 ) -> None:
@@ -502,6 +504,7 @@ def test_a_step_whose_host_and_gpu_take_about_as_long_says_that_it_may_be_furthe
     assert certainty(report).startswith(f"{ERROR[:1].upper()}{ERROR[1:]}.")
 
 
+@pytest.mark.slow
 def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[recorded_steps.Told]) -> None:
     held_out = [row for row in told if row.use == "held out"]
     errors = [abs(row.error) for row in held_out]

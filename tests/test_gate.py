@@ -384,6 +384,7 @@ def test_the_nearest_project_above_the_target_holds(folder: Path, monkeypatch: p
     assert why(fp8doctor("report", "../../80.json")) == FOUND
 
 
+@pytest.mark.slow
 def test_a_target_with_a_name_that_no_file_has_is_a_sentence(folder: Path) -> None:
     done = fp8doctor("x" * 5000)
     assert done.exit_code == 2

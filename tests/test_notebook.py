@@ -87,6 +87,7 @@ def test_what_a_prompt_shows_is_short(demo: Report) -> None:
     assert repr(Prescription()) == "<Prescription: nothing to change>"
 
 
+@pytest.mark.slow
 def test_the_figure_has_the_bars_of_the_page(demo: Report) -> None:
     pytest.importorskip("matplotlib", reason="the test extra brings it")
     figure = demo.plot()

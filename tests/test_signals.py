@@ -81,6 +81,7 @@ def last_event() -> int:
     return deferred(Script(frozenset()), {})[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_at_any_moment_raises_what_its_handler_raises(number: signal.Signals) -> None:
     for at in range(1, last_event() + 1):

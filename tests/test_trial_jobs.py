@@ -66,6 +66,7 @@ def test_every_report_of_a_job_is_held() -> None:
     assert set(map(name_of, files(REPORTS))) == set(VERDICTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_report_of_a_job_replays_as_the_plain_scripts_say(name: str) -> None:
     report = replayed(REPORTS / f"{name}.json.gz")

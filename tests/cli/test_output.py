@@ -43,6 +43,7 @@ def test_a_log_has_one_line_a_stage(worker: Worker) -> None:
 WARNED = b"/x/torch/y.py:1: UserWarning: \x1b[33mslow\x1b[0m\n  y()\n 10%|#\r100%|##\n" * 2
 
 
+@pytest.mark.slow
 def test_warnings_of_libraries_are_held_back_where_all_goes_well(worker: Worker) -> None:
     worker.prints = WARNED
     assert fp8doctor("model.py").stderr == "fp8doctor: loading the model\n"
@@ -219,6 +220,7 @@ def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: p
     assert (page.stdout, page.stderr) == ("", "fp8doctor: wrote c.md\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", [(), ("-o", "d.md"), ("--save", "d.json"), ("--format", "json")])
 def test_the_demo_succeeds(rest: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -266,6 +268,7 @@ def test_quiet_is_quiet(worker: Worker) -> None:
     assert fp8doctor("m.py", "-q").stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "colours"),
     [

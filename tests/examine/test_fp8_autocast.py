@@ -114,12 +114,14 @@ def test_so_is_a_forward_that_opens_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert outcome(report) == "not_applicable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [in_some_context, enters, closes])
 def test_another_context_is_none(monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> None:
     report = of(nn.Sequential(te.Linear(32, 32)), step, monkeypatch)
     assert report.facts.training.fp8_autocast is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [None, runs_no_layer, imports_another])
 def test_without_a_forward_it_is_unknown(
     monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any] | None
@@ -378,6 +380,7 @@ class NeedsGpu(nn.Module):
         raise RuntimeError("needs a GPU")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent", "expected"), [(True, "sick"), (False, "unknown")])
 def test_a_layer_that_no_fake_tensor_runs_through(
     monkeypatch: pytest.MonkeyPatch, silent: bool, expected: str

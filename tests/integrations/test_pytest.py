@@ -70,6 +70,7 @@ def test_the_example_of_the_docs_fails_without_fp8(
     assert failed.value.findings == ()
 
 
+@pytest.mark.slow
 def test_pytest_starts_without_torch() -> None:
     code = f"import pytest, sys, {plugin.__name__} as plugin; print(sorted(sys.modules))"
     done = subprocess.run(

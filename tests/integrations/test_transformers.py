@@ -143,6 +143,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     assert facts.training.conversion is None
 
 
+@pytest.mark.slow
 def test_the_conversion_that_the_trainer_makes_is_seen(make: Make, capfd: Any) -> None:
     class Converting(Trainer):
         def create_optimizer(self, *given: Any) -> Any:

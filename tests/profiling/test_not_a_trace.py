@@ -128,6 +128,7 @@ def test_a_small_file_that_grows_without_measure_is_refused_soon(tmp_path: Path)
         list(few)
 
 
+@pytest.mark.slow
 def test_a_bomb_behind_a_whole_trace_is_one_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(WHOLE, mtime=0) + bomb(b" "))
