@@ -14,13 +14,13 @@ from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
 from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError
-from fp8doctor.running.settings import STEPS, WARMUP
+from fp8doctor.running.script_messages import STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.facts import Facts, Ranks
-    from fp8doctor.running.rank_reports import Place
-    from fp8doctor.running.seen import Seen
+    from fp8doctor.running.rank_reports import RankPlace
+    from fp8doctor.running.script_messages import ScriptState
 
 
 IN_PLACE = (
@@ -125,15 +125,15 @@ def run(
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
-    from fp8doctor.running.rank_reports import Gathering, Telling
-    from fp8doctor.running.settings import Settings
+    from fp8doctor.running.rank_reports import RankCollector, RankSender
+    from fp8doctor.running.script_messages import WatchOptions
 
     script = checked_script(ctx.meta[SCRIPT])
     place = checked_place(stop, trial)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
     gated = reports and wanted.gate.asks
-    settings = Settings(
+    settings = WatchOptions(
         script=script.name,
         module=script.is_module,
         steps=steps,
@@ -146,7 +146,7 @@ def run(
         checks=tuple(str(Path(folder).absolute()) for folder in options["checks"]),
     )
 
-    def report(seen: Seen) -> int:
+    def report(seen: ScriptState) -> int:
         if not reports:
             return OK
         import msgspec
@@ -164,15 +164,15 @@ def run(
         return judged(told, wanted)
 
     say = complain if reports and not wanted.quiet else lambda text: None
-    others = None if place is None else Gathering(place) if reports else Telling(place)
+    others = None if place is None else RankCollector(place) if reports else RankSender(place)
     return (run_below if gated else run_beside)(script, settings, say, report, others)
 
 
-def checked_place(stop: bool, trial: bool | None) -> Place | None:
+def checked_place(stop: bool, trial: bool | None) -> RankPlace | None:
     """Return this process's rank, None if alone. Refuse options for one process."""
-    from fp8doctor.running.rank_reports import place_of
+    from fp8doctor.running.rank_reports import rank_place
 
-    place = place_of(os.environ)
+    place = rank_place(os.environ)
     if place is not None and (stop or trial):
         raise UserError(FOR_ONE_PROCESS.format("--stop" if stop else "--trial", place.world_size))
     return place
@@ -203,14 +203,14 @@ def of_many(facts: Facts, ranks: Ranks) -> Facts:
     )
 
 
-def say_what_was_not_seen(seen: Seen, needed: int) -> None:
+def say_what_was_not_seen(seen: ScriptState, needed: int) -> None:
     for sentence in what_was_not_seen(seen, needed):
         complain(sentence)
     if seen.error is not None:
         complain_of_known(seen.error)
 
 
-def what_was_not_seen(seen: Seen, needed: int) -> list[str]:
+def what_was_not_seen(seen: ScriptState, needed: int) -> list[str]:
     """Say what of a script was not seen, and why; nothing if its window was complete."""
     sentences = list(seen.notes)
     if seen.complete:

@@ -1,6 +1,6 @@
-"""fp8doctor inside the frameworks that train: transformers, TRL, Lightning, Accelerate, pytest.
+"""fp8doctor in transformers, TRL, Lightning, Accelerate and pytest.
 
-One module for each, which imports its framework: none is imported before it is asked for.
+Each module imports its framework, so none is imported before it is used.
 """
 
 from __future__ import annotations

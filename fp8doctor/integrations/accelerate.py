@@ -1,4 +1,4 @@
-"""A check before the expensive run, for training loops on Accelerate."""
+"""Check a model before the expensive run, for training loops on Accelerate."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def check(
     require_fp8: bool = False,
     **options: Any,
 ) -> Report | None:
-    """Examine what ``accelerator.prepare`` returned, and raise `ReportFailed` where something is as grave as
-    ``fail_on``; with ``require_fp8`` also when no layer trains in FP8, or the report cannot tell.
+    """Examine what ``accelerator.prepare`` returned, and raise `ReportFailed`.
 
-    Precision and micro-batches are the accelerator's; ``options`` are those of `inspect_model`. In other
-    processes than the first nothing is done, and None returned.
+    It raises for a finding at or above ``fail_on``. With ``require_fp8`` it also raises if no layer trains in
+    FP8, or the report cannot tell. Precision and micro-batches come from the accelerator; ``options`` are
+    those of `inspect_model`. Only the main process checks; the others get None.
     """
     check_fail_on(fail_on)
     if not accelerator.is_main_process:

@@ -19,7 +19,7 @@ else:
 
 
 class FP8DoctorCallback(Watching, Callback):  # type: ignore[misc]
-    """``Trainer(..., callbacks=[FP8DoctorCallback()])``; see `Watching` for its arguments."""
+    """Pass ``callbacks=[FP8DoctorCallback()]`` to a Trainer; arguments: `Watching`."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._stepping: list[Any] = []

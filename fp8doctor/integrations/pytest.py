@@ -1,7 +1,6 @@
-"""A fixture for pytest: a test suite asserts on a model.
+"""A pytest fixture: assert on a model in a test suite.
 
-pytest loads this at its start, in every project that has fp8doctor installed: torch is imported when a test
-calls the fixture.
+pytest loads this in every project that has fp8doctor installed, so torch is imported in the fixture.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def fp8doctor() -> Callable[..., Report]:
-    """``fp8doctor(model, batch)`` examines a model, and fails the test where something is as grave as
-    ``fail_on="error"``; with ``require_fp8=True`` also when no layer trains in FP8, or that cannot be told.
+    """Return a function that examines a model: ``fp8doctor(model, batch)``.
 
-    Nothing is timed without ``trial=True``. Further options are those of ``fp8doctor.inspect_model``.
+    The test fails for a finding at or above ``fail_on="error"``. With ``require_fp8=True`` it also fails if
+    no layer trains in FP8, or the report cannot tell. Nothing is timed without ``trial=True``. The other
+    options are those of ``fp8doctor.inspect_model``.
     """
     return examined
 
@@ -35,8 +35,7 @@ def examined(
     trial: bool = False,
     **options: Any,
 ) -> Report:
-    """Examine a model; raise `ReportFailed` where something is as grave as ``fail_on``, or if FP8 is required
-    and no layer trains in it."""
+    """Examine a model, and raise `ReportFailed` as `fp8doctor` says."""
     __tracebackhide__ = True
     from fp8doctor.api import inspect_model
     from fp8doctor.integrations.watching import check_fail_on, hold

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers and those that derive from it, such as TRL's."""
+"""A callback for transformers' Trainer and its subclasses, such as TRL's."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fp8doctor.integrations.watching import Watching
 
 
 class FP8DoctorCallback(Watching, TrainerCallback):
-    """``Trainer(..., callbacks=[FP8DoctorCallback()])``; see `Watching` for its arguments.
+    """Pass ``callbacks=[FP8DoctorCallback()]`` to a Trainer; arguments: `Watching`.
 
-    Handed over when the Trainer is built, it also sees the conversion to FP8 that Accelerate makes.
+    Passed when the Trainer is built, it also sees Accelerate's conversion to FP8.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:

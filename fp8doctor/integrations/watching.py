@@ -1,4 +1,4 @@
-"""What the callbacks share: a few steps of a training are watched in its own process, and reported once."""
+"""Watch a few steps of a training in its own process, and report once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.given_batch import core
 from fp8doctor.report import Report, ReportFailed
-from fp8doctor.running.messages import Message, Note, Observed
-from fp8doctor.running.settings import STEPS, WARMUP, Settings
+from fp8doctor.running.script_messages import STEPS, WARMUP, Message, Note, Observed, WatchOptions
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:
@@ -35,22 +34,21 @@ FailOn = Literal["never", "info", "warning", "error"]
 FEWEST_STEPS = 3
 
 HELD_IN = "callback.report"
-"""How a user reaches the report in Python."""
+"""Where a user finds the report in Python."""
 
 
 class Watching:
-    """Watches ``steps`` steps of a training after ``warmup``, more while they still compile, and is out of
-    the way.
+    """Watches ``steps`` steps of a training after ``warmup``, more while they compile.
 
-    Then it reports, on stderr or to the file ``output`` (``.json``, ``.md``, else text), and keeps the
-    `Report` as ``report``. With ``fail_on`` it raises `ReportFailed` where something is that grave, and with
-    ``require_fp8`` when no layer trains in FP8 or nothing was examined. Nothing else that goes wrong here
-    reaches the training: it is told in a sentence. ``select`` and ``ignore`` hold prefixes of codes. Of
-    several processes the first alone watches, reports and raises.
+    Then it reports on stderr or to the file ``output`` (``.json``, ``.md``, else text), and keeps the
+    `Report` as ``report``. It raises `ReportFailed` for a finding at or above ``fail_on``, and with
+    ``require_fp8`` if no layer trains in FP8 or nothing was examined. Other failures never reach the
+    training: they are printed. ``select`` and ``ignore`` are prefixes of codes. Only the first of several
+    processes watches, reports and raises.
     """
 
     report: Report | None = None
-    """None before the window has ended, and in other processes than the first."""
+    """None until the window has ended, and in other processes than the first."""
 
     def __init__(
         self,
@@ -72,13 +70,13 @@ class Watching:
             registry.select(registry.discover(), self._select, self._ignore)
         except UserError as error:
             raise ValueError(str(error)) from None
-        self._settings = Settings("", steps, warmup, stop=False, budget_s=None, device=None)
+        self._options = WatchOptions("", steps, warmup, stop=False, budget_s=None, device=None)
         self._observer: Observer | None = None
         self._heard = Heard()
         self._over = False
 
     def _begin(self, leads: bool, model: Any) -> None:
-        """Watch a training that begins, or begins again after one that failed."""
+        """Watch a training that begins, or begins again after a failure."""
         if not leads or self._over:
             return
         self._guarded(lambda: self._observe(model))
@@ -93,21 +91,17 @@ class Watching:
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
-        if self._observer is not None and not self._observer.taken:
-            self._observer.examination.target = target
+        if self._observer is not None and not self._observer.all_steps:
+            self._observer.name_target(target)
             return
         self._abandon()
         self._heard = Heard()
-        observer = Observer(self._heard, self._settings)
-        observer.examination.target = target
-        if any(is_fp8(each) for _, each in modules_of(model)):
-            observer.examination.watch = None  # a conversion was not seen
-        observer.watch.__enter__()
-        self._observer = observer
-        weakref.finalize(self, _let_go, observer).atexit = False
+        self._observer = observer = Observer(self._heard, self._options)
+        observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
+        weakref.finalize(self, observer.let_go).atexit = False
 
     def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
-        """Note that an optimizer has taken a step; after the last of the window, report."""
+        """Note an optimizer step; report after the window's last."""
         if self._observer is None:
             return
         self._observer.stepped(optimizer, closure)
@@ -115,23 +109,21 @@ class Watching:
             self._finish()
 
     def _paused(self) -> None:
-        """Something that is no training ran between two steps, such as an evaluation."""
+        """Leave out what ran between two steps, such as an evaluation."""
         if self._observer is not None:
             self._observer.paused()
 
     def _end(self, *, failed: bool = False) -> None:
-        """The training has ended: report what was seen where the window was not watched to its end."""
+        """Report at the end of the training, if the window was still open."""
         observer = self._observer
         if observer is None:
             return
-        needed = self._settings.warmup + self._settings.steps
+        needed = self._options.warmup + self._options.steps
 
         def close() -> None:
-            steps = observer.closed()
-            if observer.done:  # the window was watched to its end
+            steps = observer.ended_early()
+            if steps is None:
                 return
-            observer.done = True
-            observer.forget()
             self._heard.notes.append(
                 f"the training ended after {plural(steps, 'step')}, before {needed} were watched: the report "
                 "is of what was seen until then"
@@ -145,23 +137,23 @@ class Watching:
     def _finish(self, *, gate: bool = True) -> None:
         self._abandon()
         self._over = True
-        self._guarded(self._tell)
+        self._guarded(self._report)
         if gate:
             hold(self.report, self._fail_on, self._require_fp8)
 
     def _converted(self) -> None:
-        """Nothing is converted any more, and compiled code will run, which guards hooks: note no more."""
+        """Stop watching conversions: compiled code, which guards hooks, will run."""
         if self._observer is not None:
-            self._observer.watch.__exit__(None, None, None)
+            self._observer.conversions_end()
 
     def _abandon(self) -> None:
-        """Take everything out of the training's way."""
+        """Stop watching."""
         observer, self._observer = self._observer, None
         if observer is not None:
-            _let_go(observer)
+            observer.let_go()
 
-    def _tell(self) -> None:
-        """Say what was not seen, and report the rest."""
+    def _report(self) -> None:
+        """Print the notes and the report."""
         for sentence in self._heard.notes:
             say(f"fp8doctor: {sentence}")
         if self._heard.facts is None:
@@ -178,7 +170,7 @@ class Watching:
             say(report._printed(HELD_IN))
 
     def _guarded(self, part: Callable[[], None]) -> None:
-        """Carry out a part of ours. What fails is told, and the training goes on."""
+        """Run a part of ours; a failure is printed, and the training goes on."""
         try:
             part()
         except Exception as error:
@@ -188,14 +180,8 @@ class Watching:
             say(f"fp8doctor: it could not go on: {error_in_words(error)}")
 
 
-def _let_go(observer: Observer) -> None:
-    observer.watch.__exit__(None, None, None)
-    if not observer.done:
-        observer.give_up("the training was not watched to its end")
-
-
 class Heard:
-    """Stands where the messages of a watched script go, in the training's own process."""
+    """Takes the observer's messages in the training's own process."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -204,7 +190,7 @@ class Heard:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a copy in a process that the training forked."""
+        """Tell if this is a copy in a process that the training forked."""
         return os.getpid() != self.owner
 
     def send(self, message: Message) -> None:
@@ -222,14 +208,13 @@ def _check_counts(steps: Any, warmup: Any) -> None:
 
 
 def check_fail_on(value: Any) -> None:
-    """Raise ValueError for what no gate is called."""
+    """Raise ValueError for an unknown severity."""
     if value not in ("never", *SEVERITIES):
         raise ValueError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
 
 
 def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> None:
-    """Raise `ReportFailed` where the report holds something as grave as that, or misses FP8 that is
-    required."""
+    """Raise `ReportFailed` if the report fails the gate."""
     if report is not None:
         report.raise_for(fail_on, require_fp8=require_fp8)
     elif require_fp8:
@@ -243,7 +228,7 @@ def _rendered(report: Report, path: Path) -> str:
 
 
 def say(text: str) -> None:
-    """Print on stderr, beside a progress bar that may be there."""
+    """Print on stderr, next to a progress bar."""
     from tqdm import tqdm
 
     if sys.stderr is not None:

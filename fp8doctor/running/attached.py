@@ -1,4 +1,7 @@
-"""fp8doctor in the script's process before torch is there: it waits for the import, and for the end."""
+"""Wait in the script's process for the import of torch, and for the end.
+
+Runs before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,19 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from fp8doctor.running.messages import Channel, Ended, Imported, Note
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import Channel, Ended, Imported, Note, WatchOptions
 from fp8doctor.running.traceback_frames import without_own_frame
 
 REPORT_TAKES_S = 120.0
-"""The longest that the end of the script waits for its report to be written. A choice: an 8B Llama's report
-takes seconds on a busy host."""
-
+"""Seconds that the script's end waits for the report. A choice: the report of an 8B Llama takes seconds on a
+busy host."""
 
 LONGEST_ERROR = 300
-"""Characters of a message that are told."""
+"""Characters of an exception's message."""
 
 ALONE = ("statistics",)
-"""Modules of Python's own that we import with torch and that torch does not import itself: a file of the
-script's folder may have such a name."""
-
+"""Standard modules that we import with torch and torch itself does not: the script's folder may have a file
+of that name."""
 
 NAMESAKE = (
     "the script was run and not watched: its folder has a package or file of its own that is called "
@@ -39,9 +39,11 @@ NAMESAKE = (
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
     """Wait for the import of torch and for the end of the process.
 
-    ``before`` names the modules that were there before any of ours.
+    ``before`` names the modules from before ours.
     """
-    attached = _Attached(Channel(request["channel"]), request["reported"], Settings(**request["settings"]))
+    attached = _Attached(
+        Channel(request["channel"]), request["reported"], WatchOptions(**request["settings"])
+    )
     atexit.register(attached.ended)  # the first to be registered is the last to be called
     shadowed = _shadowed(request["folder"], before)
     attached.pythons.hide(shadowed)
@@ -52,8 +54,7 @@ def attach(request: dict[str, Any], before: Collection[str]) -> None:
 
 
 def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
-    """Name the modules that we have imported and that a file or package in the script's folder is called as:
-    under plain Python the script finds its own."""
+    """Name our imported modules that the script's folder has its own version of."""
     if folder is None:
         return []
     known = folder in sys.path_importer_cache
@@ -70,9 +71,9 @@ def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
 
 
 class _Attached:
-    """What is known of the script until torch is imported, and where its observer is afterwards."""
+    """Waits for torch, then holds the observer."""
 
-    def __init__(self, channel: Channel, reported: int, settings: Settings) -> None:
+    def __init__(self, channel: Channel, reported: int, settings: WatchOptions) -> None:
         os.set_inheritable(reported, False)
         self.channel, self.reported, self.settings = channel, reported, settings
         self.pipe = os.fstat(reported).st_ino
@@ -80,7 +81,7 @@ class _Attached:
         self.pythons = PythonsOwn(ALONE)
 
     def torch_imported(self) -> None:
-        """Watch from now on. The script's import goes on, whatever happens here."""
+        """Start the observer. Its failure never stops the script's import."""
         if self.channel.forked:
             return
         self.channel.send(Imported())
@@ -94,25 +95,26 @@ class _Attached:
             self.channel.send(Note(f"fp8doctor could not watch: {type(error).__name__}: {error}"))
 
     def ended(self) -> None:
-        """Say that the process ends, and let the report be written before whoever started it goes on."""
+        """Report the end, and wait for the report to be written."""
         if self.channel.forked:
             return
         try:
             if self.observer is not None and isinstance(getattr(sys, "last_value", None), Exception):
                 self.observer.guarded(self.observer.failed)
-            steps = self.observer.closed() if self.observer is not None else 0
-            taken = self.observer.taken if self.observer is not None else None
-            self.channel.send(Ended(steps, taken, _uncaught()))
+            steps, all_steps = (0, None)
+            if self.observer is not None:
+                steps, all_steps = self.observer.closed(), self.observer.all_steps
+            self.channel.send(Ended(steps, all_steps, _uncaught()))
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
         except (KeyboardInterrupt, SystemExit):
-            pass  # of an impatient user, or a handler of the script's: the report is written all the same
+            pass  # the report is written all the same
         except OSError:  # the script has closed all files
             pass
 
 
 def _uncaught() -> str | None:
-    """The exception that ends the script, in a line; None where none does."""
+    """Return the exception that ends the script, in a line."""
     error = getattr(sys, "last_value", None)
     if error is None:
         return None
@@ -124,8 +126,10 @@ def _uncaught() -> str | None:
 
 
 class PythonsOwn:
-    """Modules that were imported before there is a script's folder, which may have its own of that name.
-    Found within ``with`` alone."""
+    """Modules imported before the script's folder was on the path.
+
+    They replace the script's modules of the same name within ``with``.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         new = [name for name in names if name not in sys.modules]
@@ -134,7 +138,7 @@ class PythonsOwn:
         self._own = {name: sys.modules.pop(name) for name in new}
 
     def hide(self, names: Collection[str]) -> None:
-        """Leave these names, and what is within them, to the script."""
+        """Leave these modules and their submodules to the script."""
         for name in [name for name in sys.modules if name.partition(".")[0] in names]:
             self._own[name] = sys.modules.pop(name)
 
@@ -151,7 +155,7 @@ class PythonsOwn:
 
 
 class _TorchFinder:
-    """Calls a function when torch has been imported, and is gone then. Others do the import itself."""
+    """Calls a function after the import of torch, and leaves the import to others."""
 
     def __init__(self, then: Callable[[], None]) -> None:
         self.then, self.looking = then, False
@@ -159,7 +163,7 @@ class _TorchFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch as it would be found, and have its loader say when it is done."""
+        """Find torch with the other finders, and wrap its loader."""
         if sys.modules.get("sitecustomize") is not None:
             _forget_startup()
         if name != "torch" or self.looking:
@@ -170,11 +174,11 @@ class _TorchFinder:
         finally:
             self.looking = False
         if spec is not None and spec.loader is not None:
-            self._tell(spec.loader)
+            self._wrap(spec.loader)
         return spec
 
-    def _tell(self, loader: Loader) -> None:
-        """Have the loader say when it is done. Its own frame does not stay in the traceback of a failure."""
+    def _wrap(self, loader: Loader) -> None:
+        """Call ``then`` after the module ran; leave no frame in a traceback."""
         executes = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -192,7 +196,7 @@ class _TorchFinder:
 
 
 def _forget_startup() -> None:
-    """Take the module of ours that nobody asked for out of ``sys.modules``."""
+    """Take our ``sitecustomize`` out of ``sys.modules``."""
     module = sys.modules["sitecustomize"]
     if getattr(module, "__file__", None) == os.path.join(
         os.path.dirname(__file__), "startup", "sitecustomize.py"

@@ -1,8 +1,8 @@
-"""Calls of the model in the script's own steps, seen without a hook and without a compilation.
+"""See calls of the model in the script's steps, without a hook or a recompilation.
 
-``Module.__call__`` looks for ``_compiled_call_impl`` on the module. For a while the class of a watched module
-answers that look with a call of ours, and everybody else with what is there: nothing of it stands in the
-module. Dynamo reads classes by itself, so the classes are as they were while it traces anything.
+``Module.__call__`` reads ``_compiled_call_impl`` from the module. During the window the module's class
+answers that read with our call, and every other read with the original value; the module stores nothing.
+Dynamo reads classes too, so the class is restored while Dynamo traces.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fp8doctor.stacks.torch_private import COMPILED_CALL, without_modes
 _log = logging.getLogger("fp8doctor")
 
 CALL = torch_private.outer_call_code()
-"""The code of ``Module.__call__``; without it no call is seen."""
+"""Code of ``Module.__call__``; without it no call is seen."""
 
 Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], None] | None]
-"""Told of a call before it runs; may return what is told the output."""
+"""Listener, called before a call; may return a function that takes the output."""
 
 
 class Calls:
-    """Calls of the outermost of these modules, by the thread that made this. It keeps none of them alive.
+    """Watches outermost calls of modules by the current thread; keeps no module alive.
 
-    Those ``inside`` a compiled region that nothing has called yet are watched until something calls one of
-    the others: what compiles then is not called from outside.
+    Modules ``inside`` a compiled region that nothing has called yet are watched until another module is
+    called: what compiles then is not called from outside.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Calls:
         self._compiling = _Compiling(self._place, self._take_off)
 
     def begin(self) -> None:
-        """Stand before each module's call."""
+        """Mark the classes."""
         self._place()
         self._compiling.begin()
 
     def end(self) -> None:
-        """Stand there no longer."""
+        """Restore the classes."""
         self._compiling.end()
         self._take_off()
 
@@ -70,19 +70,19 @@ class Calls:
             mark.take_off()
 
     def _leave_inside(self, called: nn.Module) -> None:
-        """Watch nothing inside of compiled regions any more, once something else than that is called."""
+        """Stop watching inside compiled regions once another module is called."""
         if self._inside and id(called) not in self._inside:
             for mark in self._marks:
                 mark.leave(self._inside)
             self._inside.clear()
 
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Make the call; the outermost of this thread is told of."""
+        """Make the call, and report it if it is the outermost."""
         self._leave_inside(module)
         try:
             if get_ident() != self._thread:
                 return call(*args, **kwargs)
-            then = self._told(self._called, module, args, kwargs) if self._depth == 0 else None
+            then = self._notify(self._called, module, args, kwargs) if self._depth == 0 else None
             self._depth += 1
             try:
                 output = call(*args, **kwargs)
@@ -92,11 +92,11 @@ class Calls:
             without_own_frame(error)
             raise
         if then is not None:
-            self._told(then, output)
+            self._notify(then, output)
         return output
 
-    def _told(self, listener: Callable[..., Any], *what: Any) -> Any:
-        """Tell a listener of ours. The script goes on, whatever becomes of that."""
+    def _notify(self, listener: Callable[..., Any], *what: Any) -> Any:
+        """Call our listener. Its failure never stops the script."""
         with signals_deferred(), without_modes():
             try:
                 return listener(*what)
@@ -106,7 +106,7 @@ class Calls:
 
 
 class _Mark:
-    """What a class has for `COMPILED_CALL` for a while. A pickle of it, with a class by value, is None."""
+    """A descriptor in place of a class's `COMPILED_CALL`. It pickles as None."""
 
     def __init__(self, calls: Calls, kind: type, modules: Iterable[nn.Module]) -> None:
         self._calls, self._kind = calls, kind
@@ -114,20 +114,20 @@ class _Mark:
         self._had, self._own = COMPILED_CALL in vars(kind), getattr(kind, COMPILED_CALL, None)
 
     def place(self) -> None:
-        """Stand in the class, unless something of someone else's has come to stand there."""
+        """Mark the class, unless other code has put something there."""
         if self._modules and vars(self._kind).get(COMPILED_CALL) is (self._own if self._had else None):
             with suppress(TypeError):  # a class that cannot be written to
                 type.__setattr__(self._kind, COMPILED_CALL, self)
 
     def leave(self, modules: Collection[int]) -> None:
-        """Watch these modules, by their ids, no longer."""
+        """Stop watching these modules, given by id."""
         for each in modules:
             self._modules.pop(each, None)
         if not self._modules:
             self.take_off()
 
     def take_off(self) -> None:
-        """Leave the class as it was; what someone else has put there meanwhile stays."""
+        """Restore the class, but keep what other code has put there."""
         if vars(self._kind).get(COMPILED_CALL) is self:
             if self._had:
                 type.__setattr__(self._kind, COMPILED_CALL, self._own)
@@ -140,8 +140,8 @@ class _Mark:
             own = object.__getattribute__(module, "__dict__").get(COMPILED_CALL, own)
         watched = self._modules.get(id(module))
         if watched is None or watched() is not module or sys._getframe(1).f_code is not CALL:
-            return own  # the look is not torch's, or at another module of the class
-        if torch_private.is_traced():  # it would trace our call in the place of the module's
+            return own  # not torch's read, or another module of the class
+        if torch_private.is_traced():  # it would trace our call instead of the module's
             return own
         call = own if own is not None else torch_private.plain_call(module)
         return partial(self._calls.run, module, call)
@@ -163,26 +163,26 @@ def _state(module: Any) -> dict[str, Any]:
 
 
 class _Compiling:
-    """Tells when Dynamo begins and ends to trace, by its own callbacks."""
+    """Reports when Dynamo begins and ends to trace, through Dynamo's callbacks."""
 
     def __init__(self, ended: Callable[[], None], began: Callable[[], None]) -> None:
-        self._told = [("start", self._calling(began)), ("end", self._calling(ended))]
+        self._callbacks = [("start", self._calling(began)), ("end", self._calling(ended))]
         self._handler: Any = None
 
     def begin(self) -> None:
-        """Listen, where Dynamo is loaded: making an optimizer loads it."""
+        """Register, if Dynamo is loaded: making an optimizer loads it."""
         self._handler = torch_private.tracing_callbacks()
         torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
-        for when, told in self._told:
+        for when, callback in self._callbacks:
             if self._handler is not None:
-                getattr(self._handler, f"register_{when}_callback")(told)
+                getattr(self._handler, f"register_{when}_callback")(callback)
 
     def end(self) -> None:
-        """Listen no longer."""
-        for when, told in self._told:
+        """Unregister."""
+        for when, callback in self._callbacks:
             if self._handler is not None:
                 with suppress(ValueError):  # torch._dynamo.reset() forgets them
-                    getattr(self._handler, f"remove_{when}_callback")(told)
+                    getattr(self._handler, f"remove_{when}_callback")(callback)
         self._handler = None
 
     @staticmethod

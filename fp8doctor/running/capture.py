@@ -1,7 +1,7 @@
-"""One batch of the script's own step, and the gradient that its loss sends back to the model's output.
+"""Capture one batch of the script, and the gradient at the model's output.
 
-With that gradient no loss function is needed: the sum of output times gradient has the same gradients in
-every parameter.
+With that gradient a copy needs no loss function: sum(output * gradient) gives every parameter the same
+gradient.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 LARGEST = 2**30
-"""Bytes of a batch, and of the gradients at the output, that are kept. A choice: it has to fit beside a
-training that fills its GPU; the logits of 16 x 1024 tokens over 32,000 words in BF16 are as large."""
+"""Most bytes to keep of a batch, and of the output's gradients. A choice: they must fit next to a training
+that fills its GPU. The BF16 logits of 16 x 1024 tokens with 32,000 words are this large."""
 
 
 class Capture:
-    """What one call of the model was given and what it gave."""
+    """Input and output gradients of one call of the model."""
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool = True
     ) -> None:
-        """``keep`` takes copies of the data, for a trial; else shapes are enough."""
+        """Keep copies of the data with ``keep``, else only shapes."""
         self.module = module
         self._keep = keep
         self.batch: Any = None
         self.problem: str | None = None
         """Why there is no batch."""
         self.own_loss = False
-        """Whether the output carries the loss."""
+        """The output carries the loss."""
         self.around = open_autocast()
         self._gradients: dict[int, torch.Tensor] = {}
         given = (*args, *kwargs.values())
@@ -52,14 +52,14 @@ class Capture:
             self._take(kwargs or args)
 
     def _take(self, batch: Any) -> None:
-        """Keep the batch as far as it is needed."""
+        """Keep the batch, or its shapes."""
         try:
             self.batch = with_tensors(batch, _copy if self._keep else _outline)
         except Exception as error:  # the memory may be full, and tensors may be of any class
             self.problem = f"the batch could not be kept: {sentence(error)}"
 
     def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Give the positional arguments their names."""
+        """Keep the arguments by name."""
         try:
             signature = inspect.signature(core(self.module).forward)
             named = signature.bind(*args, **kwargs)
@@ -78,7 +78,7 @@ class Capture:
         self._take(whole)
 
     def returned(self, output: Any) -> None:
-        """Take the gradients at the output when the backward pass comes by."""
+        """Take the output's gradients in the backward pass."""
         self.own_loss = carried_loss(output) is not None
         if self.own_loss:
             return
@@ -97,12 +97,12 @@ class Capture:
         return take
 
     def move(self, device: torch.device) -> None:
-        """Move what was kept."""
+        """Move the captured data to a device."""
         self.batch = with_tensors(self.batch, lambda each: each.to(device))
         self._gradients.update({at: each.to(device) for at, each in self._gradients.items()})
 
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
-        """A loss with the gradients that were seen; None where the output carries the loss or none came."""
+        """Return a loss that reproduces the captured gradients; None if there are none."""
         gradients = self._gradients
         if self.own_loss or not gradients:
             return None
@@ -119,7 +119,7 @@ class Capture:
 
 
 def carried_loss(output: Any) -> torch.Tensor | None:
-    """The loss that a model's output carries; None where it carries none."""
+    """Return the loss that a model's output carries, or None."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, torch.Tensor) else None
 
@@ -131,10 +131,10 @@ def autocast_around(module: nn.Module) -> torch.dtype | None:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy: the script may write into its own afterwards."""
+    """Copy a tensor, because the script may overwrite its own."""
     return tensor.detach().clone()
 
 
 def _outline(tensor: torch.Tensor) -> torch.Tensor:
-    """Shape and dtype without data."""
+    """Return a tensor of the same shape and dtype without data."""
     return torch.empty_like(tensor.detach(), device="meta")

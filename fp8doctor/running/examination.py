@@ -1,12 +1,16 @@
-"""From what was seen of a script to facts: the live job examined, and timed on copies where that is asked
-for."""
+"""Examine a script's live job, and time copies of it if asked."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -25,10 +29,9 @@ from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, 
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
-from fp8doctor.running.messages import Message, Progress
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import Message, Progress, WatchOptions
+from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import Ownership
-from fp8doctor.running.window import Window
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stages import Course, Doing, Teller
@@ -43,20 +46,20 @@ COMPILED_FUNCTION = (
 CLOSURE = "the optimizer was given a closure, which may call the model several times a step"
 
 
-class Examination:
-    """Makes facts of a script's live objects, in the script's process."""
+class ScriptExaminer:
+    """Makes facts of the script's live objects, in the script's process."""
 
-    def __init__(self, settings: Settings, watch: Watch | None, send: Callable[[Message], None]) -> None:
+    def __init__(self, settings: WatchOptions, watch: Watch | None, send: Callable[[Message], None]) -> None:
         self.settings, self.watch, self.send = settings, watch, send
         self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
 
     def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
-        """Examine what is there before a batch or a time is known."""
+        """Examine the job before a batch or a time is known."""
         return self._facts(owner, optimizer, Batch(None, None, NOT_SEEN_YET), None)[1]
 
     def without_a_step(self, trainer: Any) -> Facts:
-        """Examine what is there without a model, for a script that fails before its first step."""
+        """Examine a script that fails before its first step."""
         training = Training(
             accelerate=examine_accelerate(None), trainer=trainer_arguments(read(trainer, "args"))
         )
@@ -66,7 +69,7 @@ class Examination:
         self,
         owner: Ownership | None,
         optimizer: Optimizer,
-        window: Window,
+        window: StepWindow,
         observation: Observation | None,
         *,
         closure: bool,
@@ -82,7 +85,7 @@ class Examination:
             facts = msgspec.structs.replace(facts, observed=observation)
         return job, facts
 
-    def _why_no_batch(self, owner: Ownership | None, window: Window, closure: bool) -> str:
+    def _why_no_batch(self, owner: Ownership | None, window: StepWindow, closure: bool) -> str:
         if closure:
             return CLOSURE
         if owner is not None and not window.marked:
@@ -90,7 +93,7 @@ class Examination:
         return (window.captured.problem if window.captured else None) or NO_CALL
 
     def _facts(
-        self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: Window | None
+        self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: StepWindow | None
     ) -> tuple[Job | None, Facts]:
         if owner is None:
             return None, self._without_a_model(NO_OWNER)
@@ -144,7 +147,7 @@ class Examination:
         return msgspec.structs.replace(facts, gaps={**gaps, "network": why})
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
-        """Add a trial on copies to the facts, where there is something to time on."""
+        """Add a trial on copies to the facts, if there is a device for it."""
         from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
         from fp8doctor.trial.measure.trial_run import choose_device
 
@@ -173,9 +176,76 @@ class Examination:
 
 
 def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
-    """Name what ``torch.compile`` made of the model, where the script calls the model itself."""
+    """Name variables with the compiled model, if the script calls the model itself."""
     if not any(each is model for each in owner.inside):
         return ()
     names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     found = [name for name, value in list(names.items()) if behind_compile(value) is model]
     return tuple(found) or (UNNAMED,)
+
+
+ENDS = ("SIGTERM", "SIGHUP")
+"""Signals that ask a process to end."""
+
+
+class AskedToEnd(BaseException):
+    """A signal arrived that the script's own end would have preceded."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name} arrived")
+
+
+def call_at_end(function: Callable[[], None]) -> None:
+    """Call a function when the main thread ends.
+
+    `atexit` is too late: the threads and executors that torch.compile needs are gone by then.
+    """
+    for executors in ("thread", "process"):  # they register their own ends; what came last is called first
+        importlib.import_module(f"concurrent.futures.{executors}")
+    threading._register_atexit(function)  # type: ignore[attr-defined]
+
+
+def why_nothing_follows() -> str | None:
+    """Return why nothing may run after this script, or None if it ended well.
+
+    Python does not expose the code passed to ``sys.exit``.
+    """
+    if getattr(sys, "last_value", None) is not None:
+        return "the script ended with an exception"
+    if callable(signal.getsignal(signal.SIGTERM)):
+        return "the script handles SIGTERM itself, and may have been asked to end"
+    return None
+
+
+@contextmanager
+def after_the_script() -> Iterator[None]:
+    """Keep stdout and the exit code the script's: use stderr, raise on signals."""
+    before = {name: signal.getsignal(getattr(signal, name)) for name in ENDS}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise AskedToEnd(number)
+
+    for name in ENDS:
+        signal.signal(getattr(signal, name), end)
+    try:
+        with _stdout_to_stderr(), redirect_stdout(sys.stderr):
+            yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    kept = -1
+    with suppress(OSError, ValueError):
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        if kept >= 0:
+            os.dup2(kept, 1)
+            os.close(kept)

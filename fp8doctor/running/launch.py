@@ -1,9 +1,8 @@
-"""Starts a script as Python would, with nothing between it and whoever started fp8doctor, and listens to it.
+"""Start a script as Python would, and listen to it from another process.
 
-The process that was started *becomes* the script: signals, standard streams, process id, parent and exit code
-are its own. A second process, in a session of its own, listens and reports when the script has ended, however
-it ended. Only where the exit code is to tell what was found is it the other way round: fp8doctor then starts
-the script, waits for it and hands signals on.
+The process becomes the script: signals, streams, process id, parent and exit code are the script's. A second
+process in its own session listens and reports when the script has ended. Only if a gate decides the exit code
+does fp8doctor stay the parent, wait and forward signals.
 """
 
 from __future__ import annotations
@@ -29,34 +28,41 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
-from fp8doctor.running.messages import Ended, Imported, Message, Note, Observed, Progress, Stepped
-from fp8doctor.running.rank_reports import Gathering, Telling
-from fp8doctor.running.seen import Seen
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.rank_reports import RankCollector, RankSender
+from fp8doctor.running.script_messages import (
+    Ended,
+    Imported,
+    Message,
+    Note,
+    Observed,
+    Progress,
+    ScriptState,
+    Stepped,
+    WatchOptions,
+)
 
 LOWEST_NUMBER = 200
-"""File descriptors of ours stand above those that a script meets: its first file has the number that it would
-have. Where fewer may be open, they are among the last."""
+"""Our file descriptors start here, above the script's. With a lower limit they are among the last."""
 
 LAST = 4
-"""How many numbers the last are: two for ours, and two that were handed on may lie there. A choice."""
+"""How many numbers count as the last: two of ours, and two that may have been inherited. A choice."""
 
 TICK_S = 0.2
-"""How often it is looked whether the script's process is still there."""
+"""Seconds between looks at the script's process."""
 
-HANDED_ON = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
-"""Signals that a waiting fp8doctor hands on."""
+FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+"""Signals that a waiting fp8doctor forwards."""
 
 KEYS = ("SIGINT", "SIGQUIT")
-"""Signals of a terminal's keys, which reach the script by themselves; handed on where a process sent them."""
+"""Signals of a terminal's keys, which reach the script directly; forwarded if a process sent them."""
 
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of the interpreter whose value may be a word of its own."""
+"""Options of the interpreter that take the next word as a value."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What stands behind ``run``: a file with its arguments, or ``-m`` and a module with its own."""
+    """A file with its arguments, or ``-m`` and a module with its own."""
 
     arguments: tuple[str, ...]
 
@@ -66,18 +72,18 @@ class Script:
 
     @property
     def file(self) -> Path | None:
-        """The script's file; None for a module."""
+        """Return the script's file; None for a module."""
         return None if self.is_module else Path(self.arguments[0])
 
     @property
     def name(self) -> str:
-        """What the user would recognise."""
+        """Return the name that a user knows."""
         first = self.arguments[0]
         return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
 
     @property
     def folder(self) -> str | None:
-        """The folder that Python puts first on ``sys.path``; None where it puts none."""
+        """Return the folder that Python puts first on ``sys.path``, or None."""
         if sys.flags.safe_path:
             return None
         if self.file is None or self.name == "-":
@@ -86,12 +92,12 @@ class Script:
 
     @property
     def command(self) -> list[str]:
-        """The interpreter with the options of this one, and what it is to run."""
+        """Return the command that runs the script with this interpreter's options."""
         return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
 
 
 def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
-    """The interpreter's own options among its arguments: those before a script, ``-m`` or ``-c``."""
+    """Yield the interpreter's options: those before a script, ``-m`` or ``-c``."""
     words = iter(arguments[1:])
     for word in words:
         if word in OPTIONS_WITH_VALUE:
@@ -109,7 +115,7 @@ def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def checked_script(arguments: Sequence[str]) -> Script:
-    """The script that is to be run. Raises `UserError` where there is none, or nothing can watch it."""
+    """Return the script to run. Raises `UserError` if nothing can watch it."""
     if not arguments or tuple(arguments) == ("-m",):
         raise UserError("no script was named; write 'fp8doctor run train.py ARGS' or 'run -m pkg.train ARGS'")
     script = Script(tuple(arguments))
@@ -123,23 +129,23 @@ def checked_script(arguments: Sequence[str]) -> Script:
 
 
 class _Pipes:
-    """A pipe for what is told of the script, and one that closes when the report is there."""
+    """A pipe for messages, and one that closes when the report is written."""
 
     def __init__(self) -> None:
-        self.listen, self.tell = _pipe()
+        self.read, self.write = _pipe()
         self.wait, self.reported = _pipe()
 
-    def become_script(self, script: Script, settings: Settings) -> None:
-        """Turn this process into the script. Returns only by raising `UserError`."""
-        os.close(self.listen)
+    def become_script(self, script: Script, settings: WatchOptions) -> None:
+        """Replace this process by the script. Returns only by raising `UserError`."""
+        os.close(self.read)
         os.close(self.reported)
         _close_stand_ins()
         lowest = min(LOWEST_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - LAST)
-        tell, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, lowest) for each in (self.tell, self.wait))
+        write, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, lowest) for each in (self.write, self.wait))
         package = Path(fp8doctor.__file__).resolve()
         python_path = os.environ.get("PYTHONPATH")
         request = {
-            "channel": tell,
+            "channel": write,
             "reported": wait,
             "package": str(package),
             "folder": script.folder,
@@ -160,20 +166,20 @@ class _Pipes:
             ) from None
 
     def close_scripts_ends(self) -> None:
-        """Leave the ends that are the script's to the script."""
-        os.close(self.tell)
+        """Close the script's ends in this process."""
+        os.close(self.write)
         os.close(self.wait)
 
 
 def _close_stand_ins() -> None:
-    """Close what stands in for the standard streams that Python found closed: the script finds them so."""
+    """Close the stand-ins for streams that Python found closed."""
     for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         if stream is None:
             os.close(number)
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe beside the standard streams; one of those that was closed would become its end."""
+    """Make a pipe above the standard streams, whose numbers may be free."""
     ends = os.pipe()
     above = tuple(fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in ends)
     for each in ends:
@@ -182,65 +188,75 @@ def _pipe() -> tuple[int, int]:
 
 
 Say = Callable[[str], object]
-"""Told what is being done."""
+"""Shows a line of progress."""
 
-Others = Gathering | Telling | None
-"""The way to the other processes of the job; None where there are none."""
+Others = RankCollector | RankSender | None
+"""Link to the job's other processes, if any."""
 
 
 def run_beside(
-    script: Script, settings: Settings, say: Say, report: Callable[[Seen], int], others: Others = None
+    script: Script,
+    settings: WatchOptions,
+    say: Say,
+    report: Callable[[ScriptState], int],
+    others: Others = None,
 ) -> int:
-    """Become the script. A process beside it hears it to its end, calls ``report`` and ends with its code."""
+    """Become the script. A second process listens, calls ``report`` and exits."""
     pipes, process = _Pipes(), os.getpid()
     _flush()
     if child := os.fork():
         os.waitpid(child, 0)
         pipes.become_script(script, settings)
     os.setsid()
-    if os.fork():  # a child that the script did not start would come out of its os.wait()
+    if os.fork():  # else the script's os.wait() would return it
         os._exit(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     pipes.close_scripts_ends()
     os.dup2(2, 1)  # stdout is the script's
-    seen = _heard(pipes.listen, process, say, others)
+    state = _listen(pipes.read, process, say, others)
     if others is not None:
-        if seen.error is not None:  # its launcher ends the others, and names the first that ended
+        if state.error is not None:  # its launcher names the first rank that ended
             os.close(pipes.reported)
-        others.ended(seen, patient=False)
-    return report(seen)
+        others.ended(state, patient=False)
+    return report(state)
 
 
 def run_below(
-    script: Script, settings: Settings, say: Say, report: Callable[[Seen], int], others: Others = None
+    script: Script,
+    settings: WatchOptions,
+    say: Say,
+    report: Callable[[ScriptState], int],
+    others: Others = None,
 ) -> int:
-    """Start the script, hear it to its end and report. Its exit code if it failed, else that of the
-    report."""
+    """Run the script as a child, report, and return an exit code.
+
+    It is the script's if the script failed, else the report's.
+    """
     pipes = _Pipes()
     _flush()
-    ours = {getattr(signal, name) for name in (*KEYS, *HANDED_ON)}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # one that came now would leave the script alone
+    ours = {getattr(signal, name) for name in (*KEYS, *FORWARDED)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a signal now would miss the script
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pipes.become_script(script, settings)
     keys = {getattr(signal, name) for name in KEYS}
-    threading.Thread(target=_hand_keys_on, args=(keys, child), daemon=True).start()
+    threading.Thread(target=_forward_keys, args=(keys, child), daemon=True).start()
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    for name in HANDED_ON:
-        signal.signal(getattr(signal, name), hand_on)
+    for name in FORWARDED:
+        signal.signal(getattr(signal, name), forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *keys})
     pipes.close_scripts_ends()
-    seen = _heard(pipes.listen, child, say, others)
+    state = _listen(pipes.read, child, say, others)
     if others is not None:
-        others.ended(seen, patient=True)
+        others.ended(state, patient=True)
     stdout = os.dup(1)
     os.dup2(2, 1)
-    reported = report(seen)
+    reported = report(state)
     os.dup2(stdout, 1)
     os.close(pipes.reported)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -249,9 +265,11 @@ def run_below(
     return status or reported
 
 
-def _hand_keys_on(keys: Iterable[int], child: int) -> None:
-    """Hand on what a process sends, such as ``kill -INT`` or a supervisor: only the kernel tells the whole
-    terminal. Every thread has these signals blocked."""
+def _forward_keys(keys: Iterable[int], child: int) -> None:
+    """Forward signals sent by a process: a terminal signals the whole group.
+
+    Every thread has these signals blocked.
+    """
     while True:
         arrived = signal.sigwaitinfo(keys)
         if arrived.si_code <= 0 and arrived.si_pid != child:
@@ -262,12 +280,12 @@ def _hand_keys_on(keys: Iterable[int], child: int) -> None:
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            if stream is not None:  # its file was closed
+            if stream is not None:  # None: closed
                 stream.flush()
 
 
 def _die_of(number: int) -> None:
-    """End by the signal that ended the script, so that whoever waits sees the same."""
+    """End by the signal that ended the script."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -275,37 +293,37 @@ def _die_of(number: int) -> None:
     signal.pthread_kill(threading.get_ident(), number)
 
 
-def _heard(listen: int, process: int, say: Say, others: Others) -> Seen:
-    """Listen until the script has ended. What it forks may keep the pipe open for longer."""
-    seen, messages = Seen(running=True), decoder(Message)
+def _listen(listen: int, process: int, say: Say, others: Others) -> ScriptState:
+    """Listen until the script has ended; its forks may keep the pipe open longer."""
+    state, messages = ScriptState(running=True), decoder(Message)
     for line in _lines(listen, process):
         try:
             message = messages.decode(line)
             if isinstance(message, Observed):
-                seen.facts, seen.complete = Facts.from_dict(message.facts), message.complete
+                state.facts, state.complete = Facts.from_dict(message.facts), message.complete
         except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
             continue  # the line broke off
         if isinstance(message, Imported):
-            seen.torch = True
+            state.torch = True
         elif isinstance(message, Note):
-            seen.notes.append(message.text)
+            state.notes.append(message.text)
         elif isinstance(message, Progress):
             say(message.text)
         elif isinstance(message, Stepped):
-            seen.stepped_in_fork |= message.forked
-            seen.stepped |= not message.forked
+            state.stepped_in_fork |= message.forked
+            state.stepped |= not message.forked
         elif isinstance(message, Ended):
-            seen.ended, seen.steps, seen.error = True, message.steps, message.error
-            seen.all_steps = message.all_steps
+            state.ended, state.steps, state.error = True, message.steps, message.error
+            state.all_steps = message.all_steps
             break
         if others is not None and isinstance(message, Imported | Observed):
-            others.changed(seen)
-    seen.running = False
-    return seen
+            others.changed(state)
+    state.running = False
+    return state
 
 
 def _lines(listen: int, process: int) -> Iterator[bytes]:
-    """The lines that arrive until the pipe is closed, or the process has ended and all of it is read."""
+    """Yield lines until the pipe closes, or the process has ended and all is read."""
     os.set_blocking(listen, False)
     poller = select.poll()
     poller.register(listen, select.POLLIN)
@@ -326,7 +344,7 @@ def _lines(listen: int, process: int) -> Iterator[bytes]:
 
 
 def _alive(process: int) -> bool:
-    """Whether a process is there and has not ended; one that nobody has waited for has."""
+    """Tell if a process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:

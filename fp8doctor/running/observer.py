@@ -1,7 +1,7 @@
-"""The observer in the script's process: it counts optimizer steps, opens the window and has the job examined.
+"""Count optimizer steps in the script's process, open the window, examine the job.
 
-All it leaves in the script's way is one hook on torch's optimizers and one on the registration of modules,
-which stay until the end: compiled code would be compiled again without them.
+Two hooks stay to the end, on torch's optimizers and on the registration of modules: compiled code guards them
+and would recompile.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.conversion import Watch
 from fp8doctor.examine.dynamo import compiled_nothing
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.running.at_end import after_the_script, call_at_end, why_nothing_follows
 from fp8doctor.running.capture import Capture
-from fp8doctor.running.examination import Examination
-from fp8doctor.running.messages import Listener, Note, Observed, Progress, Stepped
-from fp8doctor.running.recording import CUT_SHORT, Recording
-from fp8doctor.running.settings import Settings
-from fp8doctor.running.stepped_model import Living, held, only_trainer, owner_of
+from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
+from fp8doctor.running.script_messages import Listener, Note, Observed, Progress, Stepped, WatchOptions
+from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
+from fp8doctor.running.step_window import StepWindow
+from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
 from fp8doctor.running.traceback_frames import without_own_frames
-from fp8doctor.running.window import Window
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.lineage import class_name
 from fp8doctor.stacks.torch_private import frames_compiled
@@ -39,81 +37,114 @@ from fp8doctor.wording import error_in_words, plural, sentence
 _log = logging.getLogger("fp8doctor")
 
 LONGEST_WARMUP = 4
-"""Times the steps asked for that the warm-up may take while every step still compiles something. A choice."""
-
+"""Longest warm-up while steps still compile, in multiples of the requested one. A choice."""
 
 IDLE_STEPS = 20
-"""Steps of other optimizers after which one that took none is done with: a trial run, a phase of a training.
-A choice: a GAN's critic steps five times as often as its generator."""
+"""Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
+five times as often as its generator."""
 
 
 def collect() -> None:
-    """Collect garbage, unless the script has switched the collector off: its own would be finalized too."""
+    """Collect garbage, unless the script has disabled the collector."""
     if gc.isenabled():
         gc.collect()
 
 
 @dataclass
 class Stepper:
-    """An optimizer that has stepped, or several after each other that hold the same parameters."""
+    """An optimizer that has stepped, or several in turn with the same parameters."""
 
     first: weakref.ref[Any]
-    """The first of its parameters."""
+    """Its first parameter."""
     name: str
     elements: int
-    """Of all its parameters."""
+    """Of all parameters."""
     steps: int = 0
     last: int = 0
-    """The number of its last step among those of all."""
+    """Number of its last step among all optimizers' steps."""
     closure: bool = False
-    """Whether it was given one, which calls the model as often as the optimizer likes."""
+    """It was given a closure, which may call the model several times."""
 
 
 class Observer:
     """Watches the steps of one process."""
 
-    def __init__(self, channel: Listener, settings: Settings) -> None:
+    def __init__(self, channel: Listener, settings: WatchOptions) -> None:
         self.channel, self.settings = channel, settings
-        self.living = Living()
+        self.living = LiveObjects()
         self.watch = Watch(self.living.note)
-        self.examination = Examination(settings, self.watch, channel.send)
+        self.examination = ScriptExaminer(settings, self.watch, channel.send)
         self.steppers: dict[int, Stepper] = {}
-        """By the first parameter."""
-        self.taken = 0
-        """Steps of all of them."""
+        """By the id of the first parameter."""
+        self.all_steps = 0
+        """Steps of all optimizers."""
         self.main: Stepper | None = None
-        """The one that holds most of those that still step."""
-        self.looked: Stepper | None = None
-        """The one whose model the facts are of."""
-        self.window: Window | None = None
-        self.recording: Recording | None = None
-        """Of a step after the window."""
+        """The active optimizer with the most parameters."""
+        self.examined: Stepper | None = None
+        """The optimizer whose model the facts describe."""
+        self.window: StepWindow | None = None
+        self.recording: StepProfiler | None = None
+        """Profiles a step after the window."""
         self.share = 0.0
-        """Share of the stepped parameters that the model of the window owns."""
+        """Share of the stepped parameters that the window's model owns."""
         self.facts: Facts | None = None
-        """What is known so far."""
+        """All facts so far."""
         self.job: Job | None = None
-        """What was examined, kept for its trial where one follows."""
+        """The examined job, kept for a trial."""
         self.captured: Capture | None = None
-        """What was captured, likewise."""
+        """The captured batch, kept for a trial."""
         self.done = False
         self.stopping = False
-        self.forked_told = False
+        self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
 
     def install(self) -> None:
-        """Watch conversions and steps from now on."""
-        self.watch.__enter__()
+        """Watch conversions and the steps of all optimizers."""
+        self.begin()
         self.handle = register_optimizer_step_post_hook(self.hook)
 
+    def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
+        """Watch conversions; a framework's callback reports the steps with `stepped`.
+
+        ``converted``: a conversion happened before.
+        """
+        if target is not None:
+            self.name_target(target)
+        if converted:
+            self.examination.watch = None
+        self.watch.__enter__()
+
+    def name_target(self, target: Target) -> None:
+        """Name the model in the report."""
+        self.examination.target = target
+
+    def conversions_end(self) -> None:
+        """Stop watching conversions: compiled code, which guards hooks, will run."""
+        self.watch.__exit__(None, None, None)
+
+    def let_go(self) -> None:
+        """End the watching, whether or not the window has ended."""
+        self.conversions_end()
+        if not self.done:
+            self.give_up("the training was not watched to its end")
+
+    def ended_early(self) -> int | None:
+        """End with the training. Return its steps, or None if the window was watched to its end."""
+        steps = self.closed()
+        if self.done:
+            return None
+        self.done = True
+        self.forget()
+        return steps
+
     def hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Called by torch after every step of every optimizer; in compiled code it is nothing."""
+        """Note a step; torch calls this after each one, and compiled code skips it."""
         if torch.compiler.is_compiling():
             return
         if self.stopping:
             raise SystemExit(0)
         if self.done:
-            self.taken += 1
+            self.all_steps += 1
         else:
             given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
             try:
@@ -123,10 +154,10 @@ class Observer:
                 raise
 
     def stepped(self, optimizer: Optimizer, closure: bool) -> None:
-        """Note a step. Nothing that fails here reaches the script."""
+        """Note a step. Failures never reach the script."""
         if self.channel.forked:
-            if not self.forked_told:
-                self.forked_told = True
+            if not self.fork_reported:
+                self.fork_reported = True
                 self.channel.send(Stepped(forked=True))
             return
         with signals_deferred():
@@ -137,7 +168,7 @@ class Observer:
             raise SystemExit(0)
 
     def guarded(self, part: Callable[[], None]) -> None:
-        """Carry out a part of the watching. What fails is told, and ends the watching."""
+        """Run a part of the watching; a failure is reported and ends the watching."""
         try:
             part()
         except Exception as error:
@@ -145,12 +176,12 @@ class Observer:
             self.give_up(f"fp8doctor could not watch any further: {error_in_words(error)}")
 
     def note(self, optimizer: Optimizer, closure: bool) -> None:
-        """Count the step, and do what is due at its end."""
+        """Count the step, and act on its end."""
         stepper = self.step_of(optimizer)
         stepper.closure = stepper.closure or closure
         if self.facts is None:
             self.channel.send(Stepped(forked=False))
-            self.look(stepper, optimizer)
+            self.examine_early(stepper, optimizer)
         self.choose_main()
         if stepper is not self.main:
             return
@@ -164,7 +195,7 @@ class Observer:
             self.open(stepper, optimizer)
 
     def step_of(self, optimizer: Optimizer) -> Stepper:
-        """Count a step of the optimizer, or of the one that stepped its parameters before it."""
+        """Count a step of the optimizer, or of its predecessor with the same parameters."""
         parameters = held(optimizer)
         first = parameters[0] if parameters else optimizer
         stepper = self.steppers.get(id(first))
@@ -174,17 +205,17 @@ class Observer:
                 class_name(type(optimizer)),
                 sum(each.numel() for each in parameters),
             )
-        self.taken += 1
+        self.all_steps += 1
         stepper.steps += 1
-        stepper.last = self.taken
+        stepper.last = self.all_steps
         return stepper
 
     def choose_main(self) -> None:
-        """Find the optimizer that holds most among those that still step. A window is of one alone."""
+        """Find the active optimizer with the most parameters; a window is of one alone."""
         self.steppers = {
             key: each
             for key, each in self.steppers.items()
-            if each.first() is not None and self.taken - each.last < IDLE_STEPS
+            if each.first() is not None and self.all_steps - each.last < IDLE_STEPS
         }
         main = max(self.steppers.values(), key=lambda each: each.elements)
         if main is not self.main:
@@ -197,29 +228,29 @@ class Observer:
         self.main = main
 
     def warm(self, main: Stepper) -> bool:
-        """Whether enough steps ran, and the last one compiled nothing."""
+        """Tell if enough steps ran and the last one compiled nothing."""
         before, self.frames = self.frames, frames_compiled()
         least = self.settings.warmup
         return main.steps >= least and (before == self.frames or main.steps >= LONGEST_WARMUP * max(1, least))
 
-    def look(self, stepper: Stepper, optimizer: Optimizer) -> None:
-        """Examine what is there, in case no more is seen."""
-        self.looked = stepper
+    def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
+        """Examine the job now, in case no more is seen."""
+        self.examined = stepper
         self.facts = self.examination.early(owner_of(optimizer, self.living), optimizer)
         collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
-        """Begin to time the steps of the model that the main optimizer steps.
+        """Start the window for the main optimizer's model.
 
-        A compiled function may call a model that is not compiled itself: a mark on it would compile it again.
+        If a compiled function may call an uncompiled model, a mark on it would recompile the function.
         """
-        if self.looked is not main:
-            self.look(main, optimizer)
+        if self.examined is not main:
+            self.examine_early(main, optimizer)
         found = owner_of(optimizer, self.living)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
-        self.window = Window(
+        self.window = StepWindow(
             self.settings.steps,
             main.steps,
             () if found is None else found.callable,
@@ -244,7 +275,7 @@ class Observer:
         if self.settings.budget_s is None:
             self.job = self.captured = None
         assert observation is not None  # the fewest steps that can be asked for are enough
-        self.recording = Recording(
+        self.recording = StepProfiler(
             on_gpu=observation.clock == "cuda", step_ms=statistics.median(observation.steps_ms)
         )
         self.recording.begin()
@@ -252,7 +283,7 @@ class Observer:
             self.finish()
 
     def finish(self) -> None:
-        """Add what the recorded step tells, and watch no more."""
+        """Add the profiled step, and stop watching."""
         assert self.facts is not None
         assert self.recording is not None
         recording, self.recording, self.done = self.recording, None, True
@@ -275,26 +306,26 @@ class Observer:
         self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
 
     def stop(self) -> None:
-        """Time copies of the job, as far as that is asked for, before the script is stopped."""
+        """Time copies, if asked, before the script is stopped."""
         steps = self.main.steps if self.main is not None else 0
         self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
         self.time_copies()
 
     def time_copies(self) -> None:
-        """Add a trial to what is known, and let the job go."""
+        """Add a trial to the facts, and release the job."""
         job, self.job = self.job, None
         if job is not None and self.facts is not None and self.settings.budget_s is not None:
             self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
             self.channel.send(Observed(self.facts.to_dict(), complete=True))
 
     def move_captured(self, job: Job, device: torch.device) -> None:
-        """Move batch and gradients of the job."""
+        """Move the job's batch and gradients."""
         if self.captured is not None and self.captured.batch is not None:
             self.captured.move(device)
             job.batch = self.captured.batch
 
     def time_at_end(self) -> None:
-        """Time copies of the job when the script is over. Whatever comes of it, the script's end stands."""
+        """Time copies after the script. Failures never change the script's end."""
         job = self.job
         if self.channel.forked or job is None:
             return
@@ -312,24 +343,24 @@ class Observer:
             self.channel.send(Note(f"copies of the model were not timed to the end: {why}"))
 
     def paused(self) -> None:
-        """Between two steps something else ran, such as an evaluation: it is no part of the next."""
+        """Leave out what ran between two steps, such as an evaluation."""
         if self.window is not None:
             self.guarded(self.window.begin_step_again)
 
     def names(self) -> tuple[str, ...]:
-        """Classes of the optimizers, the largest first."""
+        """Return the optimizers' classes, the largest first."""
         ordered = sorted(self.steppers.values(), key=lambda each: -each.elements)
         return tuple(dict.fromkeys(each.name for each in ordered))
 
     def forget(self) -> None:
-        """Keep nothing of the script's alive."""
+        """Release the script's objects."""
         self.window = None
         self.watch.rest()
         self.living.forget()
         collect()
 
     def give_up(self, why: str) -> None:
-        """Watch no more, and say why."""
+        """Stop watching, and report why."""
         self.done = True
         if self.window is not None:
             self.window.end()
@@ -339,13 +370,13 @@ class Observer:
         self.channel.send(Note(why))
 
     def failed(self) -> None:
-        """The script ends with an exception: tell what can be known of it if it took no step."""
+        """Examine a script that failed before its first step."""
         if self.facts is None and not self.done:
             self.facts = self.examination.without_a_step(only_trainer(self.living))
             self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
     def closed(self) -> int:
-        """The process ends: tell of a window that was cut short; the steps that were seen."""
+        """Report an unfinished window at the end. Return the main optimizer's steps."""
         steps = self.main.steps if self.main is not None else 0
         if self.recording is not None:
             self.recording.end(CUT_SHORT)

@@ -1,9 +1,8 @@
-"""Ranks of one job: where a process stands, and how their listeners collect their reports.
+"""Collect the reports of a job's ranks.
 
-Nothing goes through the script's process group. A collective of ours would wait for ever if ranks step
-unevenly, end early or crash, and would come between the script's own. Instead the processes that listen to
-the scripts meet at a socket whose name is made of what the launcher tells all of them. It is no file, so
-nothing is left behind, and it is of one host: ranks of other hosts are not heard.
+Nothing uses the script's process group: a collective of ours would hang if ranks step unevenly, end early or
+crash, and would interleave with the script's. The listeners meet at an abstract socket instead, named after
+the launcher's variables. It leaves no file and reaches one host.
 """
 
 from __future__ import annotations
@@ -25,29 +24,32 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
 from fp8doctor.facts.record import UnreadableDocument, from_builtins, to_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.running.seen import Seen
+from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.wording import plural
 
 NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-"""Variables that all ranks of one start of one job have in common, and no others of this user."""
+"""Variables that all ranks of one start of a job share, and no other job of this user."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a process stands in its job, as the launcher tells it."""
+class RankPlace:
+    """A process's place in its job, from the launcher's variables."""
 
     rank: int
     world_size: int
     of_host: int | None
-    """Processes on this host; None where the launcher does not say."""
+    """Processes on this host; None if the launcher does not say."""
     with_rank_0: bool
-    """Whether rank 0 is on this host, as far as the launcher says."""
+    """Rank 0 is on this host, as far as the launcher says."""
     address: bytes
-    """Of the socket where the ranks of this host meet."""
+    """Address of this host's socket."""
 
 
-def place_of(environment: Mapping[str, str]) -> Place | None:
-    """Read where this process stands; None where it is alone. Raises `UserError` where it cannot be told."""
+def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
+    """Read this process's place; None if it is alone.
+
+    Raises `UserError` if the rank is not set.
+    """
     world = _number(environment, "WORLD_SIZE")
     if world is None or world < 2:
         return None
@@ -58,7 +60,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
             "Start it with torchrun or accelerate launch, or unset WORLD_SIZE"
         )
     known = "\0".join([str(os.getuid()), str(world), *(environment.get(each, "") for each in NAMED_BY)])
-    return Place(
+    return RankPlace(
         rank=rank,
         world_size=world,
         of_host=_number(environment, "LOCAL_WORLD_SIZE"),
@@ -72,35 +74,35 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def rank_of(number: int, seen: Seen) -> Rank:
-    """Put what was seen of a script into the record of its rank."""
-    facts = seen.facts
+def rank_of(number: int, state: ScriptState) -> Rank:
+    """Build the record of a rank from its script's state."""
+    facts = state.facts
     return Rank(
         rank=number,
         end="running"
-        if seen.running
+        if state.running
         else "raised"
-        if seen.error is not None
+        if state.error is not None
         else "ended"
-        if seen.ended
+        if state.ended
         else "killed",
-        error=seen.error,
-        steps=seen.all_steps,
-        complete=seen.complete,
+        error=state.error,
+        steps=state.all_steps,
+        complete=state.complete,
         observed=_window(facts.observed) if facts and recorded(facts, "observed") else NOT_RECORDED,
         gpu=gpu_of(facts) if facts is not None else NOT_RECORDED,
     )
 
 
 def _window(observed: Observation) -> Observation:
-    """The window with its breakdown, without the single kernels and modules of that."""
+    """Drop single kernels and modules from the window's breakdown."""
     if not recorded(observed, "breakdown"):
         return observed
     return replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
 
 
 def gpu_of(facts: Facts) -> Gpu | None:
-    """Find the GPU that holds the model; None where none does."""
+    """Return the GPU with the model, or None."""
     if not recorded(facts, "training.distributed.device") or not recorded(facts, "gpus"):
         return None
     distributed = facts.training.distributed
@@ -110,9 +112,11 @@ def gpu_of(facts: Facts) -> Gpu | None:
     return visible[distributed.device]
 
 
-def what_became_of(ranks: Ranks, order: list[int]) -> list[str]:
-    """Name the ranks that failed, the first first, those that took other numbers of steps, and those that
-    were not heard of."""
+def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
+    """Name the failed, running, uneven and missing ranks.
+
+    ``order`` has the ranks by the time of their last message.
+    """
     by_rank = {each.rank: each for each in ranks.processes}
     failed = [by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")]
     sentences = []
@@ -154,152 +158,153 @@ def _failed(rank: Rank) -> str:
 
 
 def named(numbers: list[int]) -> str:
-    """Write ranks by their numbers."""
+    """Name ranks by their numbers."""
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
 
 
 OTHERS_END_WITHIN_S = 10.0
-"""How long the report of rank 0 waits for other ranks to end after its own has. A choice: ranks of one job
-end together, and a rank that still trains is said to."""
+"""Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
 
 AFTER_A_CRASH_S = 5.0
-"""The same where the script of rank 0 failed, and its process is gone: the launcher ends the others."""
+"""The same if rank 0 failed: the launcher ends the others."""
 
 MEETS_WITHIN_S = 3.0
-"""How long a rank that has ended looks for that of rank 0. A choice: the launcher starts both at once."""
+"""Seconds that a rank looks for rank 0. A choice: the launcher starts both at once."""
 
 SENT_WITHIN_S = 2.0
-"""How long a rank tries to hand on what it has to tell."""
+"""Seconds that a rank tries to send a message."""
 
 TICK_S = 0.05
 
 ANOTHER_JOB = "a job with the same MASTER_ADDR and MASTER_PORT"
 
 
-class Told(msgspec.Struct):
-    """What a rank tells so far; the last one counts."""
+class RankMessage(msgspec.Struct):
+    """A rank's state and notes; the last message counts."""
 
     rank: dict[str, object]
     at_s: float
-    """Of the host's monotonic clock, when this was known."""
+    """Time of this state, on the host's monotonic clock."""
     notes: tuple[str, ...]
 
 
-class Telling:
-    """The end of a rank that is not 0: it tells rank 0 what it saw, and is silent otherwise."""
+class RankSender:
+    """A rank other than 0: sends its state to rank 0."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self.place = place
         self._socket: socket.socket | None = None
 
-    def changed(self, seen: Seen) -> None:
-        """Hand on what is new. It never waits for rank 0 to be there."""
-        self._tell(seen)
+    def changed(self, state: ScriptState) -> None:
+        """Send the new state, without waiting for rank 0."""
+        self._send(state)
 
-    def ended(self, seen: Seen, *, patient: bool) -> None:
-        """Hand on how it ended. Rank 0 may have been started a moment later than this."""
+    def ended(self, state: ScriptState, *, patient: bool) -> None:
+        """Send the final state; rank 0 may have started later."""
         until = time.monotonic() + (MEETS_WITHIN_S if self.place.with_rank_0 else 0.0)
-        while not self._tell(seen) and time.monotonic() < until:
+        while not self._send(state) and time.monotonic() < until:
             time.sleep(TICK_S)
         if self._socket is not None:
             self._socket.close()
 
-    def _tell(self, seen: Seen) -> bool:
-        told = Told(to_builtins(rank_of(self.place.rank, seen)), time.monotonic(), tuple(seen.notes))
+    def _send(self, state: ScriptState) -> bool:
+        message = RankMessage(
+            to_builtins(rank_of(self.place.rank, state)), time.monotonic(), tuple(state.notes)
+        )
         try:
             if self._socket is None:
-                self._socket = _met(self.place.address)
-            self._socket.sendall(msgspec.json.encode(told) + b"\n")
+                self._socket = _connected(self.place.address)
+            self._socket.sendall(msgspec.json.encode(message) + b"\n")
         except OSError:
             self._socket = None
             return False
         return True
 
 
-def _met(address: bytes) -> socket.socket:
-    """Connect to the process of rank 0. Raises OSError where it is not there, or is another user's."""
-    met = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    met.settimeout(SENT_WITHIN_S)
+def _connected(address: bytes) -> socket.socket:
+    """Connect to rank 0. Raises OSError if it is missing, or is another user's."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer.settimeout(SENT_WITHIN_S)
     try:
-        met.connect(address)
-        if _peer_of(met)[1] != os.getuid():
+        peer.connect(address)
+        if _peer_of(peer)[1] != os.getuid():
             raise PermissionError("another user answers")
     except OSError:
-        met.close()
+        peer.close()
         raise
-    return met
+    return peer
 
 
-def _peer_of(met: socket.socket) -> tuple[int, int]:
-    """Tell process and user at the other end."""
-    credentials = met.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+def _peer_of(peer: socket.socket) -> tuple[int, int]:
+    """Return process and user at the other end."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     process, user, _ = struct.unpack("3i", credentials)
     return process, user
 
 
-class Gathering:
-    """The end of rank 0: the others come to it, and it waits for them no longer than they are worth.
+class RankCollector:
+    """Rank 0: collects the other ranks' messages, with a timeout.
 
-    What they tell lies in the socket until the script of rank 0 has ended.
+    The messages wait in the socket until the script of rank 0 has ended.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self.place = place
-        self._heard: dict[int, Told] = {}
+        self._messages: dict[int, RankMessage] = {}
         self._open: dict[socket.socket, bytes] = {}
         self._rank_at: dict[socket.socket, int] = {}
         self._processes: dict[int, set[int]] = {}
-        """Those that told of a rank; of two, one is of another job that its launcher told the same."""
-        self._door: socket.socket | None = self._opened()
+        """Senders of each rank's messages. Two mean another job with the same variables."""
+        self._server: socket.socket | None = self._listening()
 
-    def _opened(self) -> socket.socket | None:
-        """Listen. The report of the job before may be about to end; None where the name stays taken."""
+    def _listening(self) -> socket.socket | None:
+        """Listen; None if the address stays taken, at first by the previous job's report."""
         until = time.monotonic() + MEETS_WITHIN_S
         while True:
-            door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                door.bind(self.place.address)
-                door.listen(self.place.world_size)
-                door.setblocking(False)
-                return door
+                server.bind(self.place.address)
+                server.listen(self.place.world_size)
+                server.setblocking(False)
+                return server
             except OSError:
-                door.close()
+                server.close()
                 if time.monotonic() >= until:
                     return None
                 time.sleep(TICK_S)
 
-    def changed(self, seen: Seen) -> None:
-        """Rank 0 knows itself."""
+    def changed(self, state: ScriptState) -> None:
+        """Do nothing: rank 0 knows its own state."""
 
-    def ended(self, seen: Seen, *, patient: bool) -> None:
-        """Hear the others to their ends, within the time that is left, and put all ranks together.
+    def ended(self, state: ScriptState, *, patient: bool) -> None:
+        """Read the others' messages until they end or time is up, and combine all ranks.
 
-        ``patient``: ranks that were heard of and still run are waited for, as the launcher waits for them.
+        ``patient``: wait for ranks that are connected and run, as the launcher does.
         """
-        failed = seen.error is not None or not seen.ended
+        failed = state.error is not None or not state.ended
         at_s = time.monotonic()
         until = at_s + (AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S)
-        while self._door is not None and not self._all_ended():
-            more = self._listen(self._door)
+        while self._server is not None and not self._all_ended():
+            more = self._listen(self._server)
             waits_on = patient and not failed and bool(self._open)
             if not more and not waits_on and time.monotonic() >= until:
                 break
-        while self._door is not None and self._listen(self._door):
+        while self._server is not None and self._listen(self._server):
             pass  # what came meanwhile may be of another job
         self._close()
         for number in self._of_two_jobs():
-            self._heard.pop(number, None)
-        self._heard[self.place.rank] = Told(to_builtins(rank_of(self.place.rank, seen)), at_s, ())
-        seen.ranks = self._together()
-        seen.notes += self._notes()
+            self._messages.pop(number, None)
+        self._messages[self.place.rank] = RankMessage(to_builtins(rank_of(self.place.rank, state)), at_s, ())
+        state.ranks = self._together()
+        state.notes += self._notes()
 
-    def _listen(self, door: socket.socket) -> bool:
-        """Hear whoever has something to say within a tick; whether anybody had."""
-        speaking = select.select([door, *self._open], [], [], TICK_S)[0]
+    def _listen(self, server: socket.socket) -> bool:
+        """Take messages for one tick. Return whether there were any."""
+        speaking = select.select([server, *self._open], [], [], TICK_S)[0]
         for each in speaking:
             try:
-                if each is door:
-                    came, _ = door.accept()
+                if each is server:
+                    came, _ = server.accept()
                     came.setblocking(False)
                     if _peer_of(came)[1] == os.getuid():
                         self._open[came] = b""
@@ -308,8 +313,8 @@ class Gathering:
                 else:
                     self._read(each)
             except OSError:
-                if each is not door:
-                    self._gone(each)
+                if each is not server:
+                    self._disconnected(each)
         return bool(speaking)
 
     def _read(self, peer: socket.socket) -> None:
@@ -317,36 +322,36 @@ class Gathering:
         *lines, self._open[peer] = (self._open[peer] + chunk).split(b"\n")
         for line in lines:
             with contextlib.suppress(msgspec.MsgspecError, UnreadableDocument):
-                told = msgspec.json.decode(line, type=Told)
-                number = from_builtins(Rank, told.rank).rank
-                self._heard[number], self._rank_at[peer] = told, number
+                message = msgspec.json.decode(line, type=RankMessage)
+                number = from_builtins(Rank, message.rank).rank
+                self._messages[number], self._rank_at[peer] = message, number
                 self._processes.setdefault(number, set()).add(_peer_of(peer)[0])
         if not chunk:
-            self._gone(peer)
+            self._disconnected(peer)
 
-    def _gone(self, peer: socket.socket) -> None:
-        """A rank that is gone and did not say that it ended was killed with everything beside it."""
+    def _disconnected(self, peer: socket.socket) -> None:
+        """Mark a rank that left without its end as killed."""
         del self._open[peer]
         peer.close()
-        told = self._heard.get(self._rank_at.get(peer, -1))
-        if told is not None and told.rank["end"] == "running":
-            told.rank["end"], told.at_s = "killed", time.monotonic()
+        message = self._messages.get(self._rank_at.get(peer, -1))
+        if message is not None and message.rank["end"] == "running":
+            message.rank["end"], message.at_s = "killed", time.monotonic()
 
     def _all_ended(self) -> bool:
         others = (self.place.of_host or self.place.world_size) - 1
-        return sum(each.rank["end"] != "running" for each in self._heard.values()) >= others
+        return sum(each.rank["end"] != "running" for each in self._messages.values()) >= others
 
     def _close(self) -> None:
-        for each in (*self._open, *([self._door] if self._door is not None else [])):
+        for each in (*self._open, *([self._server] if self._server is not None else [])):
             each.close()
 
     def _of_two_jobs(self) -> list[int]:
-        return sorted(number for number, told_by in self._processes.items() if len(told_by) > 1)
+        return sorted(number for number, processes in self._processes.items() if len(processes) > 1)
 
     def _together(self) -> Ranks:
         place = self.place
-        expected = range(place.of_host) if place.of_host is not None else sorted(self._heard)
-        known = {number: from_builtins(Rank, told.rank) for number, told in self._heard.items()}
+        expected = range(place.of_host) if place.of_host is not None else sorted(self._messages)
+        known = {number: from_builtins(Rank, message.rank) for number, message in self._messages.items()}
         return Ranks(
             world_size=place.world_size,
             of_host=place.of_host,
@@ -356,15 +361,15 @@ class Gathering:
         )
 
     def _notes(self) -> list[str]:
-        """Say what became of the ranks, and what those beside rank 0 had to say."""
+        """Return the ranks' own notes, and those about them."""
         own = [
             f"rank {number}: {note}"
-            for number, told in sorted(self._heard.items())
-            for note in dict.fromkeys(told.notes)
+            for number, message in sorted(self._messages.items())
+            for note in dict.fromkeys(message.notes)
         ]
-        if self._door is None:
+        if self._server is None:
             return [*own, f"the other ranks were not heard: {ANOTHER_JOB} is there already"]
         if two := self._of_two_jobs():
             own.append(f"left out, as {ANOTHER_JOB} runs beside this one: {named(two)}")
-        order = sorted(self._heard, key=lambda number: self._heard[number].at_s)
-        return [*own, *what_became_of(self._together(), order)]
+        order = sorted(self._messages, key=lambda number: self._messages[number].at_s)
+        return [*own, *rank_notes(self._together(), order)]

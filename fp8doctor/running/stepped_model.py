@@ -1,7 +1,7 @@
-"""Find the model whose parameters an optimizer steps, among all live modules, and who may be called.
+"""Find the model whose parameters an optimizer steps, and the modules to watch.
 
-Live objects include those that ``gc.freeze()`` hides from a search: long trainings freeze what exists before
-they fork workers or after their first step.
+Objects hidden by ``gc.freeze()`` count: long trainings freeze before they fork workers or after their first
+step.
 """
 
 from __future__ import annotations
@@ -26,61 +26,61 @@ from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, rea
 from fp8doctor.stacks.tensors import whole_size
 
 
-class Living:
-    """What is alive. It keeps nothing alive itself."""
+class LiveObjects:
+    """All live objects; keeps none of them alive."""
 
     def __init__(self) -> None:
         self._noted: dict[int, weakref.ref[Any]] = {}
 
     def note(self, objects: Iterable[Any]) -> None:
-        """Remember objects as long as others hold them; a class may forbid it."""
+        """Remember objects for as long as other code holds them."""
         for each in objects:
             with contextlib.suppress(TypeError):
                 self._noted[id(each)] = weakref.ref(each)
 
     def __iter__(self) -> Iterator[Any]:
-        """All that the garbage collector lists and all that were noted, which may come twice."""
+        """Yield the garbage collector's and the noted objects, some twice."""
         yield from gc.get_objects()
         for reference in list(self._noted.values()):
             if (each := reference()) is not None:
                 yield each
 
     def forget(self) -> None:
-        """Remember nothing any more."""
+        """Forget the noted objects."""
         self._noted.clear()
 
 
 MOST = 0.5
-"""Share of the stepped parameters, by their elements, that a module has to own to be the model."""
+"""Least share of the stepped elements that a model owns."""
 
 REPLICATES = "DataParallel"
-"""Class of torch whose forward runs shallow copies of what it wraps: a mark below it would be copied too."""
+"""Class of torch that runs shallow copies of its module: a mark below it would be copied too."""
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """What was found of the parameters that are stepped."""
+    """The model of the stepped parameters."""
 
     model: nn.Module
     """The outermost module that owns most of them."""
     share: float
-    """The share that it owns."""
+    """Share of the stepped elements that it owns."""
     callable: tuple[nn.Module, ...]
-    """Modules that own most of them, the outer before the inner; none is run inside a compiled region."""
+    """Modules outside compiled regions that own most of them, from the outside in."""
     inside: tuple[nn.Module, ...]
-    """What the compiled ones among them wrap: called itself only where nothing calls the wrapper."""
+    """Modules within compiled wrappers, called directly only if nothing calls the wrapper."""
     compiled: bool
-    """Whether anything of the model carries a mark of torch.compile."""
+    """Part of the model carries a mark of torch.compile."""
     trainer: Any
-    """The transformers Trainer of this model, or None."""
+    """The model's transformers Trainer, or None."""
     optimizers: tuple[Optimizer, ...]
-    """All that are alive."""
+    """All live optimizers."""
     wrapper: Any = None
-    """The optimizer around the one that steps, if that steps copies of the parameters."""
+    """The wrapper of an optimizer that steps copies of the parameters."""
 
 
-def owner_of(optimizer: Optimizer, living: Living) -> Ownership | None:
-    """Find the model that an optimizer trains, be it by copies that a wrapper around it writes back."""
+def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
+    """Find the model that an optimizer trains, also through a wrapper's copies."""
     stepped = held(optimizer)
     living.note([optimizer])
     if (found := owner(stepped, living)) is not None:
@@ -94,9 +94,11 @@ def owner_of(optimizer: Optimizer, living: Living) -> Ownership | None:
     return _by_gradients(stepped, living)
 
 
-def _by_gradients(stepped: list[nn.Parameter], living: Living) -> Ownership | None:
-    """Find the model by those stepped parameters that got a gradient: a conversion may have put others into
-    the places of the rest, which the optimizer steps in vain."""
+def _by_gradients(stepped: list[nn.Parameter], living: LiveObjects) -> Ownership | None:
+    """Find the model by the stepped parameters with a gradient.
+
+    A conversion may have replaced the others, which the optimizer then steps in vain.
+    """
     trained = [each for each in stepped if each.grad is not None]
     found = owner(trained, living) if 0 < len(trained) < len(stepped) else None
     if found is None:
@@ -106,12 +108,12 @@ def _by_gradients(stepped: list[nn.Parameter], living: Living) -> Ownership | No
 
 
 def held(optimizer: Optimizer) -> list[Any]:
-    """The parameters in an optimizer's groups."""
+    """Return the parameters in an optimizer's groups."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
-def _wrappers(optimizer: Optimizer, living: Living) -> Iterator[Any]:
-    """The objects that hold an optimizer and step like one themselves."""
+def _wrappers(optimizer: Optimizer, living: LiveObjects) -> Iterator[Any]:
+    """Yield objects that hold an optimizer and have its methods."""
     kinds: dict[type, bool] = {}
     for each in living:
         kind = type(each)
@@ -121,10 +123,10 @@ def _wrappers(optimizer: Optimizer, living: Living) -> Iterator[Any]:
             yield each
 
 
-def owner(stepped: Iterable[nn.Parameter], living: Living) -> Ownership | None:
-    """Find the model that owns most of the stepped parameters; None where no module owns half of them.
+def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | None:
+    """Find the model that owns at least half of the stepped parameters.
 
-    Goes through all objects once (0.1 to 0.3 s), and notes what may be looked for again.
+    One pass over all objects (0.1 to 0.3 s), which notes what may be searched again.
     """
     wanted = {id(each): whole_size(each) for each in stepped}
     total = sum(wanted.values())
@@ -154,14 +156,14 @@ def owner(stepped: Iterable[nn.Parameter], living: Living) -> Ownership | None:
     )
 
 
-def only_trainer(living: Living) -> Any:
-    """Find the transformers Trainer that is alive; None where there is none, or one of several."""
+def only_trainer(living: LiveObjects) -> Any:
+    """Return the only live transformers Trainer; None if there are several."""
     trainers = _alive(living)[1]
     return trainers[0] if len(trainers) == 1 else None
 
 
-def _alive(living: Living) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
-    """All modules, transformers Trainers and optimizers. A class is asked by its lineage: proxies lie."""
+def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
+    """Return live modules, Trainers and optimizers, by type: proxies lie about it."""
     modules: dict[int, nn.Module] = {}
     trainers: dict[int, Any] = {}
     optimizers: dict[int, Optimizer] = {}
@@ -180,19 +182,19 @@ def _alive(living: Living) -> tuple[list[nn.Module], list[Any], list[Optimizer]]
 
 
 def _marked(modules: list[nn.Module]) -> list[nn.Module]:
-    """The modules that carry a mark of torch.compile themselves."""
+    """Return the modules with a mark of torch.compile."""
     kinds = {of: Kind(of) for of in {type(each) for each in modules}}
     return [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
-    """The modules that no other holds."""
+    """Return the modules that no module contains."""
     held = {id(child) for module in modules for child in children_of(module).values()}
     return [each for each in modules if id(each) not in held]
 
 
 def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
-    """Elements of the wanted parameters that are in the module or below it."""
+    """Count the wanted elements in a module and below it."""
     mine = {
         id(parameter)
         for _, module in modules_of(root)
@@ -203,14 +205,14 @@ def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
 
 
 def _wrapped_by(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield what a wrapper wraps, and what that wraps."""
+    """Yield the module in a wrapper, and those further in."""
     while (inner := wrapped_child(module)) is not None:
         yield inner
         module = inner
 
 
 def _chain(root: nn.Module, wanted: dict[int, int], least: float) -> list[nn.Module]:
-    """The module and what it wraps as long as that owns most, down to the first that is replicated."""
+    """Return the modules from a root inwards that own most, to the first replicated."""
     found: list[nn.Module] = []
     inner: nn.Module | None = root
     while inner is not None:

@@ -1,4 +1,4 @@
-"""Exceptions of the user's that pass through a function of ours: it does not stay in their tracebacks."""
+"""Keep our frames out of the tracebacks of the script's exceptions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def without_own_frame(error: BaseException) -> None:
-    """Take the frame that handles ``error`` out of its traceback; a bare ``raise`` puts none back."""
+    """Drop the frame that handles ``error``; a bare ``raise`` adds none."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
 
 
 def without_own_frames(error: BaseException) -> None:
-    """Take all frames of ours out of the front of its traceback; a handler of the script's raised below."""
+    """Drop our leading frames; a handler of the script's raised below them."""
     while error.__traceback__ is not None and _is_ours(error.__traceback__.tb_frame.f_code.co_filename):
         error.__traceback__ = error.__traceback__.tb_next
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fp8doctor.running.observer import Observer
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import WatchOptions
 from tests.benchmarks.machine import machine
 
 BOUND_PCT, PAIRS, STEPS, CALLS = 1.0, 41, 50, 100_000
@@ -47,7 +47,7 @@ def main() -> int:
             optimizer.zero_grad()
         return (time.process_time() - began) / STEPS * 1e3
 
-    settings = Settings("train.py", 3, 2, stop=False, budget_s=None, device=None)
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
     observer = Observer(Nowhere(), settings)  # type: ignore[arg-type]
     observer.install()
     stretch()

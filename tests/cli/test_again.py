@@ -16,7 +16,7 @@ import pytest
 from fp8doctor import load_report
 from fp8doctor.facts import Target
 from fp8doctor.running import launch
-from fp8doctor.running.seen import Seen
+from fp8doctor.running.script_messages import ScriptState
 from tests.cli.command import Worker, fp8doctor
 from tests.waiting import LONGEST_S
 
@@ -37,9 +37,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report the facts of a script that was recorded, in place of running one."""
 
-    def run_beside(script: Any, settings: Any, say: Any, report: Callable[[Seen], int], others: Any) -> int:
+    def run_beside(
+        script: Any, settings: Any, say: Any, report: Callable[[ScriptState], int], others: Any
+    ) -> int:
         target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
-        return report(Seen(msgspec.structs.replace(WATCHED, target=target), complete=True, ended=True))
+        return report(ScriptState(msgspec.structs.replace(WATCHED, target=target), complete=True, ended=True))
 
     monkeypatch.setattr(launch, "run_beside", run_beside)
 

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fp8doctor import inspect_model
 from fp8doctor.report import ReportFailed
-from fp8doctor.running import clock
+from fp8doctor.running import step_window
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.markdown import fenced
 from tests.stand_ins import transformer_engine
@@ -159,7 +159,9 @@ def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> N
     """By a clock that a row of the validation moves by a second, and all else by next to nothing."""
     read: list[int] = []
     ticks = itertools.count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: len(read) + 1e-6 * next(ticks)))
+    monkeypatch.setattr(
+        step_window, "time", SimpleNamespace(perf_counter=lambda: len(read) + 1e-6 * next(ticks))
+    )
 
     class Validated(TensorDataset):
         def __getitem__(self, number: int) -> Any:

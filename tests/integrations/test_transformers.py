@@ -26,7 +26,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
-from fp8doctor.running import clock
+from fp8doctor.running import step_window
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.markdown import fenced
 
@@ -270,7 +270,9 @@ def test_an_evaluation_is_no_part_of_a_step(make: Make, monkeypatch: pytest.Monk
     """By a clock that a row of the evaluation moves by a second, and all else by next to nothing."""
     read: list[int] = []
     ticks = itertools.count()
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: len(read) + 1e-6 * next(ticks)))
+    monkeypatch.setattr(
+        step_window, "time", SimpleNamespace(perf_counter=lambda: len(read) + 1e-6 * next(ticks))
+    )
 
     class Evaluated(list[Any]):
         def __getitem__(self, number: Any) -> Any:

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from fp8doctor.facts import Facts
-from fp8doctor.running.messages import Message, Note, Observed
 from fp8doctor.running.observer import Observer
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
 
 WARMUP, STEPS = 2, 3
 PROFILED = 2
@@ -55,7 +54,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def observer(heard: Heard) -> Iterator[Observer]:
-    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
+    settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
     observer = Observer(heard, settings)
     observer.install()
     yield observer

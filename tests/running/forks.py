@@ -17,7 +17,7 @@ import torchao.float8
 import peft
 import transformers.models.llama
 from transformers import Trainer
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import WatchOptions
 """
 """What jobs import."""
 

@@ -13,9 +13,9 @@ import torch
 
 from fp8doctor.facts import recorded
 from fp8doctor.running import observer as observing
-from fp8doctor.running.at_end import AskedToEnd, after_the_script, why_nothing_follows
+from fp8doctor.running.examination import AskedToEnd, after_the_script, why_nothing_follows
 from fp8doctor.running.observer import Observer
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import WatchOptions
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 
 
@@ -25,7 +25,7 @@ def registered(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> list[obje
     calls: list[object] = []
     monkeypatch.delattr(sys, "last_value", raising=False)  # pytest sets it where a test fails
     monkeypatch.setattr(observing, "call_at_end", calls.append)
-    settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device="cpu")
+    settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device="cpu")
     observer.settings = observer.examination.settings = settings
     return calls
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.running.attached import PythonsOwn, _Attached
-from fp8doctor.running.messages import Channel
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import Channel, WatchOptions
 
 
 def test_a_file_of_the_script_has_the_name_of_a_module_of_pythons(
@@ -35,7 +34,7 @@ def test_a_file_of_the_script_has_the_name_of_a_module_of_pythons(
 def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     listen, tell = os.pipe()
     wait, reported = os.pipe()
-    settings = Settings("train.py", 3, 2, stop=False, budget_s=None, device=None)
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
     attached = _Attached(Channel(tell), wait, settings)
     os.close(wait)
     silent = os.pipe()

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fp8doctor.facts import Observation
-from fp8doctor.running import clock, window
-from fp8doctor.running.clock import Clock
+from fp8doctor.running import step_window
+from fp8doctor.running.step_window import Clock
 
 STEPS = 4
 
@@ -41,12 +41,12 @@ class Machine:
             def elapsed_time(self, later: Event) -> float:
                 return later.reached - self.reached
 
-        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.host / 1e3))
+        monkeypatch.setattr(step_window, "time", SimpleNamespace(perf_counter=lambda: self.host / 1e3))
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
-        monkeypatch.setattr(window, "Clock", lambda device: Clock(torch.device("cuda")))
+        monkeypatch.setattr(step_window, "Clock", lambda device: Clock(torch.device("cuda")))
 
     def launch(self, host_ms: float, gpu_ms: float) -> None:
         self.host += host_ms
@@ -64,7 +64,7 @@ class Machine:
                 machine.launch(host_ms, gpu_ms)
 
         machine, model = self, Net()
-        watched = window.Window(STEPS, 1, (model,), capture=False)
+        watched = step_window.StepWindow(STEPS, 1, (model,), capture=False)
         watched.begin()
         try:
             for _ in range(STEPS):

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from fp8doctor.running.recording import TEARDOWN, detaching
+from fp8doctor.running.step_profiler import TEARDOWN, detaching
 
 GRAPHS = "torch._inductor.cudagraph_trees"
 

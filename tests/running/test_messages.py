@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fp8doctor.running import messages
-from fp8doctor.running.messages import Channel, Note
+from fp8doctor.running import script_messages
+from fp8doctor.running.script_messages import Channel, Note
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_reader_who_is_gone(pipe: tuple[int, int]) -> None:
 
 
 def test_a_reader_who_does_not_read(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "READER_TAKES_S", 0.01)
+    monkeypatch.setattr(script_messages, "READER_TAKES_S", 0.01)
     channel = Channel(pipe[1])
     for _ in range(3):
         channel.send(Note("a" * 2**16))

@@ -7,7 +7,7 @@ import pytest
 from fp8doctor.cli.run import could_be_timed, no_trial, what_was_not_seen
 from fp8doctor.facts import Facts, Observation, Trial
 from fp8doctor.running.launch import checked_script
-from fp8doctor.running.seen import Seen
+from fp8doctor.running.script_messages import ScriptState
 
 END = " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
 
@@ -15,37 +15,37 @@ END = " Its process ended without Python's own end: os._exit, exec, a signal or 
 @pytest.mark.parametrize(
     ("seen", "said"),
     [
-        (Seen(Facts(), complete=True, torch=True, stepped=True), None),
-        (Seen(ended=True), "nothing was seen: the script's process imported no torch."),
-        (Seen(), "nothing was seen: the script's process imported no torch." + END),
+        (ScriptState(Facts(), complete=True, torch=True, stepped=True), None),
+        (ScriptState(ended=True), "nothing was seen: the script's process imported no torch."),
+        (ScriptState(), "nothing was seen: the script's process imported no torch." + END),
         (
-            Seen(Facts(), torch=True, stepped=True, ended=True, steps=3),
+            ScriptState(Facts(), torch=True, stepped=True, ended=True, steps=3),
             "the script ended after 3 steps, before 15 were watched: the report is of what was seen until "
             "then.",
         ),
         (
-            Seen(Facts(), torch=True, stepped=True),
+            ScriptState(Facts(), torch=True, stepped=True),
             "the script ended before 15 steps were watched: the report is of what was seen until then." + END,
         ),
         (
-            Seen(torch=True, stepped_in_fork=True, ended=True, steps=0),
+            ScriptState(torch=True, stepped_in_fork=True, ended=True, steps=0),
             "no training step was seen: a process that it forked trains, and only the script's own process "
             "is watched.",
         ),
         (
-            Seen(torch=True, ended=True, steps=0),
+            ScriptState(torch=True, ended=True, steps=0),
             "no training step was seen: no optimizer of torch took a step in the script's process. What it "
             "starts in processes of their own (launchers, spawn), optimizers of other libraries and a "
             "compiled optimizer.step are not seen; put 'fp8doctor run' in front of the command that trains.",
         ),
         (
-            Seen(torch=True, ended=True, steps=0, error="FileNotFoundError: no such file: 'rows.bin'"),
+            ScriptState(torch=True, ended=True, steps=0, error="FileNotFoundError: no such file: 'rows.bin'"),
             "no training step was seen: the script failed before its first, FileNotFoundError: no such file: "
             "'rows.bin'.",
         ),
     ],
 )
-def test_the_sentence(seen: Seen, said: str | None) -> None:
+def test_the_sentence(seen: ScriptState, said: str | None) -> None:
     assert what_was_not_seen(seen, 15) == ([] if said is None else [said])
 
 
@@ -68,7 +68,9 @@ def test_the_line_that_times_copies() -> None:
 
 
 def test_notes_come_first() -> None:
-    seen = Seen(Facts(), complete=True, notes=["the script was stopped after 15 steps, as --stop asks"])
+    seen = ScriptState(
+        Facts(), complete=True, notes=["the script was stopped after 15 steps, as --stop asks"]
+    )
     assert what_was_not_seen(seen, 15) == seen.notes
 
 

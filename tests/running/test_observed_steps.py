@@ -187,7 +187,7 @@ class Work:
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     work = Work()
-    monkeypatch.setattr("fp8doctor.running.clock.time", work)
+    monkeypatch.setattr("fp8doctor.running.step_window.time", work)
     return work
 
 

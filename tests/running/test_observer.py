@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import recorded
-from fp8doctor.running.messages import Stepped
 from fp8doctor.running.observer import IDLE_STEPS, Observer
-from fp8doctor.running.settings import Settings
-from fp8doctor.running.stepped_model import Living, owner
+from fp8doctor.running.script_messages import Stepped, WatchOptions
+from fp8doctor.running.stepped_model import LiveObjects, owner
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.checks.environment.live import finding_of
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -52,7 +51,7 @@ def test_facts_are_there_after_the_first_step(observer: Observer, heard: Heard) 
 
 
 def test_a_window_that_is_cut_short(heard: Heard, observer: Observer) -> None:
-    observer.settings = Settings("train.py", 10, WARMUP, stop=False, budget_s=None, device=None)
+    observer.settings = WatchOptions("train.py", 10, WARMUP, stop=False, budget_s=None, device=None)
     model = Net()
     train(model, WARMUP + STEPS)
     assert observer.closed() == WARMUP + STEPS
@@ -144,14 +143,14 @@ def test_steps_without_a_model(observer: Observer, heard: Heard) -> None:
 
 
 def test_stopping(observer: Observer) -> None:
-    observer.settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=None, device=None)
+    observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=None, device=None)
     with pytest.raises(SystemExit) as raised:
         train(Net(), 100)
     assert raised.value.code == 0
 
 
 def test_nobody_owns_nothing() -> None:
-    assert owner([], Living()) is None
+    assert owner([], LiveObjects()) is None
 
 
 @pytest.mark.slow
@@ -225,7 +224,7 @@ def test_a_script_that_never_steps(observer: Observer, heard: Heard) -> None:
 
 @pytest.mark.slow
 def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
-    settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
+    settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
     observer.settings = observer.examination.settings = settings
     with pytest.raises(SystemExit):
         train(Net(), 100)
@@ -236,7 +235,7 @@ def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
 @pytest.mark.slow
 def test_a_trial_of_a_model_whose_calls_and_autocast_were_not_seen(observer: Observer, heard: Heard) -> None:
     torch._dynamo.reset()
-    settings = Settings("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
+    settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
     observer.settings = observer.examination.settings = settings
     model = Net()
     with pytest.raises(SystemExit):

@@ -22,8 +22,15 @@ from fp8doctor.facts import (
     Training,
 )
 from fp8doctor.running import rank_reports
-from fp8doctor.running.rank_reports import Gathering, Place, Telling, place_of, rank_of, what_became_of
-from fp8doctor.running.seen import Seen
+from fp8doctor.running.rank_reports import (
+    RankCollector,
+    RankPlace,
+    RankSender,
+    rank_notes,
+    rank_of,
+    rank_place,
+)
+from fp8doctor.running.script_messages import ScriptState
 
 TORCHRUN = {
     "WORLD_SIZE": "4",
@@ -39,25 +46,25 @@ TORCHRUN = {
 
 
 def test_a_process_knows_where_it_stands() -> None:
-    place = place_of(TORCHRUN)
+    place = rank_place(TORCHRUN)
     assert place is not None
     assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (1, 4, 2, True)
-    assert place_of({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == Place(0, 4, 2, True, place.address)
-    elsewhere = place_of({**TORCHRUN, "RANK": "2", "GROUP_RANK": "1"})
+    assert rank_place({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == RankPlace(0, 4, 2, True, place.address)
+    elsewhere = rank_place({**TORCHRUN, "RANK": "2", "GROUP_RANK": "1"})
     assert elsewhere is not None
     assert not elsewhere.with_rank_0
 
 
 @pytest.mark.parametrize("other", ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"])
 def test_another_job_meets_elsewhere(other: str) -> None:
-    one, another = place_of(TORCHRUN), place_of({**TORCHRUN, other: "7"})
+    one, another = rank_place(TORCHRUN), rank_place({**TORCHRUN, other: "7"})
     assert one is not None
     assert another is not None
     assert one.address != another.address
 
 
 def test_a_restart_meets_elsewhere() -> None:
-    one, again = place_of(TORCHRUN), place_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
+    one, again = rank_place(TORCHRUN), rank_place({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
     assert one is not None
     assert again is not None
     assert one.address != again.address
@@ -65,12 +72,12 @@ def test_a_restart_meets_elsewhere() -> None:
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "all"}])
 def test_a_process_alone(environment: dict[str, str]) -> None:
-    assert place_of(environment) is None
+    assert rank_place(environment) is None
 
 
 def test_processes_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(UserError, match="WORLD_SIZE is 8 and RANK is not set"):
-        place_of({"WORLD_SIZE": "8"})
+        rank_place({"WORLD_SIZE": "8"})
 
 
 def watched(ms: float, device: int | None = None) -> Facts:
@@ -82,47 +89,47 @@ def watched(ms: float, device: int | None = None) -> Facts:
 
 
 def test_the_record_of_a_rank() -> None:
-    seen = Seen(watched(5.0, device=1), complete=True, ended=True, steps=9, all_steps=20)
+    seen = ScriptState(watched(5.0, device=1), complete=True, ended=True, steps=9, all_steps=20)
     rank = rank_of(3, seen)
     assert (rank.rank, rank.end, rank.steps, rank.error, rank.complete) == (3, "ended", 20, None, True)
     assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
     assert rank.gpu is not None
     assert rank.gpu.name == "B"
-    assert rank_of(0, Seen(watched(5.0), running=True)).end == "running"
-    assert rank_of(0, Seen(ended=True, error="ValueError: no")).end == "raised"
-    assert rank_of(0, Seen()).end == "killed"
-    assert rank_of(0, Seen(watched(5.0))).gpu is None
+    assert rank_of(0, ScriptState(watched(5.0), running=True)).end == "running"
+    assert rank_of(0, ScriptState(ended=True, error="ValueError: no")).end == "raised"
+    assert rank_of(0, ScriptState()).end == "killed"
+    assert rank_of(0, ScriptState(watched(5.0))).gpu is None
 
 
 def test_a_breakdown_travels_without_its_kernels() -> None:
     whole = Breakdown(families_ms={"communication": 3.0}, groups=(KernelGroup(name="k"),), modules=())
     facts = Facts(observed=Observation(steps_ms=(1.0,) * 3, clock="cuda", breakdown=whole))
-    told = rank_of(1, Seen(facts)).observed.breakdown
+    told = rank_of(1, ScriptState(facts)).observed.breakdown
     assert (told.families_ms, told.groups) == ({"communication": 3.0}, ())
 
 
 @pytest.fixture
-def places() -> list[Place]:
+def places() -> list[RankPlace]:
     """Three ranks of one host."""
     address = b"\0fp8doctor-" + uuid.uuid4().hex.encode()
-    return [Place(number, 3, 3, True, address) for number in range(3)]
+    return [RankPlace(number, 3, 3, True, address) for number in range(3)]
 
 
-def ends(seen: Seen) -> dict[int, str]:
+def ends(seen: ScriptState) -> dict[int, str]:
     assert seen.ranks is not None
     return {each.rank: each.end for each in seen.ranks.processes}
 
 
-def test_ranks_that_end_in_the_ordinary_way(places: list[Place]) -> None:
-    gathering = Gathering(places[0])
+def test_ranks_that_end_in_the_ordinary_way(places: list[RankPlace]) -> None:
+    gathering = RankCollector(places[0])
     for place in places[1:]:
-        telling, seen = Telling(place), Seen(torch=True, running=True)
+        telling, seen = RankSender(place), ScriptState(torch=True, running=True)
         telling.changed(seen)
         seen.facts, seen.complete = watched(10.0 * place.rank), True
         telling.changed(seen)
         seen.running, seen.ended, seen.all_steps = False, True, 20
         telling.ended(seen, patient=False)
-    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
     assert own.notes == []
@@ -130,55 +137,59 @@ def test_ranks_that_end_in_the_ordinary_way(places: list[Place]) -> None:
     assert [each.observed.steps_ms[0] for each in own.ranks.processes] == [3.0, 10.0, 20.0]
 
 
-def test_rank_0_may_come_later_and_end_first(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_may_come_later_and_end_first(
+    places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 60.0)
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 60.0)
-    seen = Seen(watched(10.0), ended=True, all_steps=20)
+    seen = ScriptState(watched(10.0), ended=True, all_steps=20)
     others = [
-        threading.Thread(target=Telling(place).ended, args=(seen,), kwargs={"patient": False})
+        threading.Thread(target=RankSender(place).ended, args=(seen,), kwargs={"patient": False})
         for place in places[1:]
     ]
     for each in others:
         each.start()
-    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
-    Gathering(places[0]).ended(own, patient=False)
+    own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
+    RankCollector(places[0]).ended(own, patient=False)
     for each in others:
         each.join(60.0)
         assert not each.is_alive()
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
 
 
-def test_nobody_is_waited_for_for_ever(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_waited_for_for_ever(places: list[RankPlace], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.1)
-    gathering, telling = Gathering(places[0]), Telling(places[1])
-    telling.changed(Seen(watched(10.0), running=True))
-    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    gathering, telling = RankCollector(places[0]), RankSender(places[1])
+    telling.changed(ScriptState(watched(10.0), running=True))
+    own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "running", 2: "not_seen"}
     assert own.notes == ["still running when rank 0 had ended: rank 1", "not heard of: rank 2"]
-    telling.ended(Seen(ended=True), patient=False)  # there is nobody any more
+    telling.ended(ScriptState(ended=True), patient=False)  # there is nobody any more
 
 
 def test_a_listener_that_is_gone_counts_as_killed(
-    places: list[Place], monkeypatch: pytest.MonkeyPatch
+    places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
-    gathering, telling = Gathering(places[0]), Telling(places[1])
-    telling.changed(Seen(watched(10.0), running=True))
+    gathering, telling = RankCollector(places[0]), RankSender(places[1])
+    telling.changed(ScriptState(watched(10.0), running=True))
     assert telling._socket is not None
     telling._socket.close()
-    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
     gathering.ended(own, patient=False)
     assert ends(own)[1] == "killed"
 
 
-def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_waits_for_ranks_that_still_run(
+    places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.0)
-    gathering, telling = Gathering(places[0]), Telling(places[1])
-    seen = Seen(watched(10.0), running=True)
+    gathering, telling = RankCollector(places[0]), RankSender(places[1])
+    seen = ScriptState(watched(10.0), running=True)
     telling.changed(seen)
-    own = Seen(watched(3.0), complete=True, ended=True, all_steps=20)
+    own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
     waits = threading.Thread(target=gathering.ended, args=(own,), kwargs={"patient": True})
     waits.start()
     waits.join(0.3)
@@ -190,28 +201,28 @@ def test_a_gate_waits_for_ranks_that_still_run(places: list[Place], monkeypatch:
     assert ends(own) == {0: "ended", 1: "ended", 2: "not_seen"}
 
 
-def test_what_is_no_rank_is_not_heard(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_rank_is_not_heard(places: list[RankPlace], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
-    gathering = Gathering(places[0])
-    stranger = rank_reports._met(places[0].address)
+    gathering = RankCollector(places[0])
+    stranger = rank_reports._connected(places[0].address)
     stranger.sendall(b'{"rank": {"rank": "one"}}\nnonsense\n{"rank": {"rank": 1, "end": "ended"}, "at_s"')
-    own = Seen(watched(3.0), complete=True, ended=True)
+    own = ScriptState(watched(3.0), complete=True, ended=True)
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
     stranger.close()
 
 
-def test_ranks_of_two_jobs_are_not_mixed(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_two_jobs_are_not_mixed(places: list[RankPlace], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.0)
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     processes: dict[object, int] = {}
     monkeypatch.setattr(
         rank_reports, "_peer_of", lambda met: (processes.setdefault(met, len(processes)), os.getuid())
     )
-    gathering, late = Gathering(places[0]), Gathering(places[0])
+    gathering, late = RankCollector(places[0]), RankCollector(places[0])
     for at, ms in ((1, 10.0), (2, 10.0), (1, 90.0)):
-        Telling(places[at]).ended(Seen(watched(ms), ended=True), patient=False)
-    own, other = Seen(watched(3.0), ended=True), Seen(watched(3.0), ended=True)
+        RankSender(places[at]).ended(ScriptState(watched(ms), ended=True), patient=False)
+    own, other = ScriptState(watched(3.0), ended=True), ScriptState(watched(3.0), ended=True)
     gathering.ended(own, patient=False)
     late.ended(other, patient=False)
     same = "a job with the same MASTER_ADDR and MASTER_PORT"
@@ -235,7 +246,7 @@ def test_what_is_said_of_failures() -> None:
             rank(3, "not_seen"),
         ),
     )
-    assert what_became_of(ranks, [1, 0]) == [
+    assert rank_notes(ranks, [1, 0]) == [
         "rank 1 of 16 failed first after 3 steps: ValueError: planted; after it rank 0",
         "still running when rank 0 had ended: rank 2",
         "not heard of: rank 3",
@@ -248,27 +259,27 @@ def test_a_rank_that_left_before_the_first_failure_is_told() -> None:
     ranks = Ranks(
         world_size=2, of_host=2, processes=(rank(0, "raised", 10, "Error: closed"), rank(1, "ended", 9))
     )
-    assert what_became_of(ranks, [1, 0]) == [
+    assert rank_notes(ranks, [1, 0]) == [
         "rank 0 of 2 failed first after 10 steps: Error: closed; ended before it, without an exception: rank "
         "1 after 9 steps"
     ]
-    assert "before" not in what_became_of(ranks, [0, 1])[0]
+    assert "before" not in rank_notes(ranks, [0, 1])[0]
 
 
 def test_a_rank_whose_steps_are_not_known_is_not_blamed_for_the_failure_of_another() -> None:
     ranks = Ranks(
         world_size=2, of_host=2, processes=(rank(0, "raised", 0, "Error: closed"), rank(1, "ended", None))
     )
-    assert what_became_of(ranks, [1, 0]) == ["rank 0 of 2 failed first after 0 steps: Error: closed"]
+    assert rank_notes(ranks, [1, 0]) == ["rank 0 of 2 failed first after 0 steps: Error: closed"]
 
 
 def test_what_is_said_of_uneven_steps() -> None:
     ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended", 20), rank(1, "ended", 12)))
-    assert what_became_of(ranks, [1, 0]) == [
+    assert rank_notes(ranks, [1, 0]) == [
         "the ranks took different numbers of steps: rank 0 20 steps, rank 1 12 steps"
     ]
     even = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended"), rank(1, "ended")))
-    assert what_became_of(even, [1, 0]) == []
+    assert rank_notes(even, [1, 0]) == []
 
 
 def test_no_copy_is_timed_and_it_is_said() -> None:

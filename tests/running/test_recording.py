@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch.autograd import profiler
 
-from fp8doctor.running import recording
+from fp8doctor.running import step_profiler
 
 
 def test_kernels_are_recorded_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,8 +19,8 @@ def test_kernels_are_recorded_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPat
             asked.append(settings)
             super().__init__(**{**settings, "use_device": None})  # a CPU has no other
 
-    monkeypatch.setattr(recording, "profile", Asked)
-    watched = recording.Recording(on_gpu=True, step_ms=1.0)
+    monkeypatch.setattr(step_profiler, "profile", Asked)
+    watched = step_profiler.StepProfiler(on_gpu=True, step_ms=1.0)
     watched.begin()
     watched.end()
     assert [(each["use_device"], each["use_kineto"]) for each in asked] == [("cuda", True)]

@@ -17,10 +17,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fp8doctor.running.clock import Clock
 from fp8doctor.running.observer import Observer
-from fp8doctor.running.recording import CUT_SHORT, GAVE_WAY
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import WatchOptions
+from fp8doctor.running.step_profiler import CUT_SHORT, GAVE_WAY
+from fp8doctor.running.step_window import Clock
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -64,7 +64,7 @@ def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
 
 def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard, monkeypatch: Any) -> None:
     captured: list[Any] = []
-    observer.settings = Settings("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
+    observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
     whole = observer.examination.whole
 
     def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ def test_a_compiled_function_is_left_alone(
     model = Net()
     devices: list[torch.device | None] = []
     monkeypatch.setattr(
-        "fp8doctor.running.window.Clock", lambda device: devices.append(device) or Clock(device)
+        "fp8doctor.running.step_window.Clock", lambda device: devices.append(device) or Clock(device)
     )
     call = torch.compile(lambda x: model(x) * 2, backend="eager")
     optimizer = train(model, 1, call=call)
@@ -279,7 +279,7 @@ def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: 
 def test_a_step_that_takes_too_long_to_be_profiled(
     observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fp8doctor.running.recording.LONGEST_MS", 0.0)
+    monkeypatch.setattr("fp8doctor.running.step_profiler.LONGEST_MS", 0.0)
     train(Net(), WARMUP + STEPS)
     assert observer.done
     assert heard.notes == ["no step was profiled: a step takes 0 s, and its profile would be too large"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.observer import Observer
-from fp8doctor.running.settings import Settings
+from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.trial.measure.bench import Bench
 from tests.stand_ins import transformer_engine as te
 
@@ -35,7 +35,7 @@ def train(recipe: te.Recipe) -> None:
 def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -> None:
     te.install(monkeypatch)
     recipe = te.Float8CurrentScaling()
-    settings = Settings("train.py", 3, 1, stop=True, budget_s=1.0, device=None)
+    settings = WatchOptions("train.py", 3, 1, stop=True, budget_s=1.0, device=None)
     observer = Observer(Heard(), settings)  # type: ignore[arg-type]
     jobs: list[Any] = []
     monkeypatch.setattr(observer, "stop", lambda: jobs.append(observer.job))

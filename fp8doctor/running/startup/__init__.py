@@ -1,1 +1,1 @@
-"""A folder for ``PYTHONPATH``: the interpreter that runs the user's script imports its ``sitecustomize``."""
+"""Folder for ``PYTHONPATH``: the script's Python imports its ``sitecustomize``."""

@@ -1,7 +1,6 @@
-"""What the interpreter of a watched script imports before the script: nothing of it stays to be seen.
+"""Attach fp8doctor to a script before it runs, and leave no trace.
 
-Variables and ``sys.path`` become what they were without fp8doctor, the ``sitecustomize`` that would have been
-imported is imported, and fp8doctor waits for torch.
+Restores variables and ``sys.path``, imports the ``sitecustomize`` that this one hides, and waits for torch.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import sys
 
 BEFORE = frozenset(sys.modules)
-"""Modules that Python imports by itself."""
+"""Modules that Python itself imports."""
 
 import importlib.machinery  # noqa: E402
 import importlib.util  # noqa: E402
@@ -19,7 +18,7 @@ from typing import Any  # noqa: E402
 
 
 def _begin() -> dict[str, Any]:
-    """Take the request out of the environment, and put back what carried it here."""
+    """Read the request from the environment, and restore the environment."""
     request: dict[str, Any] = json.loads(os.environ.pop("FP8DOCTOR_RUN"))
     if request["python_path"] is None:
         os.environ.pop("PYTHONPATH", None)
@@ -33,7 +32,7 @@ def _begin() -> dict[str, Any]:
 
 
 def _watch(request: dict[str, Any]) -> None:
-    """Load the fp8doctor that was started, wherever it lies, and let it wait for torch."""
+    """Load the fp8doctor that was started, wherever it is, and wait for torch."""
     spec = importlib.util.spec_from_file_location("fp8doctor", request["package"])
     assert spec is not None
     assert spec.loader is not None
@@ -45,7 +44,7 @@ def _watch(request: dict[str, Any]) -> None:
 
 
 def _next() -> None:
-    """Import the ``sitecustomize`` that this one stands before, in its place."""
+    """Import the ``sitecustomize`` that this one hides."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)

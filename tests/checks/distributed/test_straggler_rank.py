@@ -14,8 +14,8 @@ from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.running.rank_reports import rank_of
-from fp8doctor.running.seen import Seen
-from fp8doctor.running.window import Window
+from fp8doctor.running.script_messages import ScriptState
+from fp8doctor.running.step_window import StepWindow
 
 STEP = (100.0, 100.0, 100.0)
 
@@ -150,7 +150,7 @@ def real_window(late: bool) -> Facts:
     """Facts of a rank from three real steps; a late one calls its model at the end of the step."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    window = Window(3, 5, (model,), capture=False)
+    window = StepWindow(3, 5, (model,), capture=False)
     window.begin()
     for _ in range(3):
         if late:
@@ -168,7 +168,7 @@ def real_window(late: bool) -> Facts:
 def test_real_steps() -> None:
     """The late rank works more than a hundred times as long before its forward as in it."""
     ranks = tuple(
-        rank_of(number, Seen(real_window(late), complete=True, ended=True))
+        rank_of(number, ScriptState(real_window(late), complete=True, ended=True))
         for number, late in enumerate((False, True))
     )
     finding = straggler_rank(Facts(ranks=Ranks(world_size=2, of_host=2, processes=ranks)))

@@ -14,7 +14,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, Target
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.render.header import model as heading
-from fp8doctor.running import clock, window
+from fp8doctor.running import step_window
 from tests.facts_of import DECODER_468M
 
 STEPS = 3
@@ -25,7 +25,7 @@ class Work:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, loads_s: float, computes_s: float) -> None:
         self.now, self.loads_s, self.computes_s = 0.0, loads_s, computes_s
-        monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(step_window, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def facts(self, *, loader: bool = True) -> Facts:
         work = self
@@ -49,7 +49,7 @@ class Work:
                 return output
 
         model, rows = Net(), Rows()
-        watched = window.Window(STEPS, 1, (model,), capture=False)
+        watched = step_window.StepWindow(STEPS, 1, (model,), capture=False)
         watched.begin()
         try:
             for batch in DataLoader(rows) if loader else (rows[at] for at in range(STEPS)):

@@ -1,4 +1,4 @@
-"""One more of the script's own steps, under torch's profiler: what ran in it, and where its time goes."""
+"""Profile one of the script's own steps: its kernels and its time breakdown."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ GAVE_WAY = "another profiler was started in this process"
 CUT_SHORT = "there was no more step after the window"
 
 TEARDOWN = "TEARDOWN_CUPTI"
-"""Variable that Kineto reads when a profile ends. Source: ``CuptiActivityApi.cpp``."""
+"""Variable that Kineto reads when a profile ends (``CuptiActivityApi.cpp``)."""
 
 LONGEST_MS = 10_000.0
-"""A step that is profiled, in ms, at most. A choice: a host launches some 100,000 kernels a second, and the
-profile of a million takes a GB and ten seconds of the script's process."""
+"""Longest step to profile, in ms. A choice: a host launches 100,000 kernels per second, and the profile of a
+million takes 1 GB and ten seconds."""
 
 COPY_FROM_HOST = "Memcpy HtoD"
-"""Begins the name of such a copy in a trace."""
+"""Prefix of host-to-device copies in a trace."""
 
 WHOLE = Plan((), (Cut({}),))
-"""The script's model is not cut."""
+"""The script's model has its full depth."""
 
 
-class Recording:
-    """Profiles the step after the next: the first has the profiler's own preparations in it.
+class StepProfiler:
+    """Profiles the step after the next: the first includes the profiler's own set-up.
 
-    A process has one profiler at a time. One that the script starts meanwhile ends this one first.
+    A process has one profiler at a time. If the script starts one, this one ends first.
     """
 
     def __init__(self, *, on_gpu: bool, step_ms: float) -> None:
         self.on_gpu = on_gpu
         self.problem: str | None = _why_not(step_ms)
-        """Why nothing is recorded; None while something is."""
+        """Why nothing is profiled."""
         self._profile: Any = None
         self._started = False
         self._own: Any = torch_private.profiler_preparation()
@@ -68,7 +68,7 @@ class Recording:
             self._carry_out(self._prepare)
 
     def stepped(self) -> bool:
-        """Note that a step has ended; whether nothing more is to be recorded."""
+        """Note the end of a step. Return whether the profiling is over."""
         if self.problem is None and not self._started:
             self._carry_out(self._start)
             return self.problem is not None
@@ -76,10 +76,10 @@ class Recording:
         return True
 
     def end(self, problem: str | None = None) -> None:
-        """Stop the profiler, if it is there."""
+        """Stop the profiler, if it runs."""
         if self.problem is None:
             if not self._started:
-                self._carry_out(self._start)  # one that was only prepared cannot be stopped
+                self._carry_out(self._start)  # a prepared profiler cannot be stopped
             self._carry_out(self._stop)
             self.problem = self.problem or problem
 
@@ -108,7 +108,7 @@ class Recording:
 
     def _start(self) -> None:
         if self.on_gpu:
-            torch.cuda.synchronize()  # what was launched before is none of the step
+            torch.cuda.synchronize()  # earlier work is not part of the step
         torch_private.start_profiler(self._profile)
         self._started = True
 
@@ -118,13 +118,15 @@ class Recording:
             self._profile.__exit__(None, None, None)
 
     def _make_room(self) -> None:
-        """Let others begin as they would, unless someone else has changed it meanwhile."""
+        """Restore torch's preparation, unless other code has replaced it meanwhile."""
         if self._placed is not None and torch_private.profiler_preparation() is self._placed:
             torch_private.prepare_profilers_with(self._own)
 
     def added_to(self, seen: Observation) -> Observation:
-        """Add what the step ran. Raises `fp8doctor.facts.record.UnreadableDocument` where the profile tells
-        nothing."""
+        """Add the profiled step to the observation.
+
+        Raises `fp8doctor.facts.record.UnreadableDocument` if the profile is empty.
+        """
         device = torch.device("cuda" if self.on_gpu else "cpu")
         proof, step = counted(self._profile, device), self._read()
         return msgspec.structs.replace(
@@ -148,10 +150,10 @@ class Recording:
 
 @contextmanager
 def detaching() -> Iterator[None]:
-    """Have the profiler that stops detach CUPTI from the process.
+    """Detach CUPTI when the profiler stops.
 
-    Kineto leaves it attached, which slows every later launch: steps of 35 ms took 25 % longer on an H100
-    (torch 2.11). torch itself keeps it attached beside CUDA graphs, because a later profile could crash.
+    Kineto leaves it attached, which slows every later launch: steps of 35 ms took 25% longer (H100, torch
+    2.11). torch keeps it attached with CUDA graphs, because a later profile could crash.
     """
     if TEARDOWN in os.environ or _uses_cuda_graphs():
         yield
@@ -164,7 +166,7 @@ def detaching() -> Iterator[None]:
 
 
 def _uses_cuda_graphs() -> bool:
-    """Whether this process holds CUDA graphs, or Inductor may have captured some (torch 2.6 to 2.14)."""
+    """Tell if this process has CUDA graphs, or Inductor may have captured some."""
     graph = torch.cuda.CUDAGraph
     return torch_private.may_hold_cuda_graphs() or any(type(x) is graph for x in gc.get_objects())
 
@@ -176,7 +178,7 @@ def _why_not(step_ms: float) -> str | None:
 
 
 def _another_is_ready() -> bool:
-    """Whether the script has prepared a profiler that has not stopped; torch tells nothing of a warm-up."""
+    """Tell if the script has prepared a profiler that has not stopped."""
     return any(
         issubclass(type(each), profile)
         and state_of(each).get("entered")

@@ -1,0 +1,165 @@
+"""Messages from a watched script's process to the reporting one, as JSON lines.
+
+Also the options of the watching, which travel the other way, and the state the messages add up to.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from fp8doctor.facts import Facts, Ranks
+
+
+class Imported(msgspec.Struct, tag=True):
+    """The script imported torch."""
+
+
+class Note(msgspec.Struct, tag=True):
+    """A sentence for the end of the report."""
+
+    text: str
+
+
+class Progress(msgspec.Struct, tag=True):
+    """A line to show while the script runs."""
+
+    text: str
+
+
+class Stepped(msgspec.Struct, tag=True):
+    """An optimizer of torch took its first step."""
+
+    forked: bool
+    """In a process that the script forked, which is not watched."""
+
+
+class Observed(msgspec.Struct, tag=True):
+    """All facts so far."""
+
+    facts: dict[str, Any]
+    complete: bool
+    """The window was watched to its end."""
+
+
+class Ended(msgspec.Struct, tag=True):
+    """Python is about to end the script's process normally."""
+
+    steps: int
+    """Steps of the optimizer with the most parameters."""
+    all_steps: int | None = None
+    """Steps of all torch optimizers in this process; None if not counted."""
+    error: str | None = None
+    """The exception that ends the process, in a line."""
+
+
+Message = Imported | Note | Progress | Stepped | Observed | Ended
+
+
+class Listener(Protocol):
+    """Takes an observer's messages."""
+
+    @property
+    def forked(self) -> bool:
+        """Tell if this is a copy in a process that the script forked."""
+
+    def send(self, message: Message) -> None:
+        """Take a message."""
+
+
+READER_TAKES_S = 10.0
+"""Seconds that a script waits at most for the reader of its messages. A choice: the reader only reads."""
+
+
+class Channel:
+    """The pipe to the process that reports. Its failure never stops the script."""
+
+    def __init__(self, number: int) -> None:
+        self.owner = os.getpid()
+        self._fd = number
+        self._pipe = os.fstat(number).st_ino
+        os.set_inheritable(number, False)
+        self._whole = True
+
+    @property
+    def forked(self) -> bool:
+        """Tell if this is a copy in a process that the script forked."""
+        return os.getpid() != self.owner
+
+    def send(self, message: Message) -> None:
+        """Send one message; do nothing if the reader is gone or the file was replaced."""
+        line = msgspec.json.encode(message) + b"\n"
+        if not self._whole:  # an exception of the user's interrupted the last line
+            line = b"\n" + line
+        try:
+            if os.fstat(self._fd).st_ino != self._pipe:
+                return
+            self._whole = False
+            while line:
+                if not select.select([], [self._fd], [], READER_TAKES_S)[1]:
+                    return
+                line = line[os.write(self._fd, line[: select.PIPE_BUF]) :]
+            self._whole = True
+        except OSError:
+            self._whole = True
+
+
+STEPS, WARMUP = 10, 5
+"""Steps of the window and of the warm-up. The range of ten times holds the true median with 98%
+(`fp8doctor.analysis.significance`). Compilation and the allocator settle within five steps (H200)."""
+
+
+class WatchOptions(NamedTuple):
+    """How long to watch the script, and what to do afterwards."""
+
+    script: str
+    """The file's or module's name, for the report."""
+    steps: int
+    """Steps of the window."""
+    warmup: int
+    """Least number of steps before the window."""
+    stop: bool
+    """Stop the script after the window."""
+    budget_s: float | None
+    """Seconds for a trial on copies: after the window if the script is stopped, else after its end. None: no
+    trial."""
+    device: str | None
+    """Device of the trial."""
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+    """Absolute paths of folders with third-party checks."""
+    module: bool = False
+    """Started with ``-m``."""
+
+
+@dataclass
+class ScriptState:
+    """The messages of a script so far."""
+
+    facts: Facts | None = None
+    complete: bool = False
+    """The window was watched to its end."""
+    torch: bool = False
+    """The script imported torch."""
+    stepped: bool = False
+    """An optimizer stepped in the script's process."""
+    stepped_in_fork: bool = False
+    running: bool = False
+    """Messages may still come."""
+    ended: bool = False
+    """Python ended the process normally."""
+    error: str | None = None
+    """The exception that ended the process, in a line."""
+    steps: int | None = None
+    """Steps of the optimizer with the most parameters; None if unknown."""
+    all_steps: int | None = None
+    """Steps of all optimizers; None if unknown."""
+    notes: list[str] = field(default_factory=list)
+    ranks: Ranks | None = None
+    """All processes of the job; None if it has one."""

@@ -1,0 +1,322 @@
+"""Time a few of the script's own steps, and capture one batch.
+
+The clock notes moments of the host and, on CUDA, of the GPU without waiting for it: an event is reached when
+all work launched before it is done. Events are read after the window, so the job runs undisturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.facts import Observation
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.running.calls import Calls
+from fp8doctor.running.capture import Capture, autocast_around, carried_loss
+from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.stacks.torch_private import (
+    counters,
+    frames_compiled,
+    in_backward,
+    loader_iterator,
+    without_modes,
+)
+
+FEWEST_STEPS = 3
+"""Steps that an incomplete window needs for a median."""
+
+OF_ALL = "num_items_in_batch"
+"""Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
+loss."""
+
+
+@dataclass
+class _TimedStep:
+    """Notes of one step."""
+
+    began: Moment
+    ended: Moment | None = None
+    first_call: Moment | None = None
+    calls: int = 0
+    waits: list[tuple[Moment, Moment]] = field(default_factory=list)
+    """Begin and end of each wait for a batch."""
+    losses: list[torch.Tensor] = field(default_factory=list)
+    """One copy per call, without a graph: the script may overwrite its own."""
+    shares: bool = False
+    """The losses add up to the step's loss (see `OF_ALL`)."""
+
+    def returned(self, output: Any) -> None:
+        """Note the loss in a call's output; a distributed tensor would need a collective."""
+        loss = carried_loss(output)
+        if loss is not None and type(loss) is torch.Tensor and loss.numel() == 1 and not _recorded(loss):
+            self.losses.append(loss.detach().clone())
+
+    def loss(self) -> float | None:
+        """Return the step's loss, None if not finite. Waits for the GPU."""
+        losses = [each.item() for each in self.losses]
+        loss = sum(losses) if self.shares else fmean(losses)
+        return loss if math.isfinite(loss) else None
+
+
+class StepWindow:
+    """Times the steps between `begin` and `end`; leaves the script alone otherwise."""
+
+    def __init__(
+        self,
+        steps: int,
+        warmup: int,
+        modules: tuple[nn.Module, ...],
+        *,
+        inside: tuple[nn.Module, ...] = (),
+        capture: bool,
+        keep: bool = False,
+        mark: bool = True,
+    ) -> None:
+        """Watch calls of ``modules``.
+
+        ``inside`` are modules within compiled regions that have not run yet. ``capture`` notes the batch of
+        one call, and ``keep`` copies its data for a trial. Without ``mark`` no call is watched: the modules
+        only give the device.
+        """
+        self.steps, self.warmup = steps, warmup
+        self.captured: Capture | None = None
+        self._captures, self._keep = capture, keep
+        parameter = next((each for module in modules for each in module.parameters()), None)
+        self._clock = Clock(parameter.device if parameter is not None else None)
+        self._calls, self._waits = (
+            Calls(modules if mark else (), self._called, inside if mark else ()),
+            LoaderWaits(self._clock.now, self._waited),
+        )
+        self._done: list[_TimedStep] = []
+        self._frames = frames_compiled()
+        self.marked = mark and bool(modules)
+        """Calls of a model could be seen."""
+        self.seen = False
+        """A call was seen."""
+        self.autocast: torch.dtype | None = None
+        """Dtype of the autocast around a step's first call."""
+
+    def begin(self) -> None:
+        """Start at the end of a step."""
+        self._calls.begin()
+        self._waits.begin()
+        self._step = _TimedStep(self._clock.now())
+
+    def stepped(self) -> bool:
+        """Note the end of a step. Return whether it was the window's last."""
+        self._step.ended = self._clock.now()
+        self._done.append(self._step)
+        self._step = _TimedStep(self._step.ended)
+        return len(self._done) >= self.steps
+
+    def begin_step_again(self) -> None:
+        """Drop what ran since the last step, such as an evaluation.
+
+        Does nothing if the step has already called the model.
+        """
+        if not self._step.calls:
+            self._step = _TimedStep(self._clock.now())
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._calls.end()
+        self._waits.end()
+
+    def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
+        """Return the window's times; None if it is too short. Waits for the GPU."""
+        if len(self._done) < FEWEST_STEPS:
+            return None
+        clock, steps = self._clock, self._done
+        spans = [(each.began, each.ended) for each in steps if each.ended is not None]
+        launches = [
+            (each.first_call, each.ended)
+            for each in steps
+            if each.first_call is not None and each.ended is not None
+        ]
+        clock.settle(spans[-1][1])
+        called = len(launches) == len(steps)
+        return Observation(
+            steps_ms=tuple(clock.ms(*each) for each in spans),
+            warmup=self.warmup,
+            clock="cuda" if clock.on_gpu else "host",
+            host_ms=tuple(clock.host_ms(*each) for each in spans) if clock.on_gpu else None,
+            launch_ms=tuple(clock.host_ms(*each) for each in launches) if called and clock.on_gpu else None,
+            behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
+            data_ms=tuple(sum(clock.ms(*wait) for wait in each.waits) for each in steps)
+            if any(each.waits for each in steps)
+            else None,
+            before_forward_ms=tuple(
+                clock.ms(began, first) for (began, _), (first, _) in zip(spans, launches, strict=True)
+            )
+            if called
+            else None,
+            calls=self.calls,
+            losses=self._losses(),
+            compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
+            optimizers=optimizers,
+            share_pct=100 * share,
+            peak_gib=clock.peak_gib(),
+        )
+
+    @property
+    def calls(self) -> int | None:
+        """Training calls of the model per step; None if none was seen or steps differ."""
+        counts = {each.calls for each in self._done}
+        return counts.pop() if len(counts) == 1 and counts != {0} else None
+
+    def _losses(self) -> tuple[float | None, ...] | None:
+        if not all(each.losses and len(each.losses) == each.calls for each in self._done):
+            return None
+        with without_modes():
+            return tuple(each.loss() for each in self._done)
+
+    def _waited(self, begin: Moment, end: Moment) -> None:
+        self._step.waits.append((begin, end))
+
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
+            return None
+        step, self.seen = self._step, True
+        step.calls += 1
+        step.shares = kwargs.get(OF_ALL) is not None
+        if step.first_call is None:
+            step.first_call, self.autocast = self._clock.now(), autocast_around(module)
+        if self._captures and self.captured is None and len(self._done) == self.steps - 1:
+            self.captured = Capture(module, args, kwargs, keep=self._keep)
+            return partial(_all, (step.returned, self.captured.returned))
+        return step.returned
+
+
+def _all(listeners: tuple[Callable[[Any], None], ...], output: Any) -> None:
+    for each in listeners:
+        each(output)
+
+
+def _recorded(tensor: torch.Tensor) -> bool:
+    """Tell if the script captures a CUDA graph, which would include our copy."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+_log = logging.getLogger("fp8doctor")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A point in time on the host and on the GPU."""
+
+    host_s: float
+    event: Any
+    """The GPU reaches it after all work launched before; None without a GPU."""
+
+
+class Clock:
+    """Notes moments; read the GPU's after `settle`. Failures never reach the script."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._last: tuple[Any, float] | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self._device is not None
+
+    def now(self) -> Moment:
+        """Note the moment in the script's current stream."""
+        event = None
+        if self._device is not None:
+            try:
+                event = _event(self._device)
+            except Exception:
+                _log.debug("the GPU's clock could not be used", exc_info=True)
+            if event is None:
+                self._device = None
+        return Moment(time.perf_counter(), event)
+
+    def peak_gib(self) -> float | None:
+        """Return the peak memory that torch allocated on the GPU; None without one."""
+        return torch.cuda.max_memory_allocated(self._device) / 2**30 if self.on_gpu else None
+
+    def settle(self, last: Moment) -> None:
+        """Wait until the GPU reaches the last moment, and align the two clocks there."""
+        if self.on_gpu:
+            last.event.synchronize()
+            self._last = last.event, time.perf_counter()
+
+    def host_ms(self, first: Moment, last: Moment) -> float:
+        """Return the host's time between two moments."""
+        return (last.host_s - first.host_s) * 1e3
+
+    def ms(self, first: Moment, last: Moment) -> float:
+        """Return the GPU's time between two moments, or the host's without a GPU."""
+        if not self.on_gpu:
+            return self.host_ms(first, last)
+        return max(0.0, float(first.event.elapsed_time(last.event)))
+
+    def behind_ms(self, moment: Moment) -> float:
+        """Return how far the GPU was behind the host at a moment; 0 without a GPU."""
+        if self._last is None:
+            return 0.0
+        event, reached_s = self._last
+        return max(0.0, (reached_s - moment.host_s) * 1e3 - float(moment.event.elapsed_time(event)))
+
+
+def _event(device: torch.device) -> Any:
+    """Record an event; None during CUDA graph capture, which would include it."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+class LoaderWaits:
+    """Calls ``waited(begin, end)`` after each batch this thread takes from a loader.
+
+    From `begin` to `end` the iterator's class is patched, so existing iterators are seen too.
+    """
+
+    def __init__(self, now: Callable[[], Moment], waited: Callable[[Moment, Moment], None]) -> None:
+        self._now, self._waited, self._thread = now, waited, get_ident()
+        self._kind = loader_iterator()
+        self._own: Callable[[Any], Any] | None = getattr(self._kind, "__next__", None)
+        self._depth = 0
+
+    def begin(self) -> None:
+        """Patch the iterator's ``__next__``, if this torch has that iterator."""
+        own, waits = self._own, self
+        if own is None:
+            return
+
+        def next_batch(iterator: Any) -> Any:
+            if get_ident() != waits._thread:
+                return own(iterator)
+            began = waits._now()
+            waits._depth += 1
+            try:
+                batch = own(iterator)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            finally:
+                waits._depth -= 1
+                if not waits._depth:  # a DataLoader may read from another
+                    waits._waited(began, waits._now())
+            return batch
+
+        self._placed = next_batch
+        self._kind.__next__ = next_batch
+
+    def end(self) -> None:
+        """Restore the iterator, unless other code has patched it meanwhile."""
+        if self._own is not None and self._kind.__next__ is self._placed:
+            self._kind.__next__ = self._own
