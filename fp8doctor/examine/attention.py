@@ -18,8 +18,7 @@ from fp8doctor.examine.kv_cache import own_forward
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Attention
-from fp8doctor.stacks.lineage import class_name, home
-from fp8doctor.stacks.looking import is_a, read, read_class, state_of
+from fp8doctor.stacks.looking import class_name, home, is_a, read, read_class, state_of
 
 BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
 """``torch.backends.cuda.NAME_sdp_enabled()``, torch 2.6 to 2.15."""

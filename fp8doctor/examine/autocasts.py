@@ -23,8 +23,7 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import LIBRARIES, named
-from fp8doctor.stacks.lineage import ancestor, home
-from fp8doctor.stacks.looking import forward_of, is_a, state_of
+from fp8doctor.stacks.looking import ancestor, forward_of, home, is_a, state_of
 from fp8doctor.stacks.te_private import autocast_is_open
 
 FP8_AUTOCAST, AUTOCAST_WITHIN = "training.fp8_autocast", "training.autocast_within"

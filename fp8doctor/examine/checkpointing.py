@@ -12,8 +12,7 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.code_names import LIBRARIES, named, names_in
-from fp8doctor.stacks.lineage import home
-from fp8doctor.stacks.looking import forward_of, is_a, modules_of, read, read_class, state_of
+from fp8doctor.stacks.looking import forward_of, home, is_a, modules_of, read, read_class, state_of
 from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget, original
 
 CHECKPOINT_MODULES = (

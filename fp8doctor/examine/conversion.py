@@ -29,8 +29,17 @@ from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
-from fp8doctor.stacks.lineage import class_name, lineage
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, read_class, state_of, tensor
+from fp8doctor.stacks.looking import (
+    children_of,
+    class_name,
+    is_a,
+    lineage,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+    tensor,
+)
 from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
 
 _log = logging.getLogger("fp8doctor")

@@ -11,8 +11,7 @@ from torch import Tensor
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.lineage import class_name
-from fp8doctor.stacks.looking import parameters_of, read
+from fp8doctor.stacks.looking import class_name, parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
 WRAPPERS: dict[str, Literal["DDP", "FSDP1"]] = {

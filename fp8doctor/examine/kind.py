@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TypeVar, cast
 
-from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import lineage
 
 Answer = TypeVar("Answer")
 

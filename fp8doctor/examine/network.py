@@ -14,8 +14,16 @@ from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, paramet
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.lineage import class_name, lineage
-from fp8doctor.stacks.looking import buffers_of, children_of, is_a, parameters_of, read, state_of
+from fp8doctor.stacks.looking import (
+    buffers_of,
+    children_of,
+    class_name,
+    is_a,
+    lineage,
+    parameters_of,
+    read,
+    state_of,
+)
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.stacks.lineage import ancestor, class_name
-from fp8doctor.stacks.looking import is_a, state_of
+from fp8doctor.stacks.looking import ancestor, class_name, is_a, state_of
 from fp8doctor.stacks.tensors import whole_size
 
 DEEPEST = 3

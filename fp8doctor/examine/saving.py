@@ -19,8 +19,7 @@ from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import SavedWeight
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import is_a
+from fp8doctor.stacks.looking import is_a, lineage
 from fp8doctor.stacks.tensors import local, storage_bytes, stored_bytes, subclass
 from fp8doctor.wording import sentence
 

@@ -21,8 +21,7 @@ from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import Accelerate, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
-from fp8doctor.stacks.lineage import class_name
-from fp8doctor.stacks.looking import forward_of, read, state_of
+from fp8doctor.stacks.looking import class_name, forward_of, read, state_of
 
 FIRST = 5
 """Names that stand for a longer list."""

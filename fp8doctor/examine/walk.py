@@ -19,8 +19,7 @@ from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_c
 from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read_class, tensor, tensors_of
+from fp8doctor.stacks.looking import children_of, is_a, lineage, parameters_of, read_class, tensor, tensors_of
 from fp8doctor.stacks.torch_private import (
     CHECKPOINT_WRAPPERS,
     CHECKPOINTED_CHILD,

@@ -13,9 +13,8 @@ from fp8doctor.loading.job import Plan, is_trainer
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.loading.synthetic_batch import TARGETS, make_up
 from fp8doctor.loading.trainer import own_batch
-from fp8doctor.stacks.held_tensors import named_tensors
-from fp8doctor.stacks.lineage import home
-from fp8doctor.stacks.looking import method, read
+from fp8doctor.stacks.looking import home, method, read
+from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words
 

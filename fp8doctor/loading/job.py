@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8doctor.facts import Target, Workload
-from fp8doctor.stacks.held_tensors import tensors
 from fp8doctor.stacks.looking import read
+from fp8doctor.stacks.tensors import tensors
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fp8doctor.stacks.lineage import home
-from fp8doctor.stacks.looking import children_of, is_a, method, modules_of, read, read_class, tensors_of
+from fp8doctor.stacks.looking import children_of, home, is_a, method, modules_of, read, read_class, tensors_of
 
 MORE_ROWS = 8
 """Rows a vision transformer may add to its patches at most: class, distillation and register tokens."""

@@ -30,7 +30,7 @@ from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
 from fp8doctor.running.traceback_frames import without_own_frames
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks.lineage import class_name
+from fp8doctor.stacks.looking import class_name
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural, sentence
 

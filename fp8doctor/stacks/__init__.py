@@ -1,9 +1,8 @@
-"""The stacks: one file for each FP8 implementation; none imports its library.
+"""Recognize FP8 layers: one module per FP8 implementation (stack).
 
-A stack is a module with ``ORDER`` and ``recognise``; adding a file adds a stack. The ordinary layers come
-last. One that knows its layers by their class alone says in ``PREFIX`` where those classes are from. One
-whose layers keep a record of how they scale has ``scaling(module)`` too, one that keeps FP8 weights between
-steps ``fp8_copies(module)``.
+A stack never imports its library. Adding a module with ``ORDER`` and ``recognise`` adds a stack. Optional:
+``PREFIX``, the packages of its classes; ``scaling(module)``, the record of how a layer scales;
+``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +28,10 @@ _log = logging.getLogger("fp8doctor")
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear-like layer as a stack describes it; most modules are one, a fused MLP is two."""
+    """One linear layer of a module; a fused MLP has two."""
 
     kind: str
-    """Qualified name of the class that was recognised, which a user's own class may derive from."""
+    """Qualified name of the recognized class, perhaps an ancestor of the user's."""
     stack: str
     use: Use
     in_features: int
@@ -41,47 +40,45 @@ class Layer:
     dtype: str
     bias: bool = False
     part: str = ""
-    """What stands behind the module's name, such as ``fc1``; empty when the module is the layer."""
+    """Suffix of the module's name, such as ``fc1``; empty if the module is the layer."""
     gemms: int = 1
     recipe: str | None = None
     features: dict[str, bool | int | str | None] = field(default_factory=dict)
     engaged: bool | None = None
-    """Also ``NOT_RECORDED``, with a gap, where the library keeps its record elsewhere."""
+    """``NOT_RECORDED``, with a gap, if the library keeps its record elsewhere."""
     weight_class: str | None = None
     role: Literal["body", "router", "experts"] = "body"
 
 
-class NoTwin(Exception):
-    """A layer has no form in BF16 over its own weights; the message says why."""
+class NoCounterpart(Exception):
+    """A layer has no BF16 form over its own weights; the message says why."""
 
 
-class Stack(Protocol):
-    """What a file in this folder offers."""
+class StackModule(Protocol):
+    """The functions of a stack."""
 
     ORDER: int
-    """Stacks are asked in ascending order; the first that knows a module describes it."""
+    """Ascending order of asking; the first stack that knows a module describes it."""
 
     def recognise(self, module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-        """Describe the layers that this very module is, its children left out; empty when it is none of this
-        stack's.
+        """Describe this module's own layers, without its children; empty if unknown.
 
-        What cannot be read is named in ``gaps``: dotted path of the fact -> reason.
+        ``gaps`` takes what cannot be read: dotted path of the fact -> reason.
         """
 
-    def bf16_twin(self, module: Module, compiled: bool) -> Module:
-        """Return the work of one of this stack's training layers in 16 bits, over the same weights, as fast
-        as its user can have it.
+    def bf16_counterpart(self, module: Module, compiled: bool) -> Module:
+        """Return a training layer's work in 16 bits over the same weights.
 
-        A new module, or the module itself, changed. ``compiled`` says whether torch.compile will cover it. A
-        stack without training layers needs none. Raises `NoTwin`.
+        A new module, or the changed module itself. ``compiled``: torch.compile will cover it. Only stacks
+        with training layers have this. Raises `NoCounterpart`.
         """
 
 
-_ASKED: WeakKeyDictionary[type, tuple[Stack, ...]] = WeakKeyDictionary()
+_ASKED: WeakKeyDictionary[type, tuple[StackModule, ...]] = WeakKeyDictionary()
 
 
-def stacks_of(kind: type) -> tuple[Stack, ...]:
-    """List the stacks that a module of this class may belong to, in the order in which they are asked."""
+def stacks_of(kind: type) -> tuple[StackModule, ...]:
+    """List the stacks that may know a class, in the order of asking."""
     asked = _ASKED.get(kind)
     if asked is None:
         homes = [module for module, _ in lineage(kind)]
@@ -95,18 +92,15 @@ def stacks_of(kind: type) -> tuple[Stack, ...]:
 
 
 @functools.cache
-def stacks() -> tuple[Stack, ...]:
-    """List all stacks, in the order in which they are asked."""
-    found = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
-    return tuple(
-        sorted(
-            (cast(Stack, each) for each in found if hasattr(each, "recognise")), key=lambda each: each.ORDER
-        )
-    )
+def stacks() -> tuple[StackModule, ...]:
+    """List all stacks, in the order of asking."""
+    modules = (importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__))
+    found = [cast(StackModule, each) for each in modules if hasattr(each, "recognise")]
+    return tuple(sorted(found, key=lambda each: each.ORDER))
 
 
 def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognise the linear-like layers that this very module is; none where a stack cannot read it."""
+    """Describe this module's own linear layers; none if a stack cannot read it."""
     for stack in stacks_of(type(module)):
         try:
             layers = stack.recognise(module, gaps)
@@ -121,20 +115,22 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     return ()
 
 
-def bf16_twin(module: Module, compiled: bool) -> Module | None:
-    """Return this very module without FP8; None for a module that does not train in FP8. Raises `NoTwin`
-    where there is no such form."""
+def bf16_counterpart(module: Module, compiled: bool) -> Module | None:
+    """Return this module without FP8; None if it does not train in FP8.
+
+    Raises `NoCounterpart` if there is no such form.
+    """
     for stack in stacks_of(type(module)):
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
-            raise NoTwin(f"its weights are stored in low precision ({type(module).__name__})")
+            raise NoCounterpart(f"its weights are stored in low precision ({type(module).__name__})")
         if uses:
-            return stack.bf16_twin(module, compiled) if "training" in uses else None
+            return stack.bf16_counterpart(module, compiled) if "training" in uses else None
     return None
 
 
 def scaling(module: Module) -> Scaling | None:
-    """Tell how this very module scales; None where no stack keeps a record of it."""
+    """Return how this module scales; None if no stack has a record of it."""
     return next(
         (
             found
@@ -146,5 +142,5 @@ def scaling(module: Module) -> Scaling | None:
 
 
 def fp8_copies(module: Module) -> list[Tensor]:
-    """List tensors in which this module keeps FP8 weights between steps, beside Parameters and buffers."""
+    """List FP8 weights that this module keeps between steps as plain attributes."""
     return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

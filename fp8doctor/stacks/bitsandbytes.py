@@ -1,4 +1,4 @@
-"""bitsandbytes: 8-bit and 4-bit weights, dequantised for 16-bit GEMMs or multiplied in INT8, never FP8."""
+"""Recognize bitsandbytes' 8-bit and 4-bit weights, which never run in FP8."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from fp8doctor.stacks import Layer, plain
-from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.looking import is_a
+from fp8doctor.stacks.looking import ancestor, is_a
 
 ORDER = 40
 STACK = "bitsandbytes"
@@ -16,7 +15,7 @@ PREFIX = "bitsandbytes."
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """A Linear4bit or Linear8bitLt, by the features it was built with: its weight is packed."""
+    """Describe a Linear4bit or Linear8bitLt; its packed weight has no shape."""
     kind = ancestor(type(module), PREFIX, ("Linear4bit", "Linear8bitLt"))
     if kind is None or not is_a(module, nn.Linear):
         return ()

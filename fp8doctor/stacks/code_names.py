@@ -1,4 +1,4 @@
-"""The names that a piece of the user's code uses, read without running it."""
+"""Names that the user's code uses, read without running it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fp8doctor.stacks.looking import is_a, read
 from fp8doctor.stacks.torch_private import original
 
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
-"""Packages whose forwards decide by a flag or a wrapper of their own; their code is not searched."""
+"""Packages whose forwards check a flag or wrapper; their code is not searched."""
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names used by a function and by the functions inside it."""
+    """Yield the names in a function and its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -27,10 +27,9 @@ def names_in(code: CodeType) -> Iterator[str]:
 def named(
     function: Any, classes: tuple[type, ...] = (), seen: set[int] | None = None
 ) -> Iterator[tuple[str, Any]]:
-    """Yield every name that a function of the user's uses, with the value bound to it.
+    """Yield every name that a user's function uses, with its value.
 
-    Functions, partials and methods of ``classes`` behind a name are followed. A name says that a call is
-    possible; only a run can tell whether it happens.
+    Follows functions, partials and methods of ``classes``. A name only makes a call possible.
     """
     function = read(function, "__func__", function)
     seen = set() if seen is None else seen
@@ -52,20 +51,19 @@ def named(
 
 
 def is_own(function: Any) -> bool:
-    """Whether no library wrote this function."""
+    """Tell if no library wrote this function."""
     home = function.__globals__.get("__name__", "") if type(function) is FunctionType else ""
     return type(function) is FunctionType and not f"{home}.".startswith(LIBRARIES)
 
 
 def wrapped(function: Any) -> Any:
-    """Return what ``torch.compile`` or a library's wrapper is around; None for the user's own function."""
+    """Return the function inside ``torch.compile`` or a library's wrapper, or None."""
     inner = original(function)
     return read(function, "__wrapped__") if inner is None and not is_own(function) else inner
 
 
 def loads(code: CodeType) -> Iterator[tuple[str | None, str]]:
-    """Yield every name that a function, and those inside it, read, behind what it is read from; None before
-    one that stands alone."""
+    """Yield every name that code reads, with its owner; None for a bare name."""
     for before, instruction in pairwise(dis.get_instructions(code)):
         if instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CONST":
             of_something = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
@@ -76,5 +74,5 @@ def loads(code: CodeType) -> Iterator[tuple[str | None, str]]:
 
 
 def _last(argument: object) -> str:
-    """From Python 3.13 on one instruction may load two names."""
+    """Return the last name: from Python 3.13 an instruction may load two."""
     return str(argument[-1] if isinstance(argument, tuple) else argument)

@@ -1,7 +1,6 @@
-"""FP8 weights that transformers stores: FP8Linear (fine-grained), FbgemmFp8Linear and their experts.
+"""Recognize FP8 weights that transformers stores.
 
-The forward may run in FP8; the backward dequantises and multiplies in BF16 (5.22 to 5.23; before, FP8Linear
-has none).
+The forward may run in FP8. The backward dequantizes to BF16 (5.22 to 5.23); earlier FP8Linears have none.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from dataclasses import replace
 from torch import nn
 
 from fp8doctor.stacks import Layer, plain
-from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.looking import is_a, read
+from fp8doctor.stacks.looking import ancestor, is_a, read
 
 ORDER = 30
 STACK = "huggingface"
@@ -23,7 +21,7 @@ EXPERTS = ("FP8Experts", "FP8Expert", "FbgemmFp8Llama4TextExperts")
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognise a linear or expert module whose weights are float8 data, not one that was dequantised."""
+    """Recognize a linear or expert module with float8 data, not a dequantized one."""
     kind = ancestor(type(module), PREFIX, LINEARS + EXPERTS)
     if kind is None:
         return ()
@@ -32,7 +30,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def features(module: nn.Module) -> dict[str, bool | int | str | None]:
-    """Block size and how activations are scaled, where the class has them."""
+    """Return block size and activation scheme, if the class has them."""
     block, scheme = read(module, "block_size"), read(module, "activation_scheme")
     return {
         "block_size": "x".join(map(str, block)) if block else None,

@@ -1,8 +1,8 @@
-"""Attributes of the user's objects, read without running the user's code.
+"""Read the user's objects without running the user's code.
 
-``getattr`` runs properties, ``__getattr__`` and parametrizations, each of which may draw random numbers,
-write to buffers or raise. What is read here lies in an object's own dictionary, in a module's parameters,
-buffers and children, or in its class. A descriptor runs only when a library that does no harm wrote it.
+``getattr`` runs properties, ``__getattr__`` and parametrizations, which may draw random numbers, write or
+raise. This reads an object's dictionary, a module's members, and the class; a descriptor runs only if a
+harmless library wrote it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, cast
-
-from fp8doctor.stacks.lineage import ancestor, lineage
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,15 +34,15 @@ LIBRARIES = frozenset(
         "transformers",
     )
 )
-"""Packages whose properties only read. Those of an ``nn.Module`` run for none of them: ``parametrize`` is
-torch's, and calls what the user registered."""
+"""Packages whose properties only read. Properties of an ``nn.Module`` never run: ``parametrize`` is torch's
+and calls the user's code."""
 
 SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 BINDING = (FunctionType, staticmethod, classmethod)
-"""Descriptors that hand out a method and run none."""
+"""Descriptors that return a method without running it."""
 
 HELD = ("_parameters", "_buffers", "_modules")
-"""Where an ``nn.Module`` keeps what ``nn.Module.__getattr__`` finds."""
+"""Dictionaries behind ``nn.Module.__getattr__``."""
 
 TENSOR = ("torch", "Tensor")
 
@@ -51,12 +50,11 @@ NOWHERE: Any = object()
 
 
 def read(thing: Any, name: str, default: Any = None) -> Any:
-    """Read an attribute as it lies in ``thing`` or its class; ``default`` where only running code would
-    tell."""
+    """Read an attribute; return ``default`` if only running code could."""
     if thing is None:
         return default
     kind = type(thing)
-    if kind is FunctionType:  # no class derives from it, so that nobody's code answers for it
+    if kind is FunctionType:  # final, so its getattr is safe
         return getattr(thing, name, default)
     of_module = is_module(thing)
     if not of_module:
@@ -79,14 +77,13 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def read_class(kind: type, name: str) -> Any:
-    """Read an attribute as it lies in a class or one that it derives from, descriptors unopened; None without
-    one."""
+    """Read a raw attribute of a class or its ancestors, or None."""
     found = _on_class(kind, name)[1]
     return None if found is NOWHERE else found
 
 
 def state_of(thing: Any) -> dict[str, Any]:
-    """Read the dictionary of an object, whatever its class puts in the way; empty where it has none."""
+    """Return an object's dictionary past its class's overrides; empty without one."""
     kind = type(thing)
     module, state_of_module = _module()
     if issubclass(kind, module):
@@ -100,37 +97,37 @@ def state_of(thing: Any) -> dict[str, Any]:
 
 
 def is_a(thing: Any, kind: type) -> bool:
-    """Whether an object is of a class; ``isinstance`` would ask a ``__class__`` that may be computed."""
+    """Tell if an object is of a class, past a computed ``__class__``."""
     return issubclass(type(thing), kind)
 
 
 def is_module(thing: Any) -> bool:
-    """Whether this is an ``nn.Module``."""
+    """Tell if this is an ``nn.Module``."""
     return issubclass(type(thing), _module()[0])
 
 
 def is_torchscript(kind: type) -> bool:
-    """Whether ``torch.jit`` made the modules of this class."""
+    """Tell if ``torch.jit`` made this class's modules."""
     return ancestor(kind, "torch.jit.", ("ScriptModule",)) is not None
 
 
 def parameters_of(module: Module) -> dict[str, Parameter | None]:
-    """Read the parameters of this very module."""
+    """Return a module's own parameters."""
     return _members(module, "_parameters")
 
 
 def buffers_of(module: Module) -> dict[str, Tensor | None]:
-    """Read the buffers of this very module."""
+    """Return a module's own buffers."""
     return _members(module, "_buffers")
 
 
 def children_of(module: Module) -> dict[str, Module | None]:
-    """Read the modules right below this one."""
+    """Return a module's direct children."""
     return _members(module, "_modules")
 
 
 def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
-    """Yield every module of a tree once, with its name, in the order of ``named_modules``."""
+    """Yield each module of a tree once, named and ordered as by ``named_modules``."""
     seen: set[int] = set()
     left = [("", root)]
     while left:
@@ -147,8 +144,7 @@ def modules_of(root: Module) -> Iterator[tuple[str, Module]]:
 
 
 def tensors_of(root: Module, held: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a tree that its modules keep in ``held`` (``_parameters``, ``_buffers``),
-    once."""
+    """Yield each tensor of a tree once: ``_parameters`` or ``_buffers``."""
     seen: set[int] = set()
     for name, module in modules_of(root):
         for key, tensor in _members(module, held).items():
@@ -158,11 +154,11 @@ def tensors_of(root: Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def tensor(module: Module, name: str) -> Tensor | None:
-    """Return a parameter or buffer of this very module, or what stands for it.
+    """Return a module's own parameter or buffer, or its original.
 
-    FSDP1 keeps a plain tensor in the module's dictionary, the old ``spectral_norm`` and ``weight_norm`` a
-    parameter beside it. A parametrization keeps the original, or parts of it: of torch's own the largest has
-    the shape of the whole.
+    FSDP1 keeps a plain tensor in the module's dictionary; the old ``spectral_norm`` and ``weight_norm`` keep
+    another parameter. A parametrization keeps the original, or parts of it: the largest has the whole's
+    shape.
     """
     parameters, buffers = parameters_of(module), buffers_of(module)
     for key in (name, f"{name}_orig", f"{name}_v"):
@@ -182,12 +178,12 @@ def tensor(module: Module, name: str) -> Tensor | None:
 
 
 def forward_of(module: Any) -> Any:
-    """Find the forward that a call of the module runs: its own, else its class's."""
+    """Return the forward that a call of the module runs."""
     return state_of(module).get("forward", read_class(type(module), "forward"))
 
 
 def method(thing: Any, name: str) -> Any:
-    """Read a method that one of `LIBRARIES` wrote; None where the user's own class has it."""
+    """Return a method that one of `LIBRARIES` wrote, or None."""
     owner, found = _on_class(type(thing), name)
     if owner is None or _package(owner) not in LIBRARIES or not isinstance(found, FunctionType):
         return None
@@ -196,7 +192,7 @@ def method(thing: Any, name: str) -> Any:
 
 @functools.cache
 def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
-    """``nn.Module``, and what reads the dictionary of one past its classes."""
+    """Return ``nn.Module`` and the getter of its instances' dictionaries."""
     from torch.nn import Module
 
     slot: Any = Module.__dict__["__dict__"]
@@ -204,7 +200,7 @@ def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
 
 
 def _on_class(kind: type, name: str) -> tuple[type | None, Any]:
-    """Find the class in the lineage that holds an attribute, and what it holds."""
+    """Find the class that defines an attribute, and its raw value."""
     for each in kind.__mro__:
         if name in each.__dict__:
             return each, each.__dict__[name]
@@ -212,7 +208,7 @@ def _on_class(kind: type, name: str) -> tuple[type | None, Any]:
 
 
 def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
-    """Tell what a descriptor gives, where it is a slot, a method, or a library's."""
+    """Run a descriptor if it is a slot, a method, or a library's."""
     harmless = type(found) in SLOTS + BINDING or (
         owner is not None and _package(owner) in LIBRARIES and not is_module(thing)
     )
@@ -226,8 +222,10 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
 
 
 def _renamed(kind: type, name: str) -> str:
-    """Read the name under which a configuration of transformers keeps an attribute (``attribute_map``, 4.57
-    to 5.23)."""
+    """Return the name under which a transformers configuration keeps an attribute.
+
+    It is in ``attribute_map`` (4.57 to 5.23).
+    """
     owner, _ = _on_class(kind, "__getattribute__")
     if owner is object or owner is None or _package(owner) != "transformers":
         return name
@@ -236,7 +234,7 @@ def _renamed(kind: type, name: str) -> str:
 
 
 def _members(module: Any, held: str) -> dict[str, Any]:
-    """Tell what a module holds of one sort, past whatever its containers do when they are asked."""
+    """Return a module's members of one kind, past overrides of its containers."""
     kind, state_of_module = _module()
     state = state_of_module(module) if issubclass(type(module), kind) else state_of(module)
     found = state.get(held)
@@ -254,3 +252,45 @@ def _members(module: Any, held: str) -> dict[str, Any]:
 
 def _package(kind: type) -> str:
     return str(kind.__module__).partition(".")[0]
+
+
+Ancestor = tuple[str, str]
+"""Module and qualified name of a class: ``("torch.nn.modules.linear", "Linear")``."""
+
+_KNOWN: WeakKeyDictionary[type, tuple[Ancestor, ...]] = WeakKeyDictionary()
+"""Cache of lineages; keeps no class alive."""
+
+
+def lineage(kind: type) -> tuple[Ancestor, ...]:
+    """List module and qualified name of a class and its ancestors.
+
+    Leaves out FSDP2's class in front (``FSDPLinear``) and its mixin. The module is empty for a class without
+    one.
+    """
+    known = _KNOWN.get(kind)
+    if known is None:
+        mro = kind.__mro__
+        if len(mro) > 2 and mro[1].__name__ == "FSDPModule":
+            mro = mro[2:]
+        known = tuple((str(each.__module__ or ""), each.__qualname__) for each in mro)
+        _KNOWN[kind] = known
+    return known
+
+
+def ancestor(kind: type, module_prefix: str, names: tuple[str, ...]) -> str | None:
+    """Name the first class of the lineage among ``names`` under ``module_prefix``."""
+    for module, name in lineage(kind):
+        if name in names and module.startswith(module_prefix):
+            return f"{module}.{name}"
+    return None
+
+
+def home(kind: type) -> str:
+    """Return the module of a class, past FSDP2's."""
+    return lineage(kind)[0][0]
+
+
+def class_name(kind: type) -> str:
+    """Return the qualified name of a class, past FSDP2's."""
+    module, name = lineage(kind)[0]
+    return f"{module}.{name}"

@@ -1,8 +1,7 @@
-"""FP8 layers that a user wrote, told by what their forward calls, or by what they are called.
+"""Recognize FP8 layers that a user wrote, by their forward's code or their names.
 
-A forward that reaches torch's FP8 GEMM trains in FP8, by its code. One that calls a GEMM named after FP8, one
-of a class so named, or that says that it quantizes to FP8, and one with such a switch that is on may: their
-use is unknown.
+A forward that reaches torch's FP8 matmul trains in FP8. The use is unknown if it calls a matmul named after
+FP8, if the class or its weight's type is named after FP8, or if an FP8 switch is on.
 """
 
 from __future__ import annotations
@@ -18,10 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8doctor.facts import Use
-from fp8doctor.stacks import Layer, NoTwin, plain
+from fp8doctor.stacks import Layer, NoCounterpart, plain
 from fp8doctor.stacks.code_names import loads, names_in
-from fp8doctor.stacks.lineage import lineage
-from fp8doctor.stacks.looking import forward_of, is_a, parameters_of, read, read_class, state_of, tensor
+from fp8doctor.stacks.looking import (
+    forward_of,
+    is_a,
+    lineage,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+    tensor,
+)
 from fp8doctor.stacks.tensors import is_float8, local, stored, subclass
 from fp8doctor.stacks.torch_private import FAKE_TENSOR
 
@@ -32,37 +39,37 @@ OF_TORCH = (
     *("_scaled_mm", "_scaled_mm_v2", "scaled_mm"),
     *("_scaled_grouped_mm", "_scaled_grouped_mm_v2", "scaled_grouped_mm"),
 )
-"""Torch's FP8 GEMMs (2.1 to 2.11)."""
+"""torch's FP8 matmuls (2.1 to 2.11)."""
 
 GEMM = re.compile(
     r"(fp8|float8).*(gemm|matmul|(?<![a-z])mm(?![a-z]))|(gemm|matmul|(?<![a-z])mm(?![a-z])).*(fp8|float8)",
     re.IGNORECASE,
 )
-"""What others call theirs: ``fp8_gemm`` in DeepSeek-V3, ``fp8_gemm_nt`` in DeepGEMM."""
+"""Names of other FP8 matmuls: ``fp8_gemm`` in DeepSeek-V3, ``fp8_gemm_nt`` in DeepGEMM."""
 
 NAMED = re.compile(r"fp8|float8", re.IGNORECASE)
 SWITCH = re.compile(
     r"_?((use|enable|is|with|in)_)?(fp8|float8)(_(enabled|training|matmul|linear))?", re.IGNORECASE
 )
-"""Attributes that switch FP8 on and off: ``use_fp8`` in modded-nanogpt."""
+"""Attributes that switch FP8 on: ``use_fp8`` in modded-nanogpt."""
 
 GRADIENT_OFF = frozenset(("no_grad", "inference_mode", "set_grad_enabled", "detach", "data"))
-"""Names in code that takes the gradient off what it multiplies, or may."""
+"""Names that detach the operands from the graph, or may."""
 
 GETS_BY = ("pad", "linear", "forward")
-"""Names in the code of a layer that pads, or falls back to an ordinary GEMM, where FP8 takes no side."""
+"""Names in a layer that pads its sides, or falls back to an ordinary matmul."""
 
 DEPTH = 4
-"""Functions that are followed from one to the next. A convention of this tool."""
+"""Depth of calls to follow. A choice."""
 
 LIBRARIES = ("torch", "torchao", "transformer_engine", "transformers", "peft", "bitsandbytes", "accelerate")
-"""Packages whose functions are not followed, and whose own layers the other stacks know."""
+"""Packages whose functions are not followed and whose layers other stacks know."""
 
 _REACHED: WeakKeyDictionary[FunctionType, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognise a layer over weights in 16 or 32 bits whose forward, or whose name, is of FP8."""
+    """Recognize a layer with 16- or 32-bit weights whose forward or name is FP8's."""
     weights = [each for each in parameters_of(module).values() if each is not None and each.ndim in (2, 3)]
     forward = _unbound(forward_of(module))
     if not weights or type(forward) is not FunctionType or _is_library(forward.__module__):
@@ -90,16 +97,16 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     )
 
 
-def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """Make an nn.Linear of a layer that derives from it; of others nothing is known but their GEMM."""
+def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
+    """Make an nn.Linear of a subclass of it; other layers have no known form."""
     weight = tensor(module, "weight")
     if not is_a(module, nn.Linear) or weight is None or weight.ndim != 2:
-        raise NoTwin(f"{type(module).__name__} is a class of the user's own, and no nn.Linear")
-    return Linear(module).train(module.training)
+        raise NoCounterpart(f"{type(module).__name__} is a class of the user's own, and no nn.Linear")
+    return Bf16Linear(module).train(module.training)
 
 
-class Linear(nn.Linear):
-    """The Linear that an FP8 layer stands for, over its very Parameters, in BF16."""
+class Bf16Linear(nn.Linear):
+    """A Linear in BF16 over an FP8 layer's Parameters."""
 
     def __init__(self, of: Any) -> None:
         nn.Module.__init__(self)
@@ -112,20 +119,21 @@ class Linear(nn.Linear):
 
 
 def fp8_gemm(names: tuple[str, ...]) -> str | None:
-    """Pick the FP8 GEMM among the names that a forward reaches; None where there is none."""
+    """Return the FP8 matmul among a forward's names, or None."""
     of_torch = next((f"torch.{each}" for each in names if each in OF_TORCH), None)
     return of_torch or next((each for each in names if GEMM.search(each)), None)
 
 
 def _names_itself(module: nn.Module) -> str:
-    """Name the class, and what it quantizes its weight to: ``QLinear qfloat8_e4m3fn``, of quanto before
-    ``freeze``."""
+    """Return the class and its weight's type: ``QLinear qfloat8_e4m3fn`` (quanto)."""
     return f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"
 
 
 def _lacks_backward(forward: FunctionType, kind: type, weights: Sequence[Tensor]) -> bool:
-    """Whether autograd surely meets torch's FP8 GEMM, which has no derivative: nothing that the forward
-    reaches has a backward of its own, or takes the gradient off."""
+    """Tell if autograd surely meets torch's FP8 matmul, which has no derivative.
+
+    Then nothing that the forward reaches has its own backward or detaches.
+    """
     names = set(_reached(forward, kind, set(), DEPTH, by_autograd=True))
     return (
         any(weight.requires_grad for weight in weights)
@@ -135,7 +143,7 @@ def _lacks_backward(forward: FunctionType, kind: type, weights: Sequence[Tensor]
 
 
 def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
-    """List the names in a forward of this class and in the user's functions that it calls."""
+    """List the names in a class's forward and in the user's functions that it calls."""
     if function not in _REACHED:
         _REACHED[function] = tuple(_reached(function, kind, set(), DEPTH))
     return _REACHED[function]
@@ -152,8 +160,11 @@ def _reached(
 
 
 def _called(function: FunctionType, kind: type, by_autograd: bool) -> Iterator[FunctionType]:
-    """Yield the user's functions that a function names: globals, methods, those of modules, and both ways of
-    an autograd function, into which autograd itself does not look, nor into a custom operator."""
+    """Yield the user's functions that a function names.
+
+    Globals, methods, functions of modules, and both directions of an autograd function or custom operator,
+    which autograd itself does not look into (``by_autograd``).
+    """
     found = [_value(owner, name, function, kind) for owner, name in loads(function.__code__)]
     found += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
     found.append(state_of(function).get("__wrapped__"))
@@ -171,7 +182,7 @@ def _called(function: FunctionType, kind: type, by_autograd: bool) -> Iterator[F
 
 
 def _value(owner: str | None, name: str, function: FunctionType, kind: type) -> Any:
-    """Find what a name stands for: a global, a method of ``self``, or what a module of the user's holds."""
+    """Resolve a global, a method of ``self``, or a member of a user's module."""
     known = function.__globals__
     if owner is None:
         return known.get(name)
@@ -197,7 +208,7 @@ def _is_quantized(weight: Tensor) -> bool:
 
 
 def _layers(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Describe the module as an ordinary layer; one with a matrix called weight as a Linear."""
+    """Describe the module as an ordinary layer, or by its matrix ``weight``."""
     if known := plain.recognise(module, gaps):
         return known
     weight = tensor(module, "weight")

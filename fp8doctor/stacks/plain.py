@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from fp8doctor.facts import Use
 from fp8doctor.stacks import Layer
-from fp8doctor.stacks.lineage import ancestor, class_name
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, read_class, tensor
+from fp8doctor.stacks.looking import (
+    ancestor,
+    children_of,
+    class_name,
+    is_a,
+    parameters_of,
+    read,
+    read_class,
+    tensor,
+)
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
 
 ORDER = 100
@@ -20,13 +28,13 @@ STACK = "torch"
 ROUTER = re.compile(r"(router|gate)$", re.IGNORECASE)
 EXPERTS = re.compile(r"expert|moe", re.IGNORECASE)
 NOT_A_WEIGHT = re.compile(r"pos|embed|scale|bias", re.IGNORECASE)
-"""3-D parameters of an expert module that no GEMM reads."""
+"""3-D parameters of an expert module that no matmul reads."""
 DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
-"""Expert weights that lead back to the hidden size; all others start from it."""
+"""Expert weights that end at the hidden size; all others start from it."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognise layers in 16 or 32 bits, or with plain float8 weights that are only stored."""
+    """Recognize layers in 16 or 32 bits, or with plain float8 weights."""
     if is_a(module, nn.Linear):
         return linear(module, gaps)
     if is_a(module, nn.MultiheadAttention):
@@ -56,7 +64,7 @@ def layer(
     role: Literal["body", "router", "experts"] = "body",
     features: dict[str, bool | int | str | None] | None = None,
 ) -> Layer:
-    """An ordinary layer; its use is ``storage`` when the weight is plain float8 data."""
+    """Describe an ordinary layer; a plain float8 weight makes its use ``storage``."""
     data = stored(weights[0])
     use: Use = "storage" if is_float8(data) else "none"
     return Layer(
@@ -77,7 +85,7 @@ def layer(
 
 
 def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """An nn.Linear or a subclass of it. Its sizes are its own numbers, else those of its weight."""
+    """Describe an nn.Linear or a subclass, by its own sizes or its weight's."""
     weight = tensor(module, "weight")
     if weight is None:
         gaps["network.linears"] = (
@@ -99,7 +107,10 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def attention(module: nn.Module) -> tuple[Layer, ...]:
-    """Recognise the input projections of nn.MultiheadAttention; its output projection is a child."""
+    """Describe the input projections of nn.MultiheadAttention.
+
+    Its output projection is a child.
+    """
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         weight = tensor(module, name)
@@ -121,7 +132,7 @@ def attention(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def experts(module: nn.Module) -> tuple[Layer, ...]:
-    """Recognise 3-D weights ``[experts, out, in]``, or transposed, that are named after experts."""
+    """Recognize 3-D weights of experts: ``[experts, out, in]`` or transposed."""
     found: list[Layer] = []
     own_name = bool(EXPERTS.search(type(module).__name__))
     for name, weight in parameters_of(module).items():
@@ -147,24 +158,24 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell whether a module of experts multiplies by torch's grouped GEMM, or does when it is told to.
+    """Tell if a module of experts uses torch's grouped matmul, or can be set to.
 
-    Its forward names it, or transformers chooses its forward, the grouped one unless told otherwise.
+    Its forward names the function, or transformers chooses its forward.
     """
     named = _named_by_forward(module)
     return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
 
 
 OPERATOR_OF = {"batched_mm": "bmm", "eager": "linear"}
-"""Implementation of experts in transformers 5 that is not grouped -> what it multiplies by, ``linear`` one
-expert after the other. Source: ``integrations/moe.py``, 5.23."""
+"""Experts implementation of transformers 5 -> its matmul; ``linear`` runs one expert after another. Source:
+``integrations/moe.py``, 5.23."""
 
 OPERATORS = ("bmm", "baddbmm", "einsum", "linear")
-"""What forwards of experts multiply 3-D weights by, ``linear`` one expert after the other."""
+"""Matmuls in forwards of experts; ``linear`` runs one expert after another."""
 
 
 def multiplies_instead_by(module: nn.Module) -> str | None:
-    """Name what a module of experts multiplies by where that is surely not torch's grouped GEMM."""
+    """Name the matmul of a module of experts that never uses torch's grouped one."""
     if isinstance(read(module, "is_transposed"), bool):
         chosen = read(read(module, "config"), "_experts_implementation")
         return OPERATOR_OF.get(chosen) if isinstance(chosen, str) else None
@@ -179,8 +190,10 @@ def _named_by_forward(module: nn.Module) -> tuple[str, ...]:
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int, bool]:
-    """Tell an expert's input and output features, as the module says, else by the hidden size, and whether
-    the weight is ``[experts, in, out]``."""
+    """Return an expert's input and output features, and True if transposed.
+
+    A transposed weight is ``[experts, in, out]``.
+    """
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = read(module, "is_transposed")
     if not isinstance(transposed, bool):

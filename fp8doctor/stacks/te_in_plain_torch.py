@@ -1,9 +1,7 @@
-"""The maths of Transformer Engine's layers in plain torch, over the very Parameters, so that the compiler can
-see through them.
+"""Transformer Engine's layers in plain torch, over the same Parameters.
 
-Read in Transformer Engine 1.5, 2.1, 2.5 and 2.20 (``pytorch/module/*.py``): the attributes, what a forward
-returns, and that its GELU is the tanh approximation. Outputs and gradients of every form here were compared
-with 2.20.2 on an H200, in BF16: they differ by less than 0.7 %.
+The compiler can see through them. Attributes and outputs are as in 1.5, 2.1, 2.5 and 2.20
+(``pytorch/module/*.py``). Outputs and gradients differ by less than 0.7% from 2.20.2 (H200, BF16).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The first half of the last dimension activated, times the second."""
+    """Activate the first half of the last dimension, times the second."""
 
     def gate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -47,8 +45,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Plain(nn.Module):
-    """One layer over the Parameters of ``of``, in their order. Whatever else a TE container hands to a
-    forward is taken and left."""
+    """A layer over another's Parameters; ignores extra arguments to its forward."""
 
     def __init__(self, of: Any) -> None:
         super().__init__()
@@ -63,19 +60,19 @@ class Plain(nn.Module):
         self.train(of.training)
 
     def bias_of(self, name: str) -> Tensor | None:
-        """Read a bias; TE keeps an empty tensor where it has none."""
+        """Return a bias or None; TE keeps an empty tensor for none."""
         bias = self._parameters.get(name)
         return bias if bias is not None and bias.numel() else None
 
     def answer(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-        """The last GEMM; its bias is handed out beside it where TE's module does so."""
+        """Run the last matmul; return its bias separately if TE does."""
         if self.returns_bias:
             return functional.linear(x, weight), bias
         return functional.linear(x, weight, bias)
 
 
-class Linear(Plain, nn.Linear):
-    """``te.Linear``, as an nn.Linear that every tool knows."""
+class PlainLinear(Plain, nn.Linear):
+    """``te.Linear`` as an nn.Linear, which every tool knows."""
 
     def __init__(self, of: Any) -> None:
         nn.Module.__init__(self)
@@ -103,10 +100,10 @@ class _Normed(Plain):
 
 
 class LayerNormLinear(_Normed):
-    """``te.LayerNormLinear``, whose weight may be kept in parts, such as query, key and value.
+    """``te.LayerNormLinear``; its weight may be in parts, such as query, key, value.
 
-    Each part has a GEMM of its own: joined, the weights would be kept for the backward once more, 48 MiB in
-    each layer of a 4096 wide decoder (H200, torch 2.11).
+    Each part has its own matmul: joined weights would be saved for the backward again, 48 MiB per layer of a
+    4096-wide decoder (H200, torch 2.11).
     """
 
     def __init__(self, of: Any) -> None:
@@ -136,7 +133,7 @@ class LayerNormMLP(_Normed):
 
 
 class GroupedLinear(Plain):
-    """``te.GroupedLinear``: one GEMM after the other."""
+    """``te.GroupedLinear``, one matmul after another."""
 
     def __init__(self, of: Any) -> None:
         super().__init__(of)
@@ -152,18 +149,18 @@ class GroupedLinear(Plain):
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Join the last dimensions of what is there; None where nothing is."""
+    """Join the last dimensions of those present, or return None."""
     there = [each for each in parts if each is not None]
     return torch.cat(there, dim=-1) if len(there) > 1 else next(iter(there), None)
 
 
 def parts(of: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Name the Parameters of the weight, and those of the bias (``parameters_split``)."""
+    """Name the Parameters of weight and bias (``parameters_split``)."""
     return tuple(getattr(of, "weight_names", ("weight",))), tuple(getattr(of, "bias_names", ("bias",)))
 
 
-TWINS: dict[str, type[Plain]] = {
-    "Linear": Linear,
+COUNTERPARTS: dict[str, type[Plain]] = {
+    "Linear": PlainLinear,
     "LayerNormLinear": LayerNormLinear,
     "LayerNormMLP": LayerNormMLP,
     "GroupedLinear": GroupedLinear,
@@ -172,8 +169,8 @@ WEIGHTS = {"Linear": "weight", "LayerNormMLP": "fc1_weight", "GroupedLinear": "w
 
 
 def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
-    """The layer in plain torch; None where a setting of it has no match there."""
-    if kind not in TWINS or not _forwards_as_te(type(module)):
+    """Return the layer in plain torch; None if a setting has no match there."""
+    if kind not in COUNTERPARTS or not _forwards_as_te(type(module)):
         return None
     weights = parts(module)[0] if kind == "LayerNormLinear" else (WEIGHTS[kind],)
     if any(module._parameters.get(name) is None for name in weights):
@@ -184,11 +181,11 @@ def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
         return None
     if kind == "LayerNormMLP" and getattr(module, "activation", None) not in ACTIVATIONS:
         return None
-    return TWINS[kind](module)
+    return COUNTERPARTS[kind](module)
 
 
 def _forwards_as_te(kind: type) -> bool:
-    """Whether the forward is TE's own; Megatron's subclasses return something else from theirs."""
+    """Tell if the forward is TE's own; Megatron's subclasses return something else."""
     return next(each for each in kind.__mro__ if "forward" in vars(each)).__module__.startswith(
         "transformer_engine."
     )

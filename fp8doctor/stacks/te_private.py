@@ -1,7 +1,7 @@
-"""The private names of Transformer Engine that fp8doctor uses, one small function for each.
+"""Private names of Transformer Engine, one small function for each.
 
-Verified by the sources of 1.0 to 2.20, and on a GPU with 2.20.2. The library is never imported: what the
-process has not loaded, or this version lacks, answers None.
+Verified in the sources of 1.0 to 2.20, and on a GPU with 2.20.2. If the library is not loaded or lacks the
+name, the answer is None.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ if TYPE_CHECKING:
 VERIFIED = "1.0 to 2.20"
 
 STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
-"""Modules of the process-wide FP8 state: from 2.9 on, and before."""
+"""Modules of the process-wide FP8 state: from 2.9, and before."""
 
 BUFFERS = ("global_amax_buffer", "global_amax_history_buffer", "global_scale_buffer")
-"""Dicts of lists of tensors in the state, by autocast (1.0 to 2.20)."""
+"""Dicts of lists of tensors in the state, per autocast (1.0 to 2.20)."""
 
 ENTERS = ("autocast_enter", "fp8_autocast_enter")
-"""What an autocast calls of the manager when it is opened: from 2.9 on, and before. Recipe and the switch are
-its third and first arguments in 1.0 to 2.20."""
+"""The manager's method that opens an autocast: from 2.9, and before. Its third argument is the recipe, its
+first the switch (1.0 to 2.20)."""
 
 EXITS = ("autocast_exit", "fp8_autocast_exit")
-"""What it calls when it is closed."""
+"""The manager's method that closes an autocast."""
 
 COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
 DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *COLUMNWISE)
-"""Where the quantized tensors keep their data, and the transposed copy of it that GEMMs need beside
-(Float8Tensor, MXFP8Tensor, Float8BlockwiseQTensor and NVFP4Tensor, 2.0 to 2.20; only some versions can be
-flattened)."""
+"""Attributes of quantized tensors with their data and the transposed copy for matmuls (Float8Tensor,
+MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor, 2.0 to 2.20; only some versions can be flattened)."""
 
 
 def state_manager() -> Any:
@@ -44,47 +43,47 @@ def state_manager() -> Any:
 
 
 def state() -> Any:
-    """Return what holds the FP8 state, or None.
+    """Return the object with the FP8 state, or None.
 
-    It is the manager itself up to 2.14, and an instance from 2.15 on.
+    The manager itself up to 2.14, an instance from 2.15.
     """
     manager = state_manager()
     return getattr(manager, "quantization_state", manager)
 
 
 def autocast_is_open() -> bool:
-    """Whether a module that is called now would run in FP8 (1.0 to 2.20)."""
+    """Tell if a module called now would run in FP8 (1.0 to 2.20)."""
     enabled = getattr(state_manager(), "is_fp8_enabled", None)
     return enabled is not None and bool(enabled())
 
 
 def open_recipe() -> Any:
-    """Return the recipe of the autocast that is open (1.0 to 2.20)."""
+    """Return the open autocast's recipe (1.0 to 2.20)."""
     return state_manager().get_fp8_recipe()
 
 
 def own_names(names: tuple[str, ...]) -> list[str]:
-    """List those of `ENTERS` or `EXITS` that this version has."""
+    """List the names that this version's manager has."""
     return [name for name in names if name in vars(state_manager() or type)]
 
 
 def home() -> Any:
-    """Return the module of the manager, or None."""
+    """Return the manager's module, or None."""
     return sys.modules.get(getattr(state_manager(), "__module__", ""))
 
 
 RECIPE_TEST = "check_recipe_support"
-"""Function in `home` that raises for a recipe that this GPU cannot run (1.0 to 2.20)."""
+"""Function in `home` that raises if this GPU cannot run a recipe (1.0 to 2.20)."""
 
 
 def recipe_test() -> Callable[[Any], object] | None:
-    """Return what raises for a recipe that this GPU cannot run, or None (1.0 to 2.20)."""
+    """Return `RECIPE_TEST`'s function, or None (1.0 to 2.20)."""
     test: Callable[[Any], object] | None = getattr(home(), RECIPE_TEST, None)
     return test
 
 
 def meta(module: Module) -> dict[str, Any] | None:
-    """Read what a module remembers of its scaling, or None (1.0 to 2.20)."""
+    """Return a module's record of its scaling, or None (1.0 to 2.20)."""
     found = state_of(module).get("fp8_meta")
     return found if isinstance(found, dict) else None
 

@@ -1,13 +1,15 @@
-"""What a weight really holds: the class around it, the data inside it, its dtype and its bytes."""
+"""Tensors inside weights and batches: classes, data, dtypes, bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 from fp8doctor.stacks import te_private
-from fp8doctor.stacks.lineage import class_name, home, lineage
-from fp8doctor.stacks.looking import read
+from fp8doctor.stacks.looking import class_name, home, lineage, read
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
 
 if TYPE_CHECKING:
@@ -17,19 +19,19 @@ PLAIN = ("torch.nn.parameter.Parameter", "torch.Tensor", "torch.nn.parameter.Buf
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Find the tensor of this process behind a DTensor; any other tensor unchanged."""
+    """Return this process's part of a DTensor; other tensors unchanged."""
     inner = local_tensor(tensor) if home(type(tensor)).startswith("torch.distributed") else None
     return tensor if inner is None else inner
 
 
 def subclass(tensor: Tensor) -> str | None:
-    """Name the class of a tensor subclass, inside a DTensor too; None for an ordinary tensor."""
+    """Name a tensor's subclass, also inside a DTensor; None for an ordinary tensor."""
     inside, outside = class_name(type(local(tensor))), class_name(type(tensor))
     return next((name for name in (inside, outside) if name not in PLAIN), None)
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Find the first plain tensor inside a tensor subclass, such as the float8 data of a quantized weight."""
+    """Return the first plain tensor inside a subclass, such as float8 data."""
     while True:
         inner = _inside(local(tensor))
         if not inner:
@@ -38,29 +40,28 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def has_data(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers: those of the meta device and of FakeTensorMode have none."""
+    """Tell if a tensor has numbers: meta and fake tensors have none."""
     return not tensor.is_meta and class_name(type(tensor)) != FAKE_TENSOR
 
 
 def whole_size(parameter: Tensor) -> int:
-    """Count the elements of a parameter, the whole of it where ZeRO-3 keeps only a part in this process."""
+    """Count a parameter's elements, including ZeRO-3's parts in other processes."""
     whole = read(parameter, "ds_numel")
     return whole if isinstance(whole, int) else parameter.numel()
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Count the bytes that a parameter occupies in this process, the scales of a quantized one included."""
+    """Count the bytes of a parameter in this process, with its scales."""
     return sum(each.numel() * each.element_size() for each in plain(tensor))
 
 
 def storage_bytes(tensor: Tensor) -> int:
-    """Count the bytes of the storages behind a tensor of this process, which may be larger than the tensor:
-    what pickling it writes."""
+    """Count the bytes of the storages behind a tensor: what pickling writes."""
     return sum(each.untyped_storage().nbytes() for each in plain(tensor))
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
-    """Read the ordinary tensors that a tensor is made of in this process; an ordinary one itself."""
+    """Yield the ordinary tensors inside a tensor of this process."""
     tensor = local(tensor)
     inner = _inside(tensor)
     if not inner:
@@ -70,17 +71,17 @@ def plain(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """``bfloat16``, ``float8_e4m3fn``, ..."""
+    """Return ``bfloat16``, ``float8_e4m3fn``, ..."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def is_float8(tensor: Tensor) -> bool:
-    """Whether the tensor's own dtype is one of torch's float8 types."""
+    """Tell if the dtype is one of torch's float8 types."""
     return str(tensor.dtype).startswith("torch.float8")
 
 
 def _inside(tensor: Tensor) -> list[Tensor]:
-    """Read the tensors that a tensor subclass is made of; empty for an ordinary one."""
+    """Return the tensors inside a subclass; empty for an ordinary tensor."""
     if class_name(type(tensor)) in PLAIN:
         return []
     if any(module.startswith("transformer_engine.") for module, _ in lineage(type(tensor))):
@@ -90,3 +91,90 @@ def _inside(tensor: Tensor) -> list[Tensor]:
         return []
     names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     return [getattr(tensor, name) for name in names]
+
+
+_log = logging.getLogger("fp8doctor")
+
+DEEP = 3
+"""Depth of objects in objects to search, which may be cyclic. A choice."""
+
+
+def named_tensors(value: Any, name: Any = "", deep: int = DEEP) -> Iterator[tuple[Any, Tensor]]:
+    """Yield every tensor of a batch with its key, field or attribute.
+
+    Searches mappings, sequences, named tuples, dataclasses and objects with tensors.
+    """
+    if _is_tensor(value):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from named_tensors(each, key, deep)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from named_tensors(each, name, deep)
+    elif deep:
+        for attribute, each in _attributes(value).items():
+            yield from named_tensors(each, attribute, deep - 1)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield every tensor of a batch."""
+    for _, tensor in named_tensors(value):
+        yield tensor
+
+
+def with_tensors(value: Any, of: Callable[[Tensor], Any], deep: int = DEEP) -> Any:
+    """Replace every tensor by ``of(tensor)`` in copies of its containers."""
+    if _is_tensor(value):
+        return of(value)
+    if isinstance(value, Mapping):
+        return _of_kind(value, {key: with_tensors(each, of, deep) for key, each in value.items()})
+    if isinstance(value, (list, tuple)):
+        changed = [with_tensors(each, of, deep) for each in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    attributes = _attributes(value) if deep else {}
+    if not attributes:
+        return value
+    copied = copy.copy(value)
+    for name, each in attributes.items():
+        object.__setattr__(copied, name, with_tensors(each, of, deep - 1))  # also of a frozen dataclass
+    return copied
+
+
+def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
+    """Copy a mapping with new values; return a dict if it is read-only."""
+    if type(mapping) is dict or not isinstance(mapping, MutableMapping):
+        return changed
+    try:
+        copied = copy.copy(mapping)
+        for key, each in changed.items():
+            copied[key] = each
+    except Exception:  # of a class of the user's or a library's
+        _log.debug("a %s cannot be written to", type(mapping), exc_info=True)
+        return changed
+    return copied
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields, or the attributes of an object with tensors.
+
+    A module has none: its tensors are no data.
+    """
+    import torch
+
+    if isinstance(value, (type, torch.nn.Module)):
+        return {}
+    if dataclasses.is_dataclass(value):
+        names = [each.name for each in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    try:
+        attributes = object.__getattribute__(value, "__dict__")  # what a proxy stands for stays unread
+    except AttributeError:
+        return {}
+    return dict(attributes) if any(map(_is_tensor, attributes.values())) else {}

@@ -1,7 +1,7 @@
-"""The private names of torch that fp8doctor uses, one small function for each.
+"""Private names of torch, one small function for each.
 
-A name that is missing answers None, so what rests on it becomes unknown. Each docstring ends with the
-versions of torch on which the name was verified. Nothing here imports torch before it is called.
+A missing name answers None, and what depends on it becomes unknown. Docstrings end with the verified versions
+of torch. Functions import torch; the module does not.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from contextlib import contextmanager, nullcontext
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.looking import children_of, read
+from fp8doctor.stacks.looking import ancestor, children_of, read
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
 OPTIMIZED_MODULE = ("torch._dynamo.eval_frame", "OptimizedModule")
-"""Class of what ``torch.compile(module)`` returns (2.6 to 2.15)."""
+"""Class of ``torch.compile(module)`` (2.6 to 2.15)."""
 
 DYNAMO = "torch._dynamo."
-"""Begins the names of Dynamo's own modules (2.6 to 2.15)."""
+"""Prefix of Dynamo's modules (2.6 to 2.15)."""
 
 CONFIGS = ("torch._dynamo.config", "torch._functorch.config", "torch._inductor.config")
 """Settings of torch.compile: modules with ``get_config_copy`` (2.6 to 2.13)."""
@@ -33,11 +32,11 @@ COMPILED_CALL = "_compiled_call_impl"
 
 
 class Unknown(Exception):
-    """A private name is missing, or does not do what it did in the verified versions."""
+    """A private name is missing, or works differently than in the verified versions."""
 
 
 def _loaded(module: str, *names: str) -> Any:
-    """Read a name of a module that the process has loaded; None if either is missing."""
+    """Read a name of a loaded module, or None."""
     found: Any = sys.modules.get(module)
     for name in names:
         found = getattr(found, name, None)
@@ -48,37 +47,37 @@ def _loaded(module: str, *names: str) -> Any:
 
 
 def behind_compile(thing: Any) -> Module | None:
-    """Return the module that ``torch.compile`` wrapped; None for what is no such wrapper (2.6 to 2.15)."""
+    """Return the module that ``torch.compile`` wrapped, or None (2.6 to 2.15)."""
     if ancestor(type(thing), DYNAMO, OPTIMIZED_MODULE[1:]) is None:
         return None
     return children_of(thing).get("_orig_mod")
 
 
 def original(function: Any) -> Any:
-    """Return the function that ``torch.compile`` compiled; None for any other object (2.6 to 2.15)."""
+    """Return the function that ``torch.compile`` compiled, or None (2.6 to 2.15)."""
     return read(function, "_torchdynamo_orig_callable")
 
 
 def disabled(function: Any) -> bool:
-    """Whether ``torch.compiler.disable`` made this function (2.6 to 2.15)."""
+    """Tell if ``torch.compiler.disable`` made this function (2.6 to 2.15)."""
     return bool(read(function, "_torchdynamo_disable"))
 
 
 def disabled_below(function: Any) -> bool:
-    """Whether a disabled function disables what it calls too (2.6 to 2.15)."""
+    """Tell if a disabled function also disables its callees (2.6 to 2.15)."""
     return read(function, "_torchdynamo_disable_recursive", True) is not False
 
 
 def inner_backend(backend: Any) -> Any:
-    """Return the backend that a backend wraps; None for the innermost (2.6 to 2.15)."""
+    """Return the backend inside a backend, or None (2.6 to 2.15)."""
     return read(backend, "_torchdynamo_orig_backend") or original(backend)
 
 
 def context_of(compiled: Any) -> Callable[[Any], Any] | None:
-    """Return what compiles another function with the same settings as this one.
+    """Return a function that compiles others with this one's settings.
 
-    Takes an ``OptimizedModule`` or a compiled function, whose closure holds it as ``self``; None for anything
-    else (2.6 to 2.13).
+    Takes an ``OptimizedModule`` or a compiled function, whose closure has it as ``self``; None for others
+    (2.6 to 2.13).
     """
     context = getattr(compiled, "dynamo_ctx", None)
     if context is None and original(compiled) is not None:
@@ -93,12 +92,12 @@ def settings_of(context: Any) -> tuple[Any, Any]:
 
 
 def is_dynamos_frame(function: Any) -> bool:
-    """Whether Dynamo put this function around one that it would skip (2.6 to 2.15)."""
+    """Tell if this is Dynamo's frame around a skipped function (2.6 to 2.15)."""
     return str(function.__globals__["__name__"]) == "torch._dynamo.external_utils"
 
 
 def compiled_call(module: Any) -> Any:
-    """Return what ``module.compile()`` left on a module, or None (2.6 to 2.15)."""
+    """Return the compiled call of ``module.compile()``, or None (2.6 to 2.15)."""
     return getattr(module, COMPILED_CALL, None)
 
 
@@ -155,12 +154,12 @@ def counters(group: str) -> dict[str, int] | None:
 
 
 def frames_compiled() -> int:
-    """Count the frames that Dynamo has compiled in this process; 0 if it does not tell (2.6 to 2.15)."""
+    """Count the frames that Dynamo compiled in this process, or 0 (2.6 to 2.15)."""
     return (counters("frames") or {}).get("ok", 0)
 
 
 def all_counters() -> MutableMapping[str, Any] | None:
-    """Return Dynamo's counters themselves; None if they are not there (2.6 to 2.15)."""
+    """Return Dynamo's counters themselves, or None (2.6 to 2.15)."""
     found = _loaded("torch._dynamo.utils", "counters")
     return found if isinstance(found, dict) else None
 
@@ -176,22 +175,22 @@ def keep_metrics_in(log: Any) -> None:
 
 
 def stance() -> Any:
-    """Return what ``torch.compiler.set_stance`` set, or None (2.6 to 2.15)."""
+    """Return the stance of ``torch.compiler.set_stance``, or None (2.6 to 2.15)."""
     return _loaded("torch._dynamo.eval_frame", "_stance")
 
 
 def set_stance(value: Any) -> None:
-    """Put a stance back (2.13). Raises AttributeError without the name."""
+    """Restore a stance (2.13). Raises AttributeError without the name."""
     sys.modules["torch._dynamo.eval_frame"]._set_stance(value)
 
 
 def config() -> Any:
-    """Return Dynamo's settings as the process has loaded them, or None (2.6 to 2.15)."""
+    """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
     return _loaded("torch._dynamo.config")
 
 
 def memory_budget() -> float:
-    """Return the compiler's budget of memory, 1.0 if nothing says otherwise (2.6 to 2.13)."""
+    """Return the compiler's memory budget, 1.0 by default (2.6 to 2.13)."""
     budget = _loaded("torch._functorch.config", "activation_memory_budget")
     return float(budget) if isinstance(budget, int | float) else 1.0
 
@@ -202,13 +201,13 @@ def frames_tried() -> int:
 
 
 def is_traced() -> bool:
-    """Whether Dynamo would trace the next call of a function in this thread (2.6 to 2.13)."""
+    """Tell if Dynamo would trace this thread's next call (2.6 to 2.13)."""
     callback = _loaded("torch._C", "_dynamo", "eval_frame", "get_eval_frame_callback")
     return callback is not None and callback() is not None
 
 
 def tracing_callbacks() -> Any:
-    """Return what tells when Dynamo begins and ends to trace, or None (2.6 to 2.13)."""
+    """Return Dynamo's callbacks for begin and end of tracing, or None (2.6 to 2.13)."""
     return _loaded("torch._dynamo.callback", "callback_handler")
 
 
@@ -219,19 +218,19 @@ def skip(code: CodeType) -> None:
 
 
 def compiled_entries(code: CodeType) -> list[CodeType] | None:
-    """List the compiled code of every valid entry for a code object (2.11 and 2.13)."""
+    """List the code of every valid entry for a code object (2.11 and 2.13)."""
     entries = _loaded("torch._C", "_dynamo", "eval_frame", "_debug_get_cache_entry_list")
     return None if entries is None else [each.code for each in entries(code) if each.code is not None]
 
 
 def reset_code(code: CodeType) -> None:
-    """Forget all that was compiled for a code object (2.11 and 2.13)."""
+    """Forget the entries of a code object (2.11 and 2.13)."""
     if function := _loaded("torch._C", "_dynamo", "eval_frame", "reset_code"):
         function(code)
 
 
 def mark_dynamic(tensor: Any, side: int) -> None:
-    """Have what is compiled for a tensor hold for any size of one side (2.6 to 2.15)."""
+    """Compile for any size of one side of a tensor (2.6 to 2.15)."""
     import torch
 
     torch._dynamo.mark_dynamic(tensor, side)
@@ -241,12 +240,12 @@ def mark_dynamic(tensor: Any, side: int) -> None:
 
 
 def may_hold_cuda_graphs() -> bool:
-    """Whether Inductor may have recorded CUDA graphs in this process (2.6 to 2.14)."""
+    """Tell if Inductor may have captured CUDA graphs (2.6 to 2.14)."""
     return "torch._inductor.cudagraph_trees" in sys.modules
 
 
 def recorded_functions(device: int) -> tuple[object, int]:
-    """Count the functions recorded as CUDA graphs, beside what holds them (2.11 and 2.13).
+    """Return Inductor's graph manager and its number of functions (2.11 and 2.13).
 
     Raises `Unknown`.
     """
@@ -266,13 +265,13 @@ def forget_cuda_graphs() -> None:
 
 
 def compile_pools() -> list[str]:
-    """Name the pools of workers that Inductor has started (2.13)."""
+    """Name Inductor's started worker pools (2.13)."""
     found = ((name, _pool(name)) for name in ("pool", "process_pool"))
     return [name for name, pool in found if pool is not None and pool.cache_info().currsize]
 
 
 def stop_pool(name: str) -> None:
-    """End a pool of Inductor's, which it starts again when it needs it (2.13)."""
+    """Stop a pool, which Inductor restarts at need (2.13)."""
     if name == "process_pool":
         _loaded("torch._inductor.async_compile").shutdown_compile_workers()
     else:
@@ -290,24 +289,24 @@ def _pool(name: str) -> Any:
 
 
 def in_backward() -> bool | None:
-    """Whether this code runs inside a backward pass, recomputed by checkpointing (2.6 to 2.13)."""
+    """Tell if this runs inside a backward, recomputed by checkpointing (2.6 to 2.13)."""
     task = _loaded("torch._C", "_current_graph_task_id")
     return None if task is None else bool(task() >= 0)
 
 
 def is_profiled() -> bool:
-    """Whether a profiler is active in this process (2.11 and 2.13); False if torch does not tell."""
+    """Tell if a profiler is active (2.11 and 2.13); False if unknown."""
     here = _loaded("torch._C._autograd", "_profiler_enabled")
     return bool(_loaded("torch.autograd.profiler", "_is_profiler_enabled") or (here and here()))
 
 
 def profiler_preparation() -> Any:
-    """Return the method with which each profiler prepares, or None (2.6 to 2.14)."""
+    """Return the method that prepares each profiler, or None (2.6 to 2.14)."""
     return _loaded("torch.autograd.profiler", "profile", "_prepare_trace")
 
 
 def prepare_profilers_with(method: Any) -> None:
-    """Put a method in the place of `profiler_preparation` (2.6 to 2.14)."""
+    """Replace `profiler_preparation` (2.6 to 2.14)."""
     sys.modules["torch.autograd.profiler"].profile._prepare_trace = method
 
 
@@ -317,12 +316,12 @@ def start_profiler(profile: Any) -> None:
 
 
 def gpu_events() -> Any:
-    """Return the type of device that a profiler's raw events on a GPU have (2.11 and 2.13)."""
+    """Return the device type of raw profiler events on a GPU (2.11 and 2.13)."""
     return _loaded("torch._C._autograd", "DeviceType", "CUDA")
 
 
 def busy_wait() -> Callable[[int], None] | None:
-    """Return what keeps a GPU busy for a number of cycles (2.6 to 2.13)."""
+    """Return a function that keeps a GPU busy for some cycles (2.6 to 2.13)."""
     wait: Callable[[int], None] | None = _loaded("torch.cuda", "_sleep")
     return wait
 
@@ -340,27 +339,27 @@ def scaled_mm() -> Callable[..., Any] | None:
 
 
 def default_device() -> Any:
-    """Return what ``torch.set_default_device`` set, or None (2.6 to 2.13)."""
+    """Return the device of ``torch.set_default_device``, or None (2.6 to 2.13)."""
     return _loaded("torch.utils._device", "CURRENT_DEVICE")  # not loaded: nothing set one
 
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Leave the dispatch modes in force: they would see work that is not the user's (2.6 to 2.15)."""
+    """Disable dispatch modes, which would see our work (2.6 to 2.15)."""
     without = _loaded("torch.utils._python_dispatch", "_disable_current_modes") or nullcontext
     with without():
         yield
 
 
 def fake_tensor_mode(**settings: Any) -> Any:
-    """Return a mode under which tensors have shapes and no numbers (2.6 to 2.15)."""
+    """Return a mode whose tensors have shapes but no data (2.6 to 2.15)."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(**settings)
 
 
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
-"""Class of a tensor without numbers (2.6 to 2.15)."""
+"""Class of tensors without data (2.6 to 2.15)."""
 
 
 def loader_iterator() -> Any:
@@ -377,7 +376,7 @@ COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
 """Module of the composable ``checkpoint`` (2.6 to 2.15)."""
 
 FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
-"""Where ``FSDPModule`` has lived (2.6 to 2.15)."""
+"""Homes of ``FSDPModule`` (2.6 to 2.15)."""
 
 COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
     "_orig_mod",

@@ -1,8 +1,7 @@
-"""torchao 0.10 to 0.18: Float8Linear, MX linears, training weights in a wrapper, quantized weights.
+"""Recognize torchao's layers and weights (0.10 to 0.18).
 
-The weight of a Float8Linear stays an ordinary parameter, so the class and its configuration are what tells.
-Subclasses (torchtitan's) are found by their ancestors. Since 0.17 MX leaves nn.Linear alone and wraps the
-weight.
+A Float8Linear's weight stays an ordinary parameter, so its class and configuration count; torchtitan's
+subclasses are found by their ancestors. Since 0.17 MX wraps the weight of an nn.Linear.
 """
 
 from __future__ import annotations
@@ -18,9 +17,17 @@ from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.recipes import TORCHAO, by_class
-from fp8doctor.stacks import Layer, NoTwin, plain
-from fp8doctor.stacks.lineage import ancestor, lineage
-from fp8doctor.stacks.looking import is_a, parameters_of, read, read_class, state_of, tensor
+from fp8doctor.stacks import Layer, NoCounterpart, plain
+from fp8doctor.stacks.looking import (
+    ancestor,
+    is_a,
+    lineage,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+    tensor,
+)
 from fp8doctor.stacks.tensors import dtype_name, local, stored
 from fp8doctor.stacks.torchao_private import OP_CONFIGS, has_precomputed_scale, wrapped_tensor
 
@@ -42,7 +49,7 @@ TRAINING_WEIGHTS = (
 )
 ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
-"""Weights kept in 16 or 32 bits for INT8 or ternary GEMMs."""
+"""16- or 32-bit weights for INT8 or ternary matmuls."""
 
 _OPERANDS = (
     "input",
@@ -65,12 +72,11 @@ SIGNATURES: dict[tuple[str, ...], str] = {
         "disabled",
     ): "rowwise_with_gw_hp",
 }
-"""The six casts, in the order of `CASTS`, that each of torchao's recipes sets (0.10 to 0.18)."""
+"""Casts in the order of `CASTS` -> torchao's recipe (0.10 to 0.18)."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Describe a torchao linear by its class, or an ordinary layer whose weight is one of torchao's
-    tensors."""
+    """Describe torchao's linear by class, or a layer by its torchao weight."""
     kind = ancestor(type(module), "torchao.", FLOAT8 + OTHERS)
     if kind and is_a(module, nn.Linear):
         described = plain.linear(module, gaps)
@@ -91,13 +97,13 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def configured(module: nn.Module) -> bool:
-    """Whether this is an expert module with an FP8 configuration of its own."""
+    """Tell if this expert module has its own FP8 configuration."""
     state, kind = state_of(module), type(module)
     return any(name in state or read_class(kind, name) is not None for name in OP_CONFIGS)
 
 
 def scaling(module: nn.Module) -> Scaling | None:
-    """Tell how a Float8Linear scales, by torchao's public configuration (0.10 to 0.18)."""
+    """Return how a Float8Linear scales, by its public configuration (0.10 to 0.18)."""
     config: Any = state_of(module).get("config")
     if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
         return None
@@ -108,15 +114,14 @@ def scaling(module: nn.Module) -> Scaling | None:
 
 
 def tensor_class(weight: Tensor) -> str | None:
-    """Find the torchao class of a weight, behind a DTensor or not; None for any other weight."""
+    """Return the torchao class of a weight, also inside a DTensor, or None."""
     return next(
         (name for module, name in lineage(type(local(weight))) if module.startswith("torchao.")), None
     )
 
 
 def by_weight(layer: Layer, module: nn.Module) -> Layer:
-    """Describe an ordinary layer, redescribed when its weight (or its expert module's configuration) is
-    torchao's."""
+    """Describe a layer by its torchao weight or its module's configuration."""
     weight = layer.weights[0]
     name = tensor_class(weight)
     if name is None:
@@ -158,15 +163,15 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
 
 
 ADDS_BIAS: dict[type, bool | None] = {}
-"""Class of torchao's around a weight -> whether a Linear under it adds its bias; None where that could not be
-tried. Asked once in a process."""
+"""torchao's weight class -> whether a Linear adds its bias; None if the try failed. Tried once per
+process."""
 
 TRIED_SIDE = 32
-"""Rows and columns of the Linear that is tried: one block of MXFP8."""
+"""Side of the tried Linear: one block of MXFP8."""
 
 
 def bias_features(weight: Tensor, module: nn.Module) -> Features:
-    """Tell whether a layer under a wrapped weight adds its bias; nothing where that cannot be told."""
+    """Return whether a layer with a wrapped weight adds its bias, if known."""
     forward = state_of(module).get("forward") or read_class(type(module), "forward")
     if not str(read(forward, "__module__", "")).startswith("torch.nn."):
         return {"own_forward": True}
@@ -180,7 +185,7 @@ def bias_features(weight: Tensor, module: nn.Module) -> Features:
 
 
 def try_bias(kind: Any, config: Any) -> bool | None:
-    """Run a tiny Linear under a wrapper of torchao's on the CPU, emulated; None where it raises."""
+    """Run a tiny Linear with a wrapped weight on the CPU; None if it raises."""
     try:
         preference = read(config, "kernel_preference")
         if isinstance(preference, Enum):
@@ -198,7 +203,7 @@ def try_bias(kind: Any, config: Any) -> bool | None:
 
 
 def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:
-    """Recipe and settings of a Float8Linear, from its configuration."""
+    """Return recipe and settings from a Float8Linear's configuration."""
     config: Any = state_of(module).get("config")
     casts = [read(config, cast) for cast in CASTS]
     if None in casts:
@@ -217,7 +222,7 @@ def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Feature
 
 
 def cast_in_words(cast: Any) -> str:
-    """``tensorwise e4m3``, ``axiswise e5m2``, ...; ``disabled`` for a tensor that keeps its precision."""
+    """Return ``tensorwise e4m3``, ``axiswise e5m2``, ..., or ``disabled``."""
     if _word(cast.scaling_type) == "disabled":
         return "disabled"
     target = str(cast.target_dtype).removeprefix("torch.float8_")[:4]
@@ -225,7 +230,7 @@ def cast_in_words(cast: Any) -> str:
 
 
 def all_gather(weight: Tensor | None) -> Features:
-    """Tell what the wrapper for FSDP's float8 all-gather says; nothing without the wrapper."""
+    """Return the settings of FSDP's float8 all-gather, if it wraps the weight."""
     if weight is None or tensor_class(weight) != ALL_GATHER_WEIGHT:
         return {}
     return {
@@ -235,7 +240,7 @@ def all_gather(weight: Tensor | None) -> Features:
 
 
 def own_forward(kind: type) -> Features:
-    """Tell that a class descends from torchao's and has a forward that is not torchao's."""
+    """Return whether a class has a forward that is not torchao's."""
     forward = read_class(kind, "forward")
     return (
         {} if str(read(forward, "__module__", "torchao.")).startswith("torchao.") else {"own_forward": True}
@@ -243,7 +248,7 @@ def own_forward(kind: type) -> Features:
 
 
 def recipe_of(module: nn.Module, name: str) -> str:
-    """Recipe of a prototype linear; an MXLinear says by its element type whether it is FP8 or FP4."""
+    """Return the recipe of a prototype linear; an MXLinear may be FP8 or FP4."""
     if name != "MXLinear":
         return by_class(STACK)[name]
     element = str(read(state_of(module).get("config"), "elem_dtype", "float8"))
@@ -251,12 +256,12 @@ def recipe_of(module: nn.Module, name: str) -> str:
 
 
 def other_features(module: nn.Module) -> Features:
-    """Settings of a prototype linear, from the module or from its configuration (0.10 to 0.16)."""
+    """Return settings of a prototype linear (0.10 to 0.16)."""
     return config_features(state_of(module).get("config")) | config_features(module)
 
 
 def config_features(config: Any) -> Features:
-    """Read the settings of prototype configurations (0.10 to 0.18); ``emulate`` uses no FP8 kernel."""
+    """Read a prototype's settings (0.10 to 0.18); ``emulate`` uses no FP8 kernel."""
     features: Features = {}
     for name in ("kernel_preference", "gemm_kernel_choice"):
         if isinstance(value := read(config, name), Enum):
@@ -268,7 +273,7 @@ def config_features(config: Any) -> Features:
 
 
 def weight_recipe(config: Any) -> str:
-    """Recipe of a training weight: what its configuration names, else by the class of that configuration."""
+    """Return the recipe that a training weight's configuration names, or its class's."""
     named = read(config, "float8_linear_recipe") or read(config, "scaling_type")
     if named is not None:
         return (named if isinstance(named, str) else _word(named)).removeprefix("fp8_")
@@ -276,20 +281,20 @@ def weight_recipe(config: Any) -> str:
 
 
 def _word(member: Any) -> str:
-    """Read the word an enum member stands for: its value where that is text, else its name."""
+    """Return an enum member's text value, else its name."""
     value = read(member, "value", member)
     return (value if isinstance(value, str) else str(read(member, "name", member))).lower()
 
 
-def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """Make an nn.Linear of torchao's own linears; of an ordinary layer, unwrap its weights.
+def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
+    """Make an nn.Linear of torchao's linear; unwrap the weights of other layers.
 
-    A wrapped weight becomes a Parameter over the very data inside it; every other Parameter stays.
+    A wrapped weight becomes a Parameter over the same data; other Parameters stay.
     """
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
         return plain_linear(module).train(module.training)
     if configured(module):
-        raise NoTwin(f"{type(module).__name__} decides by its own configuration what runs in FP8")
+        raise NoCounterpart(f"{type(module).__name__} decides by its own configuration what runs in FP8")
     for name, weight in module._parameters.items():
         if weight is not None and tensor_class(weight) in TRAINING_WEIGHTS:
             module._parameters[name] = unwrapped(weight)
@@ -297,7 +302,7 @@ def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
 
 
 def plain_linear(module: Any) -> nn.Linear:
-    """Make an nn.Linear over the weight and bias of one of torchao's own."""
+    """Make an nn.Linear over a torchao linear's weight and bias."""
     plain = nn.Linear(
         module.in_features,
         module.out_features,
@@ -310,12 +315,12 @@ def plain_linear(module: Any) -> nn.Linear:
 
 
 def unwrapped(weight: Tensor) -> nn.Parameter:
-    """Return a Parameter over the data inside torchao's wrapper; the Parameter itself when it has none."""
+    """Return a Parameter over the data inside a wrapper, or the Parameter itself."""
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
     inner = wrapped_tensor(weight)
     if not isinstance(inner, Tensor):
-        raise NoTwin(
+        raise NoCounterpart(
             f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "
             "them"
         )

@@ -1,7 +1,4 @@
-"""The private names of torchao, and of torchtitan beside it, that fp8doctor uses.
-
-Each docstring ends with the versions of torchao on which the name was verified.
-"""
+"""Private names of torchao and torchtitan, with the verified versions of torchao."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from typing import Any
 from fp8doctor.stacks.looking import read
 
 OP_CONFIGS = ("_float8_op_config", "_mxfp8_op_config")
-"""torchtitan's expert modules carry their FP8 configuration in one of these and leave the weights alone."""
+"""Attributes of torchtitan's expert modules with their FP8 configuration."""
 
 CONVERTER_HOME = "torchao.float8.float8_linear_utils"
 """Module of ``convert_to_float8_training`` (0.10 to 0.18)."""
 
 CONVERTER_TRACE = "torchao.float8._inductor_patch"
-"""Module that the converter imports when it is called; nothing else of torchao does (0.18)."""
+"""Module that only the converter imports, when called (0.18)."""
 
 
 def has_precomputed_scale(weight: Any) -> bool:
-    """Whether a weight for FSDP's float8 all-gather has its scale computed (0.10 to 0.18)."""
+    """Tell if a weight for FSDP's float8 all-gather has its scale (0.10 to 0.18)."""
     return read(weight, "_precomputed_scale") is not None
 
 

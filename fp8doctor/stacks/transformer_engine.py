@@ -1,7 +1,7 @@
-"""Transformer Engine 1.0 to 2.20, recognised by its base class; the library is never imported.
+"""Recognize Transformer Engine's layers by their base class (1.0 to 2.20).
 
-te.Linear is no nn.Linear; what
-runs in FP8 is decided by the autocast around each forward, so a module says only afterwards whether it did.
+te.Linear is no nn.Linear. The autocast around a forward decides if it runs in FP8, so only a module that has
+run can tell.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from fp8doctor.facts import Scaling
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
-from fp8doctor.stacks import Layer, NoTwin, te_private
-from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.looking import parameters_of, read, state_of
+from fp8doctor.stacks import Layer, NoCounterpart, te_private
+from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
 from fp8doctor.stacks.tensors import dtype_name, plain, subclass
 
@@ -30,15 +29,15 @@ PREFIX = "transformer_engine.pytorch."
 
 GEMM_MODULES = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear", "BasicLinear")
 OPERATIONS = (".ops.basic.basic_linear.BasicLinear", ".ops.basic.grouped_linear.GroupedLinear")
-"""Operations of ``te.ops`` that hold weights; te.ops.Linear holds a BasicLinear."""
+"""Operations of ``te.ops`` with weights; te.ops.Linear contains a BasicLinear."""
 
 FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2": "float8_e5m2"}
-"""Dtype of the forward by Transformer Engine's ``Format`` (``common/recipe``, 2.20)."""
+"""``Format`` -> dtype of the forward (``common/recipe``, 2.20)."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a TE module remembers of its forwards."""
+    """A module's record of its forwards."""
 
     engaged: bool | None
     recipe: str | None
@@ -46,7 +45,7 @@ class Record:
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """List a TE module's GEMMs: one, two in a LayerNormMLP, one per expert in a GroupedLinear."""
+    """List a module's matmuls: two in a LayerNormMLP, one per expert."""
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
     if kind is None or (base is None and not kind.endswith(OPERATIONS)):
@@ -75,7 +74,10 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    """Tell part, weights, output features and bias of every GEMM; ``parameters_split`` joins weights."""
+    """List part, weights, output features and bias of each matmul.
+
+    ``parameters_split`` joins weights.
+    """
     parameters = {
         name: each for name, each in parameters_of(module).items() if each is not None and each.numel()
     }
@@ -104,10 +106,10 @@ def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], i
 
 
 def record_of(module: Any, gaps: dict[str, str]) -> Record:
-    """Tell what the last forward left behind.
+    """Read the record of the last forward.
 
-    ``fp8`` is rewritten in every forward, and by a torch checkpoint's recomputation outside the autocast. So
-    False counts as "not engaged" only while there is no trace of an FP8 forward before it.
+    ``fp8`` is set in every forward, and by a checkpoint's recomputation outside the autocast. So False means
+    "not engaged" only without a trace of an earlier FP8 forward.
     """
     state = state_of(module)
     if "fp8" not in state or te_private.meta(module) is None:
@@ -137,9 +139,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
 
 
 def fp8_copies(module: nn.Module) -> list[Tensor]:
-    """List FP8 weights kept between steps (``is_first_microbatch``) and transposes of FP8 Parameters.
+    """List FP8 weights kept between steps, and transposes of FP8 Parameters.
 
-    Without micro-batch caching a BF16 weight is quantized anew in every forward, and nothing is kept.
+    Without ``is_first_microbatch`` a BF16 weight is quantized in every forward, and nothing is kept.
     """
     kept = [inner for each in te_private.workspaces(module) for inner in plain(each)]
     quantized = [
@@ -150,13 +152,15 @@ def fp8_copies(module: nn.Module) -> list[Tensor]:
 
 
 def recipe_of(module: nn.Module) -> Any:
-    """Read the recipe of the module's last FP8 forward; None before one."""
+    """Return the recipe of the module's last FP8 forward, or None."""
     return (te_private.meta(module) or {}).get("recipe")
 
 
 def amax_group(module: nn.Module) -> tuple[bool, Any]:
-    """Tell whether a module's delayed scaling reduces its amax over processes, and the group; None is all of
-    them. ``reduce_amax`` is on unless the recipe says otherwise."""
+    """Return whether delayed scaling reduces its amax over processes, and the group.
+
+    None is the group of all. ``reduce_amax`` defaults to on.
+    """
     recipe = recipe_of(module)
     if type(recipe).__name__ != "DelayedScaling" or not read(recipe, "reduce_amax"):
         return False, None
@@ -164,7 +168,7 @@ def amax_group(module: nn.Module) -> tuple[bool, Any]:
 
 
 def scaling(module: nn.Module) -> Scaling | None:
-    """Tell how a module scales, by the recipe of its last FP8 forward."""
+    """Return how a module scales, by the recipe of its last FP8 forward."""
     recipe = recipe_of(module)
     if recipe is None:
         return None
@@ -183,28 +187,27 @@ def scaling(module: nn.Module) -> Scaling | None:
     )
 
 
-def bf16_twin(module: nn.Module, compiled: bool) -> nn.Module:
-    """Make a Linear plain torch, a fused layer too for the compiler; else switch its FP8 off.
+def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
+    """Return plain torch for a Linear or a compiled layer, else switch FP8 off.
 
-    A layer with a setting that plain torch cannot match (tensor parallelism, ...) always keeps TE's kernels.
+    A layer with a setting that plain torch lacks (tensor parallelism, ...) keeps TE's kernels.
     """
     if any(subclass(weight) for weight in module._parameters.values() if weight is not None):
-        raise NoTwin(f"the weights of {type(module).__name__} are kept in FP8 alone")
+        raise NoCounterpart(f"the weights of {type(module).__name__} are kept in FP8 alone")
     whole = ancestor(type(module), PREFIX, GEMM_MODULES) or ""
     kind = "" if whole.endswith(OPERATIONS) else whole.rpartition(".")[2]
-    twin = in_plain_torch(module, kind) if compiled or kind == "Linear" else None
-    return twin if twin is not None else without_fp8(module)
+    replaced = in_plain_torch(module, kind) if compiled or kind == "Linear" else None
+    return replaced if replaced is not None else without_fp8(module)
 
 
 def without_fp8(module: nn.Module) -> nn.Module:
-    """Return the module itself, in place, with a forward that closes whatever FP8 autocast is open around
-    it."""
+    """Change the module's forward to close an FP8 autocast around it."""
     closed = autocast()
     return within(module, lambda: closed(enabled=False))
 
 
 def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> nn.Module:
-    """Return the module itself, in place, with a forward that runs inside ``context``."""
+    """Change the module's forward to run inside ``context``."""
     inner = module.forward
 
     def forward(*arguments: Any, **settings: Any) -> Any:
@@ -216,19 +219,18 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
 
 
 def as_before(module: nn.Module) -> AbstractContextManager[Any]:
-    """Return the autocast of the module's last FP8 forward, opened once more. Raises `NoTwin` where it had
-    none."""
+    """Open the autocast of the module's last FP8 forward. Raises `NoCounterpart`."""
     recipe = recipe_of(module)
     if recipe is None:
-        raise NoTwin("it did not run in FP8")
+        raise NoCounterpart("it did not run in FP8")
     return autocast_with(recipe)
 
 
 def autocast_with(recipe: Any) -> AbstractContextManager[Any]:
-    """Return TE's autocast with a recipe. Raises `NoTwin` when the process has not loaded the library.
+    """Open TE's autocast with a recipe. Raises `NoCounterpart`.
 
-    The recipe is ``recipe`` of ``te.autocast`` (2.9 to 2.20), ``fp8_recipe`` of ``te.fp8_autocast`` (1.0 to
-    2.20).
+    The argument is ``recipe`` of ``te.autocast`` (2.9 to 2.20), or ``fp8_recipe`` of ``te.fp8_autocast`` (1.0
+    to 2.20).
     """
     opened = autocast()
     name = "recipe" if "recipe" in inspect.signature(opened).parameters else "fp8_recipe"
@@ -236,11 +238,10 @@ def autocast_with(recipe: Any) -> AbstractContextManager[Any]:
 
 
 def autocast() -> Callable[..., AbstractContextManager[Any]]:
-    """TE's autocast, ``fp8_autocast`` before 2.9, of the library as the process has loaded it. Raises
-    `NoTwin` when it has not."""
+    """Return the loaded library's autocast. Raises `NoCounterpart`."""
     library = sys.modules.get("transformer_engine.pytorch")
     found = getattr(library, "autocast", None) or getattr(library, "fp8_autocast", None)
     if found is None:
-        raise NoTwin("transformer_engine.pytorch is not loaded, or has no autocast")
+        raise NoCounterpart("transformer_engine.pytorch is not loaded, or has no autocast")
     context: Callable[..., AbstractContextManager[Any]] = found
     return context

@@ -17,6 +17,7 @@ from fp8doctor import cli
 from fp8doctor.cli.delivery import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
 from fp8doctor.running import launch
+from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.stages import Doing
 from tests.facts_of import DECODER_468M
 from tests.profiling.composed import Composed
@@ -163,8 +164,8 @@ def a_script_that_ended() -> Iterator[None]:
     trained."""
     answers = random.Random(0)
 
-    def ended(script: object, settings: object, say: object, report: Callable[[launch.Seen], int]) -> int:
-        return report(launch.Seen(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
+    def ended(script: object, settings: object, say: object, report: Callable[[ScriptState], int]) -> int:
+        return report(ScriptState(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
 
     before = launch.run_beside, launch.run_below
     launch.run_beside = launch.run_below = ended

@@ -15,7 +15,7 @@ from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Network
 from fp8doctor.recipes import RECIPES, recipe_of, stack_of
-from fp8doctor.stacks import bf16_twin, recognise
+from fp8doctor.stacks import bf16_counterpart, recognise
 from tests.examine.models import Stacked
 from tests.facts_of import DECODER_468M
 from tests.stand_ins.nanochat import Float8Linear, convert_to_float8_training
@@ -48,7 +48,7 @@ def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
 @needs_scaled_mm
 def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
     layer = Float8Linear(64, 32)
-    twin = bf16_twin(layer, compiled=False)
+    twin = bf16_counterpart(layer, compiled=False)
     x = torch.randn(16, 64)
     assert type(twin) is not Float8Linear
     assert twin.weight is layer.weight

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Linear
-from fp8doctor.stacks import NoTwin, bf16_twin
+from fp8doctor.stacks import NoCounterpart, bf16_counterpart
 from tests.examine.models import network
 from tests.recipes.in_torchao import Float8Linear
 
@@ -166,12 +166,12 @@ def test_a_forward_of_the_layer_alone_counts() -> None:
 
 def test_the_twin_multiplies_the_same_weights_in_bf16() -> None:
     layer = Float8Linear(64, 32, bias=False)
-    twin: Any = bf16_twin(layer, compiled=False)
+    twin: Any = bf16_counterpart(layer, compiled=False)
     assert twin.weight is layer.weight
     x = torch.randn(4, 64)
     assert torch.equal(twin(x), functional.linear(x.bfloat16(), layer.weight.bfloat16()))
-    with pytest.raises(NoTwin, match="NoLinear is a class of the user's own"):
-        bf16_twin(NoLinear(64, 32), compiled=False)
+    with pytest.raises(NoCounterpart, match="NoLinear is a class of the user's own"):
+        bf16_counterpart(NoLinear(64, 32), compiled=False)
 
 
 def told(module: nn.Module) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks.looking import lineage
 
 THREADS = """
 import json, os, threading

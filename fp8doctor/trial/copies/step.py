@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import with_tensors
+from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.variant import Variant

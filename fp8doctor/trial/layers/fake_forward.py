@@ -24,7 +24,7 @@ from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import tensors, with_tensors
+from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import fake_tensor_mode
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step

@@ -26,8 +26,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8doctor.facts import LayerNumerics, Trial
-from fp8doctor.stacks import NoTwin, recognise
-from fp8doctor.stacks.held_tensors import tensors
+from fp8doctor.stacks import NoCounterpart, recognise
+from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
 from fp8doctor.trial.copies.compiling import own_step
@@ -192,7 +192,7 @@ class _Alone:
             self.measured_with_gradient.add(layer.name)
         try:
             self.found[layer.name] = self._compared(layer, called)
-        except NoTwin as error:
+        except NoCounterpart as error:
             self.failures.append(str(error))
         except torch.OutOfMemoryError:
             self.failures.append("the GPU's memory is too small for it")

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import tensors
+from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned

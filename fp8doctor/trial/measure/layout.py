@@ -13,8 +13,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.examine.kind import Kind
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import tensors
-from fp8doctor.stacks.tensors import has_data
+from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 
 from fp8doctor.facts import MemoryParts
 from fp8doctor.stacks import fp8_copies
-from fp8doctor.stacks.held_tensors import tensors
-from fp8doctor.stacks.tensors import plain
+from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 
 CLOSE = 1.02

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import tensors
+from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, unwrapped
 from fp8doctor.trial.state.undisturbed import attached, parts
 from fp8doctor.trial.state.user_state import OptimizerSettings, of_the_job, settings_of

@@ -29,8 +29,7 @@ from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.held_tensors import tensors
-from fp8doctor.stacks.tensors import has_data
+from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.state import library_state, process_settings
 from fp8doctor.trial.state.library_state import buffers_apart
 from fp8doctor.trial.state.user_state import Belongings, OptimizerSettings, of_the_job, settings_of

@@ -13,9 +13,9 @@ from torch import nn
 from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
-from fp8doctor.stacks import NoTwin, bf16_twin
-from fp8doctor.stacks.held_tensors import with_tensors
-from fp8doctor.stacks.lineage import lineage
+from fp8doctor.stacks import NoCounterpart, bf16_counterpart
+from fp8doctor.stacks.looking import lineage
+from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
 from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
@@ -93,8 +93,8 @@ def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | No
         if only is not None and not belongs(name, only):
             return None
         try:
-            found = bf16_twin(module, compiled)
-        except NoTwin as error:
+            found = bf16_counterpart(module, compiled)
+        except NoCounterpart as error:
             raise NotTried(str(error)) from None
         done += found is not None
         return found

@@ -14,9 +14,8 @@ from torch import nn
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.facts import Facts
 from fp8doctor.recipes import BY_TREATMENT, Recipe
-from fp8doctor.stacks import NoTwin, recognise, transformer_engine
-from fp8doctor.stacks.lineage import ancestor
-from fp8doctor.stacks.looking import read, state_of
+from fp8doctor.stacks import NoCounterpart, recognise, transformer_engine
+from fp8doctor.stacks.looking import ancestor, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
@@ -154,7 +153,7 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
         raise NotTried("the model holds no layer of Transformer Engine")
     try:
         opened = autocast()
-    except NoTwin as error:
+    except NoCounterpart as error:
         raise NotTried(str(error)) from None
     outer = variant.around
 

@@ -16,8 +16,8 @@ from fp8doctor.examine.attention import sdp_backends
 from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.held_tensors import tensors, with_tensors
 from fp8doctor.stacks.looking import forward_of, read
+from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
