@@ -1,4 +1,4 @@
-"""Examining: the live world read once into facts. Nothing here imports torch before it is called."""
+"""Examine the live world once, into facts. Nothing here imports torch at the top."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fp8doctor.loading.job import Job
 
 
 def examine_surroundings(target: Target) -> Facts:
-    """Software, environment variables and GPUs: what can be known without a model."""
-    from fp8doctor.examine.device import examine_gpus
+    """Examine software, variables and GPUs: everything except a model."""
     from fp8doctor.examine.environment import examine_environment
+    from fp8doctor.examine.nvml_gpus import examine_gpus
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
@@ -20,15 +20,15 @@ def examine_surroundings(target: Target) -> Facts:
 
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
-    """Examine a whole job; ``surroundings`` is what `examine_surroundings` gave, if it was asked before."""
+    """Examine a job; ``surroundings`` is an earlier `examine_surroundings`."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.autocasts import autocast_within, fp8_autocast
     from fp8doctor.examine.distributed import examine_distributed
+    from fp8doctor.examine.fp8_support import try_recipes
     from fp8doctor.examine.linears import examine_scaling
-    from fp8doctor.examine.network import configured_name, examine_network
-    from fp8doctor.examine.recipe_tries import try_recipes
+    from fp8doctor.examine.module_facts import configured_name, examine_network
     from fp8doctor.examine.saving import examine_saving, has_save_pretrained
-    from fp8doctor.examine.training import examine_training
+    from fp8doctor.examine.training_state import examine_training
     from fp8doctor.examine.walk import walk
 
     facts = surroundings or examine_surroundings(job.target)

@@ -1,8 +1,20 @@
-"""How attention is computed: transformers' configurations, calls of torch's own, and the backends that torch
-may use for it.
+"""Attention and its KV cache: transformers' settings, and torch's own attention.
 
-Names of transformers 4.53 to 5.23. A mask, the head size and the dtype decide in every call again which of
-torch's backends takes it; from outside only those that are switched off can be told.
+Names of transformers 4.53 to 5.23. Masks, head size and dtype choose torch's backend in each call; from
+outside only disabled backends show.
+
+A transformers model may build a KV cache in training that nothing reads. Its forward names a class of
+``transformers.cache_utils`` and checks ``config.use_cache`` (4.57 to 5.23). No cache is built if:
+
+- a decoder used as an encoder (BERT, T5's encoder) checks ``is_decoder``;
+
+- the forward checks ``training`` first (Mamba, T5Gemma), except for checkpointing;
+
+- BART and its relatives get labels;
+
+- checkpointing sets ``use_cache`` to False, or from 4.53 the layer drops the cache;
+
+- a Trainer sets ``config.use_cache`` to its argument, False by default (5.23; 4.57 has none).
 """
 
 from __future__ import annotations
@@ -14,24 +26,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.examine.kv_cache import own_forward
+from fp8doctor.examine.checkpointing import huggingface_flag
+from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.linears import PRETRAINED
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Attention
-from fp8doctor.stacks.looking import class_name, home, is_a, read, read_class, state_of
+from fp8doctor.stacks.looking import class_name, forward_of, home, is_a, read, read_class, state_of
 
 BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
-"""``torch.backends.cuda.NAME_sdp_enabled()``, torch 2.6 to 2.15."""
+"""Names in ``torch.backends.cuda.NAME_sdp_enabled()`` (2.6 to 2.15)."""
 
 SOFTCAP = re.compile(r"att.*softcap")
-"""Settings that cap attention's logits, such as Gemma 2's ``attn_logit_softcapping``: torch's fused attention
-has no such step."""
+"""Settings that cap attention's logits (Gemma 2's ``attn_logit_softcapping``), which torch's attention
+lacks."""
 
 TORCHS_OWN = "scaled_dot_product_attention"
 
 
 def examine_attention(tree: Tree) -> tuple[Attention, ...]:
-    """List configurations that attention modules follow, and classes that call torch's own attention."""
+    """List attention configurations, and classes that call torch's own attention."""
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
@@ -61,7 +74,7 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
 
 
 def is_followed(place: Place, config: Any) -> bool:
-    """Whether an attention module below has this configuration, or none of its own."""
+    """Tell if an attention module below has this configuration, or none."""
     attention = (
         module
         for module in below(place)
@@ -71,14 +84,14 @@ def is_followed(place: Place, config: Any) -> bool:
 
 
 def below(place: Place) -> Iterator[nn.Module]:
-    """List the modules below a place."""
+    """Yield the modules below a place."""
     for child in place.children:
         yield child.module
         yield from below(child)
 
 
 def needs_eager(config: Any) -> str | None:
-    """Find the setting for which eager attention is needed, as a user would write it."""
+    """Return the setting that needs eager attention, as a user writes it."""
     if read(config, "output_attentions") is True:
         return "output_attentions=True"
     return next(
@@ -92,7 +105,7 @@ def needs_eager(config: Any) -> str | None:
 
 
 def calls_torchs_own(module: nn.Module) -> bool:
-    """Whether this module's own forward names torch's attention, outside transformers."""
+    """Tell if a module's own forward names torch's attention, outside transformers."""
     if is_a(module, nn.MultiheadAttention):
         return True
     function = None if home(type(module)).startswith("transformers.") else own_forward(module)
@@ -100,5 +113,115 @@ def calls_torchs_own(module: nn.Module) -> bool:
 
 
 def sdp_backends() -> tuple[str, ...]:
-    """List the backends that are switched on in this process."""
+    """List the enabled backends."""
     return tuple(name for name in BACKENDS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
+
+
+CACHES = "transformers.cache_utils"
+
+DROPPED = "`use_cache` argument is changed to `False` since `labels`"
+"""Warning of BART and its relatives when they drop the cache."""
+
+
+def use_cache(tree: Tree, arguments: Any) -> bool | None:
+    """Tell if a module builds a cache in every training forward; None if none can.
+
+    ``arguments`` are a Trainer's, or None.
+    """
+    models = [place.module for place in tree.places if PRETRAINED in place.kind.lineage]
+    makers = [place for place in tree.places if place.module in models and makes_cache(place.module)]
+    if not makers:
+        return None
+    settings = state_of(arguments)
+    off = (
+        settings.get("use_cache") is False
+        or settings.get("gradient_checkpointing")
+        or settings.get("activation_checkpointing")
+    )
+    if off or any(drops_cache(module) for module in models):
+        return False
+    asked = {id(place): read(read(place.module, "config"), "use_cache") is True for place in makers}
+    return any(
+        asked[id(place)]
+        and not huggingface_flag(place.module)
+        and all(asked.get(id(above), True) for above in above_of(place))
+        for place in makers
+    )
+
+
+def above_of(place: Place) -> Iterator[Place]:
+    """Yield the places above; a model that builds a cache passes its setting down."""
+    while place.parent is not None:
+        place = place.parent
+        yield place
+
+
+def cache_holder(tree: Tree, switch: str | None) -> str | None:
+    """Name the innermost module that builds the cache of ``switch``."""
+    if switch is None:
+        return None
+    below = f"{switch}." if switch else ""
+    makers = [
+        place.name
+        for place in tree.places
+        if PRETRAINED in place.kind.lineage
+        and (place.name == switch or place.name.startswith(below))
+        and makes_cache(place.module)
+    ]
+    return max(makers, key=lambda name: name.count(".") + bool(name), default=switch)
+
+
+def cache_switch(tree: Tree, arguments: Any) -> str | None:
+    """Name the outermost module with the configuration that asks for a cache.
+
+    Checkpointing may prevent the cache. None if no configuration asks.
+    """
+    models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
+    if read(arguments, "use_cache") is False or any(drops_cache(place.module) for place in models):
+        return None
+    configs = [
+        read(place.module, "config")
+        for place in models
+        if makes_cache(place.module) and read(read(place.module, "config"), "use_cache") is True
+    ]
+    return next(
+        (place.name for place in models if any(read(place.module, "config") is config for config in configs)),
+        None,
+    )
+
+
+def makes_cache(module: nn.Module) -> bool:
+    """Tell if a module's own forward builds a cache in training when asked."""
+    function = own_forward(module)
+    names = list(function.__code__.co_names) if function else []  # in the order of their first use
+    cache = next(
+        (
+            place
+            for place, name in enumerate(names)
+            if read(function.__globals__.get(name), "__module__") == CACHES
+        ),
+        None,
+    )
+    if cache is None:
+        return False
+    if "is_decoder" in names and not state_of(module).get(
+        "is_decoder", read(read(module, "config"), "is_decoder", False)
+    ):
+        return False
+    before = names[:cache]
+    return "training" not in before or "gradient_checkpointing" in before[: before.index("training")]
+
+
+def drops_cache(module: nn.Module) -> bool:
+    """Tell if a module's own forward drops the cache when it gets labels."""
+    function = own_forward(module)
+    return function is not None and any(
+        isinstance(each, str) and DROPPED in each for each in function.__code__.co_consts
+    )
+
+
+def own_forward(module: nn.Module) -> Any:
+    """Return the Python function inside all wrappers of a forward, or None."""
+    *_, last = chain(forward_of(module))
+    last = read(last, "__func__", last)
+    return last if read(last, "__code__") is not None else None

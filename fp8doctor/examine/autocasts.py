@@ -1,7 +1,6 @@
-"""Autocasts that the user's own code opens inside the step: torch's, and Transformer Engine's for FP8.
+"""Find autocasts that the user's code opens in the step: torch's, and TE's.
 
-Examining finds out whether one is possible. If so, a forward on fake tensors sees whether it is opened
-(`fp8doctor.trial.layers.seen_calls`).
+This decides if one is possible; `fp8doctor.trial.layers.seen_calls` then watches a forward on fake tensors.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ FP8_AUTOCAST, AUTOCAST_WITHIN = "training.fp8_autocast", "training.autocast_with
 WITHOUT_FP8_AUTOCAST = frozenset(
     ("fp8doctor", "torch", "torchao", "transformer_engine", "transformer_engine_torch", "triton", "numpy")
 )
-"""Packages that open Transformer Engine's autocast for nobody by themselves."""
+"""Packages that never open Transformer Engine's autocast by themselves."""
 
 INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|^{re.escape(os.path.dirname(os.__file__))}")
-"""Files of installed packages and of Python itself."""
+"""Files of installed packages and of Python."""
 
 LIGHTNING = ("lightning.", "pytorch_lightning.")
-"""The two packages of Lightning, whose plugin ``TransformerEnginePrecision`` opens it around the step."""
+"""Lightning's packages: ``TransformerEnginePrecision`` opens the autocast around the step."""
 
 
 def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
-    """Tell that no code of the user's names an autocast; ``NOT_RECORDED`` if some does."""
+    """Return False if no code of the user's names an autocast, else ``NOT_RECORDED``."""
     own = {type(each): each for each in _modules(tree) if not home(type(each)).startswith(LIBRARIES)}
     functions = [(job.training_step, ()), *((forward_of(each), kind.__mro__) for kind, each in own.items())]
     found = (each for function, classes in functions for each in named(function, classes))
@@ -52,8 +51,10 @@ def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
 
 
 def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
-    """Tell that an FP8 autocast is open now, or None without layers of Transformer Engine; ``NOT_RECORDED``
-    if only a step tells, with the reason if this step is not known."""
+    """Return if an FP8 autocast is open; None without Transformer Engine's layers.
+
+    ``NOT_RECORDED`` if only a step shows it, with a gap if the step is unknown.
+    """
     if not any(home(type(each)).startswith(f"{TRANSFORMER_ENGINE}.") for each in _modules(tree)):
         return None
     if job.around is not nullcontext or autocast_is_open():
@@ -67,10 +68,10 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     return NOT_RECORDED
 
 
-def nobody_names_fp8_autocast(loaded: Mapping[str, Any]) -> bool:
-    """Whether no code of the process names Transformer Engine's autocast, by the text of its modules.
+def no_code_names_fp8_autocast(loaded: Mapping[str, Any]) -> bool:
+    """Tell if no loaded code names TE's autocast, by its text.
 
-    ``loaded`` is ``sys.modules``. False if code cannot be read, or imports a module that is not loaded yet.
+    ``loaded`` is ``sys.modules``. False if code is unreadable or imports a module that is not loaded.
     """
     for name, module in tuple(loaded.items()):
         if name.partition(".")[0] in WITHOUT_FP8_AUTOCAST or module is None:
@@ -88,7 +89,7 @@ def _is_of_main(value: Any) -> bool:
 
 
 def _is_silent(file: str, loaded: Mapping[str, Any]) -> bool:
-    """Whether a file names no FP8 autocast; a library's may, if it does not name Transformer Engine."""
+    """Tell if a file names no FP8 autocast, or is a library's file without TE."""
     try:
         text = Path(file).read_bytes()
         if INSTALLED.search(file):
@@ -117,7 +118,7 @@ def _is_autocast(value: Any) -> bool:
 
 
 def undecided(facts: Facts) -> bool:
-    """Whether only a forward tells what this job calls."""
+    """Tell if only a forward shows this job's calls."""
     calls = any(
         each.form == "called_in_forward" and each.active is None
         for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())

@@ -1,4 +1,4 @@
-"""Activation checkpointing: wrappers, hooks, transformers' flag, unsloth's patch, a call in a forward."""
+"""Find activation checkpointing: wrappers, hooks, flags, patches, calls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from fp8doctor.examine.compile_marks import chain
-from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.code_names import LIBRARIES, named, names_in
-from fp8doctor.stacks.looking import forward_of, home, is_a, modules_of, read, read_class, state_of
+from fp8doctor.stacks.looking import (
+    ClassCache,
+    forward_of,
+    home,
+    is_a,
+    modules_of,
+    read,
+    read_class,
+    state_of,
+)
 from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget, original
 
 CHECKPOINT_MODULES = (
@@ -23,18 +31,18 @@ CHECKPOINT_MODULES = (
 )
 
 ENDINGS = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpointer")
-"""How their functions end; the others beside them set something, or move tensors."""
+"""Endings of their checkpoint functions; others set options or move tensors."""
 
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
 UNSLOTH = ("unsloth_checkpoint", "unsloth_gradient_checkpoint", "unsloth_offloaded_gradient_checkpoint")
 
 TRANSFORMER_ENGINE = "transformer_engine"
 AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
-"""What it is called from 2.9 on, and what before (deprecated since)."""
+"""Its names from 2.9, and before (deprecated since)."""
 
 
-def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None:
-    """Read the checkpointing that this very module stands for, if any."""
+def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing | None:
+    """Return the checkpointing at this module, or None."""
     state = state_of(module)
     if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in kind.lineage:
         implementation = read(state.get("checkpoint_impl"), "name")
@@ -78,12 +86,12 @@ def checkpointing_of(module: Any, name: str, kind: Kind) -> Checkpointing | None
 
 
 def names_checkpoint(forward: Any, kind: type) -> bool:
-    """Whether a forward of this class names a checkpoint function, which it may call."""
+    """Tell if a class's forward names a checkpoint function, which it may call."""
     return any("checkpoint" in name or is_checkpoint(value) for name, value in named(forward, kind.__mro__))
 
 
 def is_checkpoint(value: Any) -> bool:
-    """Whether this is a function, or an autograd function, that recomputes what it is given."""
+    """Tell if this function, or autograd function, recomputes its argument."""
     return (
         (is_a(value, FunctionType) or is_a(value, type))
         and value.__module__ in CHECKPOINT_MODULES
@@ -92,23 +100,23 @@ def is_checkpoint(value: Any) -> bool:
 
 
 def is_composable(hook: Any) -> bool:
-    """Whether this hook is one by which torch's composable checkpoint begins or ends a region."""
+    """Tell if this hook begins or ends a region of torch's composable checkpoint."""
     return bool(read(hook, "__module__") == COMPOSABLE_CHECKPOINT)
 
 
 def whole_forward(module: Any) -> bool:
-    """Whether ``module.forward`` is a checkpoint function with the forward as its argument."""
+    """Tell if ``module.forward`` is a checkpoint function over the forward."""
     return is_checkpoint(read(forward_of(module), "func"))
 
 
 def _reentrant(function: Any) -> bool | None:
-    """``use_reentrant`` of a ``functools.partial``; None where it is not given there."""
+    """Return ``use_reentrant`` of a ``functools.partial``, or None."""
     given = (read(function, "keywords") or {}).get("use_reentrant")
     return given if isinstance(given, bool) else None
 
 
 def in_fp8(region: Any, function: Any) -> dict[str, Any]:
-    """Find what decides whether Transformer Engine recomputes in FP8, once its package is loaded."""
+    """Return what decides if Transformer Engine recomputes in FP8, if it is loaded."""
     if TRANSFORMER_ENGINE not in sys.modules:
         return {}
     opens = opens_fp8_autocast(region)
@@ -116,7 +124,7 @@ def in_fp8(region: Any, function: Any) -> dict[str, Any]:
 
 
 def huggingface_flag(module: Any) -> bool | None:
-    """``module.gradient_checkpointing`` where there is one, without running a property."""
+    """Return ``module.gradient_checkpointing`` without running a property, or None."""
     flag = state_of(module).get("gradient_checkpointing", _flag_of_class(type(module)))
     return flag if isinstance(flag, bool) else None
 
@@ -129,14 +137,13 @@ def _names_checkpoint(kind: type) -> bool:
     return names_checkpoint(read_class(kind, "forward"), kind)
 
 
-def is_layer(kind: Kind) -> bool:
-    """Whether a module's own flag decides (transformers >= 4.53) and not the flag above."""
+def is_layer(kind: ClassCache) -> bool:
+    """Tell if a module's own flag decides (transformers >= 4.53), not the model's."""
     return LAYER in kind.lineage
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    """List the code of a module's forward and of the wrappers around it, each with the names bound around
-    it."""
+    """Yield the code of a forward and its wrappers, with the names around it."""
     for link in chain(forward_of(module)):
         function = original(link) or link
         function = read(function, "__func__", function)
@@ -146,7 +153,7 @@ def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
 
 
 def package(value: Any) -> str | None:
-    """Name the package of a module, or of a function behind any ``functools.partial``."""
+    """Name the package of a module, or of a function behind partials."""
     while issubclass(type(value), functools.partial):
         value = value.func
     name = _module(value)
@@ -154,13 +161,13 @@ def package(value: Any) -> str | None:
 
 
 def opens_fp8_autocast(region: Any) -> bool:
-    """Whether a forward inside this region names Transformer Engine's autocast."""
+    """Tell if a forward inside this region names Transformer Engine's autocast."""
     own = [each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES)]
     return any(_open(forwards(each)) for each in own)
 
 
 def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
-    """Whether one of these functions names Transformer Engine's autocast, and something of its package."""
+    """Tell if one of these functions names TE's autocast and its package."""
     for code, bound in codes:
         names = set(names_in(code))
         if not names.isdisjoint(AUTOCASTS) and any(
@@ -172,9 +179,9 @@ def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
-    """Checkpointing that holds for the whole process: unsloth's patch and the compiler's memory budget.
+    """Return process-wide checkpointing: unsloth's patch, the compiler's budget.
 
-    ``active`` says whether some module asks for checkpointing, which is what unsloth's patch then serves.
+    ``active``: a module asks for checkpointing, which unsloth's patch then runs.
     """
     found = []
     torch_checkpoint = sys.modules.get("torch.utils.checkpoint")
@@ -186,6 +193,6 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
 
 
 def _module(value: Any) -> str | None:
-    """Name a module, or the module that a function is from."""
+    """Name a module, or a function's module."""
     name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
     return name if isinstance(name, str) else None

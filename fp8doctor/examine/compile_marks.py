@@ -1,4 +1,4 @@
-"""Marks that each way of asking for torch.compile leaves on a module (torch 2.6 to 2.15)."""
+"""Read the marks that torch.compile leaves on a module (torch 2.6 to 2.15)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.looking import forward_of, read, read_class, state_of
+from fp8doctor.stacks.looking import ClassCache, forward_of, read, read_class, state_of
 from fp8doctor.stacks.torch_private import (
     COMPILED_CALL,
     OPTIMIZED_MODULE,
@@ -22,9 +21,8 @@ from fp8doctor.stacks.torch_private import (
 )
 
 
-def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
-    """Read the mark on this very module, if there is one; a wrapper's mark carries the name of what it
-    wraps."""
+def compile_mark(module: Any, name: str, kind: ClassCache) -> CompileMark | None:
+    """Return the mark on this module, or None; a wrapper's has the wrapped name."""
     state = state_of(module)
     if OPTIMIZED_MODULE in kind.lineage:
         if is_disabled(module, kind):  # what torch.compiler.disable(m) returns
@@ -54,7 +52,7 @@ def compile_mark(module: Any, name: str, kind: Kind) -> CompileMark | None:
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
-    """Read the mark of a compiled training step, which covers the whole model."""
+    """Return the mark of a compiled training step, which covers the whole model."""
     compiled = compiled_function(training_step)
     return (
         None
@@ -64,25 +62,22 @@ def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
 
 
 def forward_of_torch(module: Any) -> bool:
-    """Whether the module's forward is written in torch.nn, whose files Dynamo skips unless it meets them
-    while it traces."""
+    """Tell if the forward is in torch.nn, whose files Dynamo skips at the top level."""
     return str(read(forward_of(module), "__globals__", {}).get("__name__", "")).startswith("torch.nn.")
 
 
 def is_called(module: Any) -> bool:
-    """Whether the module has a forward at all; a ModuleList and a ModuleDict have none, and no wrapper of
-    torch.compile gives them one."""
+    """Tell if the module has a forward; a ModuleList or a wrapper around it has none."""
     if (inside := behind_compile(module)) is not None:
         return is_called(inside)
     return forward_of(module) is not nn.Module.forward
 
 
 def _compiles_in_place(module: Any, call: Any) -> bool | None:
-    """Whether ``module.compile()`` compiles a frame of the module.
+    """Tell if ``module.compile()`` compiles a frame of the module.
 
-    Before torch 2.14 what it compiles is the code of `call_code`, a frame that Dynamo skips as it skips
-    forwards of torch.nn; 2.14 puts a frame around it that is not skipped. Frames counted on torch 2.6, 2.9,
-    2.13, 2.14 and 2.15.
+    Before torch 2.14 it compiles `call_code`, a frame that Dynamo skips like forwards of torch.nn; 2.14 adds
+    a frame that is not skipped. Frames counted on torch 2.6, 2.9, 2.13, 2.14 and 2.15.
     """
     if not is_called(module):
         return False
@@ -93,7 +88,7 @@ def _compiles_in_place(module: Any, call: Any) -> bool | None:
 
 
 def compiled_function(function: Any) -> Any:
-    """Find the compiled link in a chain of wrappers; `torch.compiler.disable` ends the search."""
+    """Find the compiled function in a chain of wrappers, up to a disabled one."""
     for link in chain(function):
         if disabled(link):
             return None
@@ -102,8 +97,8 @@ def compiled_function(function: Any) -> Any:
     return None
 
 
-def is_disabled(module: Any, kind: Kind) -> bool:
-    """Whether `torch.compiler.disable` keeps Dynamo out of this module's forward and of all that it calls."""
+def is_disabled(module: Any, kind: ClassCache) -> bool:
+    """Tell if `torch.compiler.disable` keeps Dynamo out of this module's forward."""
     own = state_of(module).get("forward")
     return kind.once(_has_disabled_forward) if own is None else _disables(own)
 
@@ -126,7 +121,7 @@ def _disables(function: Any) -> bool:
 
 
 def chain(function: Any) -> Iterator[Any]:
-    """Yield a function and what it wraps, outermost first, along ``__wrapped__``; at most 32 links."""
+    """Yield a function and those it wraps (``__wrapped__``), at most 32."""
     for _ in range(32):
         if function is None:
             return
@@ -135,7 +130,7 @@ def chain(function: Any) -> Iterator[Any]:
 
 
 def _backend_of_function(function: Any) -> str | None:
-    """Find the backend in the closure of the wrapper that torch.compile made."""
+    """Return the backend in the closure of torch.compile's wrapper."""
     for link in chain(function):
         code, cells = read(link, "__code__"), read(link, "__closure__") or ()
         if code is not None and "callback" in code.co_freevars:
@@ -144,7 +139,7 @@ def _backend_of_function(function: Any) -> str | None:
 
 
 def _backend(callback: Any) -> str | None:
-    """Name the innermost backend; torch 2.6 chains them by the name that is later kept for functions."""
+    """Name the innermost backend."""
     for _ in range(32):
         inner = inner_backend(callback)
         if inner is None:

@@ -1,4 +1,4 @@
-"""torch.distributed in this process, and what FSDP2 shards of the model; nothing is started or sent."""
+"""Describe torch.distributed and FSDP2's shards; starts and sends nothing."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ WRAPPERS: dict[str, Literal["DDP", "FSDP1"]] = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "DDP",
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FSDP1",
 }
-"""Class -> what people call it."""
+"""Class -> common name."""
 
 
 def examine_distributed(tree: Tree) -> Distributed | None:
-    """Describe the process group and the sharding; None when torch.distributed is not initialized."""
+    """Describe process group and sharding; None if torch.distributed is off."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
     sharded = {
@@ -43,7 +43,7 @@ def examine_distributed(tree: Tree) -> Distributed | None:
 
 
 def _backend() -> str | None:
-    """Read the backend's name; asking sends nothing."""
+    """Return the backend's name; nothing is sent."""
     try:
         return str(torch.distributed.get_backend())
     except (RuntimeError, ValueError):
@@ -51,7 +51,7 @@ def _backend() -> str | None:
 
 
 def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
-    """Tell what keeps the weights of the processes together, and the name of the module that it is around.
+    """Return the data-parallel wrapper and its module's name.
 
     ``replicate`` leaves no wrapper, and is DDP.
     """
@@ -74,7 +74,7 @@ def _device(tree: Tree) -> int | None:
 
 
 def _amax_ranks(tree: Tree) -> int | None:
-    """Count the processes of the largest group that a layer with delayed scaling reduces over."""
+    """Count the ranks of the largest group that delayed scaling reduces over."""
     sizes = [
         torch.distributed.get_world_size(group)
         for place in tree.places
@@ -90,8 +90,7 @@ def _optimize_ddp() -> bool | None:
 
 
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
-    """List the weights, two dimensions or more, of every module that ``fully_shard`` was called on or that is
-    below such a one."""
+    """List weights with two or more dimensions at and below ``fully_shard``."""
     managed: set[int] = set()
     found: list[tuple[Place, Tensor]] = []
     for place in tree.places:
@@ -104,7 +103,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 
 
 def is_fsdp2(place: Place) -> bool:
-    """Whether ``fully_shard`` was called on this very module, whose class it replaces."""
+    """Tell if ``fully_shard`` was called on this module, whose class it replaces."""
     return any(
         base.__name__ == "FSDPModule" and str(base.__module__).startswith(torch_private.FSDP2)
         for base in type(place.module).__mro__
@@ -112,9 +111,9 @@ def is_fsdp2(place: Place) -> bool:
 
 
 def gathered_as(place: Place) -> str | None:
-    """Name the dtype that FSDP casts a module's weights to for its forward; None where it leaves them.
+    """Name the dtype that FSDP casts a module's weights to in the forward, or None.
 
-    The nearest module that was sharded decides.
+    The nearest sharded module decides.
     """
     at: Place | None = place
     while at is not None:
@@ -131,7 +130,7 @@ def gathered_as(place: Place) -> str | None:
 
 
 def pieces(weight: Tensor) -> int | None:
-    """Count the pieces of a DTensor; None for a tensor that FSDP2 was told to leave alone."""
+    """Count a DTensor's pieces; None for a tensor that FSDP2 ignores."""
     if not class_name(type(weight)).startswith("torch.distributed."):
         return None
     mesh, placements = weight.device_mesh, weight.placements  # type: ignore[attr-defined]

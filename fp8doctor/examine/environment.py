@@ -1,9 +1,8 @@
-"""The environment and the software: which variables are set, which versions are installed.
+"""Describe the environment: variables that are set, versions that are installed.
 
-Only variables on a list are read, never one that may hold a secret or say where somebody's files are; of a
-path in a value the last part is kept. Packages are looked up by their metadata: importing Unsloth or
-Transformer Engine changes a process (`fp8doctor.examine.backend_imports` tries what Accelerate will import
-elsewhere).
+Only listed variables are read, none that may hold a secret or a path; of a path in a value only the last part
+is kept. Packages are looked up by metadata, because importing Unsloth or Transformer Engine changes a process
+(see `fp8doctor.examine.fp8_support`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fp8doctor.examine.backend_imports import try_backends
-from fp8doctor.examine.device import driver_version
+from fp8doctor.examine.fp8_support import try_backends
+from fp8doctor.examine.nvml_gpus import driver_version
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -57,7 +56,7 @@ VARIABLES = frozenset(
     NCCL_IB_DISABLE NCCL_NVLS_ENABLE NCCL_CUMEM_ENABLE
     """.split()
 )
-"""Variables that decide whether FP8 runs and how fast, by name."""
+"""Variables that decide if and how fast FP8 runs."""
 
 PREFIXES = (
     "ACCELERATE_FP8_",
@@ -68,10 +67,10 @@ PREFIXES = (
     "TORCHINDUCTOR_",
     "TORCHAO_",
 )
-"""Families whose members are switches and numbers."""
+"""Families of variables that are switches and numbers."""
 
 PRIVATE = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|_DIR$|_PATH$|_ROOT$|_URL$|_REMOTE_")
-"""Names within those families that may hold more than a switch."""
+"""Names in those families that may hold more than a switch."""
 
 WORDS = frozenset(
     """
@@ -95,14 +94,13 @@ WORDS = frozenset(
     traces txt out tmp
     """.split()
 )
-"""What values of these variables are made of, beside numbers. Another word may be anything, and is not
-recorded."""
+"""Words in values of these variables. Other words may be private and are not recorded."""
 
 SET = "(set)"
-"""Stands for what is not recorded of a value."""
+"""In place of an unrecorded part of a value."""
 
 MOST_DIGITS = 12
-"""Digits of a number, or of several in one piece of a value; longer ones may be anything."""
+"""Digits in one piece of a value; longer ones may be private."""
 
 PACKAGES = {
     "torchao": ("torchao",),
@@ -130,25 +128,24 @@ PACKAGES = {
     "llamafactory": ("llamafactory",),
     "axolotl": ("axolotl",),
 }
-"""Import name -> the distributions that may carry it, tried in this order."""
+"""Import name -> distributions that may contain it, in order of trying."""
 
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
-"""Distributions of Transformer Engine without a package of their own; one version for all."""
+"""Distributions of Transformer Engine without a package; all have one version."""
 
 CUTEDSL = {
     "nvidia-cutlass-dsl": ("nvidia_cutlass_dsl",),
     "apache-tvm-ffi": ("apache_tvm_ffi",),
     "cuda-python": ("cuda_python", "cuda_bindings"),
 }
-"""What kernels in CuTe DSL need -> the distributions that bring it. Source: torchao 0.17 and 0.18,
+"""Requirement of CuTe DSL's kernels -> its distributions. Source: torchao 0.17 and 0.18,
 ``prototype/moe_training/kernels/mxfp8/cute_utils.py``."""
 
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
 def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
-    """Describe the installed software and the environment of this process. What cannot be read is left out,
-    with the reason in ``gaps``."""
+    """Describe software and environment; ``gaps`` has what cannot be read."""
     variables = allowed(os.environ.items())
     environment = Environment(
         variables=variables,
@@ -160,7 +157,7 @@ def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Read the variables that may be recorded, without what they say of folders and devices."""
+    """Return the variables that may be recorded, without folders and devices."""
     return {
         name: _public(value)
         for name, value in sorted(variables)
@@ -175,8 +172,7 @@ def _public(value: str) -> str:
 
 
 def _known(piece: str) -> str:
-    """Give a piece of a value whose words are those of its variables, or nearly: what is misspelled has to be
-    told. Another one is only said to be set."""
+    """Return a piece of a value if its words are known or misspelled, else `SET`."""
     words = re.findall(r"[^\W\d_]+", piece)
     numbers = sum(map(str.isdigit, piece)) <= MOST_DIGITS
     return piece if numbers and all(map(_is_word, words)) else SET
@@ -187,7 +183,7 @@ def _is_word(word: str) -> bool:
 
 
 def examine_software(gaps: dict[str, str]) -> Software:
-    """Versions, from metadata and from what is loaded already."""
+    """Return versions, from metadata and loaded modules."""
     import torch
 
     cuda = torch.version.cuda
@@ -209,7 +205,7 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 
 def _torchao_libraries() -> int | None:
-    """Count torchao's libraries that ``torch.ops.load_library`` has loaded (torchao 0.10 to 0.18)."""
+    """Count torchao's libraries loaded by ``torch.ops.load_library`` (0.10 to 0.18)."""
     import torch
 
     module = sys.modules.get("torchao")
@@ -220,7 +216,7 @@ def _torchao_libraries() -> int | None:
 
 
 def installed_packages() -> dict[str, Package]:
-    """List what is installed of `PACKAGES` and `PARTS`, without importing it."""
+    """List the installed `PACKAGES` and `PARTS`, without importing them."""
     found = {
         name: version_of(distributions)
         for name, distributions in PACKAGES.items()
@@ -231,7 +227,7 @@ def installed_packages() -> dict[str, Package]:
 
 
 def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
-    """Whether ``import name`` would find a package, not a mere folder such as a checkout."""
+    """Tell if ``import name`` would find a package, not just a folder."""
     if name in sys.modules:
         return True
     try:
@@ -242,7 +238,7 @@ def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
 
 
 def version_of(distributions: Iterable[str]) -> str | None:
-    """Give the version of the first distribution whose metadata can be read; None without one."""
+    """Return the version of the first distribution with readable metadata, or None."""
     for name in distributions:
         try:
             version = _version_said_by(metadata.distribution(name))
@@ -257,19 +253,19 @@ def version_of(distributions: Iterable[str]) -> str | None:
 
 
 def _version_said_by(distribution: metadata.Distribution) -> str | None:
-    """Read the version where `Distribution.metadata` does, in wheels, in eggs, and in files of old eggs."""
+    """Read the version as `Distribution.metadata` does: wheels, eggs, old eggs."""
     texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
     return _version_in(next(filter(None, texts), ""))
 
 
 @lru_cache
 def _version_in(text: str) -> str | None:
-    """Parse a text once: the seven or eight of a process take half the time of an examination."""
+    """Parse a text once: the eight of a process took half an examination's time."""
     return HeaderParser().parsestr(text)["Version"]
 
 
 def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
-    """Whether the DeepSpeed configuration in use switches ``"fp8"`` on; None without one."""
+    """Tell if the DeepSpeed configuration enables ``"fp8"``; None without one."""
     try:
         config = _deepspeed_config()
     except (OSError, ValueError) as error:
@@ -285,7 +281,7 @@ def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
 
 
 def _deepspeed_config() -> dict[str, Any] | None:
-    """Read the configuration Accelerate or the Trainer uses, else the one that the launcher names."""
+    """Return Accelerate's or the Trainer's configuration, or the launcher's."""
     for loaded in (_config_of_accelerate, _config_of_trainer):
         config = loaded()
         if isinstance(config, dict):
@@ -318,7 +314,7 @@ def _config_of_trainer() -> Any:
 
 
 def debug_switches() -> dict[str, bool]:
-    """Read each switch of this process, without cuDNN's: it concerns convolutions, and FP8 has none."""
+    """Read this process's debug switches; cuDNN's concern convolutions only."""
     import torch
 
     inspect = sys.modules.get("nvdlfw_inspect.api")
@@ -335,7 +331,7 @@ def debug_switches() -> dict[str, bool]:
 
 @contextmanager
 def variables_put_back() -> Iterator[None]:
-    """Put the variables back: torch's compiler sets one when it is imported."""
+    """Restore the variables: importing torch's compiler sets one."""
     before = dict(os.environ)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Arguments by which a script is asked for FP8, by an allow-list. Nothing else of a command line is kept."""
+"""Find a script's arguments that ask for FP8, by an allow-list."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SWITCHES = frozenset(
     for before in ("", "use-", "enable-", "with-")
     for after in ("", "-training", "-linear")
 )
-"""Names of options that switch FP8 training on, alone or with a value."""
+"""Options that enable FP8 training, alone or with a value."""
 
 FORMATS = frozenset(("fp8-format", "fp8-recipe-name", "float8-recipe-name"))
-"""Names of options whose value is a format or recipe of FP8 (``--fp8-format hybrid`` of Megatron)."""
+"""Options whose value is an FP8 format or recipe (Megatron's ``--fp8-format hybrid``)."""
 
 PRECISIONS = frozenset(
     (
@@ -26,7 +26,7 @@ PRECISIONS = frozenset(
         "converters",
     )
 )
-"""Names of options that take a precision. Not ``dtype``, which is a checkpoint's or a KV cache's as well."""
+"""Options that take a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
 
 FP8_WORDS = frozenset(
     (
@@ -51,7 +51,7 @@ ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<v
 
 
 def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """List the arguments that ask for FP8, in the words of the allow-list; the last of a name counts."""
+    """Return arguments that ask for FP8, as listed; a name's last one counts."""
     found: dict[str, str | None] = {}
     for at, argument in enumerate(arguments):
         match = ASSIGNMENT.match(argument)
@@ -76,5 +76,5 @@ def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_a_value(word: str) -> bool:
-    """Whether what follows a switch may be its value, and no file or other argument beside it."""
+    """Tell if this is a switch's value, not a file or another argument."""
     return word in ("false", "0", "no", "off", "n", "f", "none", "null", "bf16", "fp16", "fp32", "")

@@ -1,4 +1,4 @@
-"""Linear-like layers as facts: role, adapter, cover, parameters and FLOPs of what the stacks recognise."""
+"""Describe linear layers as facts: role, adapter, cover, parameters, FLOPs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("fp8doctor")
 
 HEAD_NAMES = ("head", "lm_head", "score", "classifier")
 PEFT_PARTS = ("base_layer", "modules_to_save", "default")
-"""Components that PEFT puts behind the name of the layer it wraps."""
+"""Components that PEFT appends to the wrapped layer's name."""
 
 VISITED = (
     "num_experts_per_tok",
@@ -43,17 +43,16 @@ VISITED = (
     "moe_topk",
     "moe_k",
 )
-"""Names of the experts that a token visits in a configuration. ``top_k`` is for generation."""
+"""Settings with the number of experts per token; ``top_k`` is for generation."""
 
 VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
-"""The same on a router, or the module that holds one. Source: transformers 5; ``TopKGate`` of DeepSpeed."""
+"""The same on a router or its module. Source: transformers 5; DeepSpeed's ``TopKGate``."""
 
 DEEPEST_IN_EXPERTS = 6
-"""Modules from a layer up to what holds the router: the layer under its adapters, a part of an expert, the
-expert, their list, and that."""
+"""Levels from a layer up to the router's module: adapters, part, expert, list, module."""
 
 TOP_OF = re.compile(r"Top(\d)(?:Router|Gate)$")
-"""Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router``. Source: transformers 5.23."""
+"""Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router`` (transformers 5.23)."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -61,7 +60,7 @@ Found = tuple[Place, Layer]
 
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
-    """List all linear-like layers with their places, in the order of the tree."""
+    """List all linear layers with their places, in the tree's order."""
     scripted = [place.name for place in tree.places if place.kind.once(is_torchscript)]
     if scripted:
         gaps["network.linears"] = (
@@ -81,8 +80,7 @@ def describe(
     blocks: Sequence[Blocks],
     gaps: dict[str, str],
 ) -> tuple[Linear, ...]:
-    """Describe the facts of all layers. Shares of the FLOPs are left out when the FLOPs of one layer are
-    unknown."""
+    """Describe all layers; without FLOPs shares if one layer's FLOPs are unknown."""
     heads = find_heads(found, tree, vocabulary, blocks)
     linears = [
         _linear(place, layer, number in heads, config, gaps) for number, (place, layer) in enumerate(found)
@@ -146,17 +144,17 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
 
 
 def is_convolution(place: Place) -> bool:
-    """Whether this is one of torch's convolutions or a class derived from them."""
+    """Tell if this is one of torch's convolutions or a subclass."""
     return place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d")
 
 
 def elements(layer: Layer) -> int:
-    """Count the elements of the weight as the layer multiplies it, packed or not."""
+    """Count the weight's elements, unpacked."""
     return layer.in_features * layer.out_features * layer.gemms
 
 
 def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "router", "experts"]:
-    """Tell what the layer is for: as the stack knows it, else by its place."""
+    """Return the layer's role, from the stack or its place."""
     if layer.role != "body":
         return layer.role
     if place.experts:
@@ -174,8 +172,10 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
 
 
 def chooses_experts(place: Place, layer: Layer) -> bool:
-    """Whether a layer has an output for each of the experts that stand beside it, or beside what holds it and
-    its like alone, as the gates of several tasks."""
+    """Tell if a layer has one output per expert next to it or its holder.
+
+    Its holder may only have such layers, like the gates of several tasks.
+    """
     holder = place.parent
     for level in range(2):
         if holder is None or (level and place.parent and not place.parent.outputs <= {layer.out_features}):
@@ -187,12 +187,10 @@ def chooses_experts(place: Place, layer: Layer) -> bool:
 
 
 def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> Any:
-    """Count a token's GEMM FLOPs: 2·K·N for the output, the input gradient and the weight gradient.
+    """Count matmul FLOPs per token: 2*K*N each for output, input and weight gradient.
 
-    The input gradient is counted when a trainable parameter stands in this module or before it in the order
-    of the tree; the weight gradient when the weight is trained, which weights that are only stored never are.
-    Of expert weights a token visits some: ``NOT_RECORDED`` when neither the modules nor the configuration say
-    how many.
+    The input gradient counts if this or an earlier module has a trainable parameter. The weight gradient
+    counts if the weight trains. ``NOT_RECORDED`` if the experts per token are unknown.
     """
     one = (
         2.0
@@ -210,7 +208,7 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    """Count the experts a token visits, as the modules around say, else the configuration."""
+    """Return the experts per token, from nearby modules or the configuration."""
     at: Place | None = place
     for _ in range(DEEPEST_IN_EXPERTS):
         if at is None:
@@ -229,8 +227,11 @@ def visited_experts(place: Place, config: Any) -> int | None:
 def find_heads(
     found: Sequence[Found], tree: Tree, vocabulary: int | None, blocks: Sequence[Blocks]
 ) -> set[int]:
-    """Indices of the layers that make the logits: transformers' output embeddings, else the last as wide as
-    the vocabulary, else what ends the model, else by name."""
+    """Return the indices of layers that make the logits.
+
+    transformers' output embeddings, else the last as wide as the vocabulary, else the model's end, else by
+    name.
+    """
     candidates = [
         i
         for i, (place, layer) in enumerate(found)
@@ -255,8 +256,10 @@ def find_heads(
 def _ends(
     found: Sequence[Found], candidates: Sequence[int], tree: Tree, blocks: Sequence[Blocks]
 ) -> set[int]:
-    """Find the last layer behind the blocks, or behind convolutions, where its output has a width that no
-    layer takes; and such layers beside it in a module of their own, as those of a detector."""
+    """Find the last layer after blocks or convolutions, if its width feeds no layer.
+
+    Includes such layers next to it in their own module, like a detector's.
+    """
     convolves = any(map(is_convolution, tree.places))
     if not candidates or not (blocks or convolves):
         return set()
@@ -277,7 +280,7 @@ def _ends(
 
 
 def output_embeddings(tree: Tree) -> Any:
-    """Find the module that transformers calls the output embeddings; None for other models."""
+    """Return transformers' output embeddings, or None."""
     for place in tree.places:
         if PRETRAINED in place.kind.lineage:
             ask = method(place.module, "get_output_embeddings")
@@ -290,25 +293,25 @@ def output_embeddings(tree: Tree) -> Any:
 
 
 def last_part(name: str) -> str:
-    """Find the last component of a name that the model's author gave."""
+    """Return the last component of a name, without PEFT's."""
     return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")
 
 
 PADS = re.compile(r"pad|align|permute_indices", re.IGNORECASE)
-"""In the names of functions that pad token groups: ``indices_padding_wrapper``, ``TOKEN_GROUP_ALIGN_SIZE_M``,
+"""Names of padding functions: ``indices_padding_wrapper``, ``TOKEN_GROUP_ALIGN_SIZE_M``,
 ``generate_permute_indices`` (torchtitan), ``pad_token_groups`` (torchao), ``Fp8Padding`` (TE)."""
 
 NOT_PADDING = re.compile(r"padding_(idx|mask|side)|pad_token_id")
-"""Names that speak of a batch's padding."""
+"""Names about padding a batch."""
 
 LEVELS_UP = 3
-"""From the module that holds the expert weights up to the one that routes. A choice: experts, MoE, block."""
+"""Levels from the expert weights to the router's module. A choice: experts, MoE, block."""
 
 
 def may_pad_rows(place: Place) -> bool:
-    """Whether the module of these experts, or one that calls it, names a function that pads.
+    """Tell if the experts' module, or one above, names a function that pads.
 
-    A dispatcher (torchtitan's, with its ``pad_multiple``) or a hook before the experts may pad as well.
+    A dispatcher (torchtitan's ``pad_multiple``) or a hook before the experts may pad too.
     """
     at: Place | None = place
     for _ in range(LEVELS_UP):
@@ -325,14 +328,14 @@ def _pads(name: str) -> bool:
 
 
 def _names(module: Any) -> Iterator[str]:
-    """Yield the names that the module's code uses, and the attributes of the objects among them."""
+    """Yield the names in a module's code, and attributes of those objects."""
     for name in chain.from_iterable(map(names_in, _codes(module))):
         yield name
         yield from state_of(read(module, name))
 
 
 def _codes(module: Any) -> Iterator[CodeType]:
-    """Yield the code of a forward and its wrappers, of the methods, and of the functions that they name."""
+    """Yield the code of a forward, its wrappers, methods, and the functions they name."""
     for link in compile_marks.chain(forward_of(module)):
         function = read(link, "__func__", link)
         code = read(function, "__code__")
@@ -348,7 +351,7 @@ def _codes(module: Any) -> Iterator[CodeType]:
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:
-    """List every way of scaling in the model, with the number of its layers and the first of them."""
+    """List the model's ways of scaling, with the count and first of their layers."""
     found: dict[Scaling, list[str]] = {}
     for place in tree.places:
         each = scaling(place.module)

@@ -1,8 +1,6 @@
-"""Whether a checkpoint can be written: saving is tried on the smallest weight of each tensor subclass.
+"""Try to save the smallest weight of each tensor subclass, in memory.
 
-Nothing is written to disk, and nothing large is copied: ``torch.save`` goes into memory, and a weight larger
-than `MOST_BYTES` is left alone. Ordinary Parameters are what saving is made for; DTensors are gathered before
-they are saved.
+Ordinary Parameters save, and DTensors are gathered first.
 """
 
 from __future__ import annotations
@@ -26,16 +24,16 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 MOST_BYTES = 32 * 2**20
-"""Largest weight that is tried, 4096 x 4096 in BF16: copied from a GPU and pickled in some 20 ms."""
+"""Largest weight to try: 4096 x 4096 in BF16, copied and pickled in 20 ms."""
 
 GATHERED = "torch.distributed."
-"""Modules of the classes that FSDP and DTensor put around parameters, and take off before saving."""
+"""Modules of FSDP's and DTensor's classes, which are removed before saving."""
 
 PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
 
 def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
-    """Describe each tensor subclass among the parameters; one without a weight to try stands in ``gaps``."""
+    """Describe each tensor subclass; a gap if it has no weight to try."""
     kinds: dict[str, dict[int, tuple[str, nn.Parameter]]] = {}
     for name, parameter in parameters(tree):
         kind = subclass(parameter)
@@ -71,7 +69,7 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
 
 
 def pickle_error(weight: Tensor) -> str | None:
-    """Tell why ``torch.save`` refuses what ``state_dict`` gives for a weight."""
+    """Return the error of ``torch.save``, or None."""
     try:
         torch.save(weight.detach(), io.BytesIO())
     except Exception as error:
@@ -81,7 +79,7 @@ def pickle_error(weight: Tensor) -> str | None:
 
 
 def storage_error(weight: Tensor) -> str | None:
-    """Say why a weight's storage cannot be told, as safetensors 0.8 asks (``storage_ptr``)."""
+    """Return the error of reading the storage, as safetensors 0.8 does, or None."""
     try:
         with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has none
             weight.detach().untyped_storage().data_ptr()
@@ -92,5 +90,5 @@ def storage_error(weight: Tensor) -> str | None:
 
 
 def has_save_pretrained(tree: Tree) -> bool:
-    """Whether the root, its wrappers taken off, is a model of transformers or PEFT."""
+    """Tell if the unwrapped root is a model of transformers or PEFT."""
     return not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module)))

@@ -1,4 +1,4 @@
-"""One walk over the module tree: clean names, and what covers each module from above."""
+"""Walk the module tree: clean names, and what covers each module."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from torch import nn
 from fp8doctor.errors import UserError
 from fp8doctor.examine.checkpointing import checkpointing_of, is_layer
 from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_called, is_disabled, step_mark
-from fp8doctor.examine.kind import Kind
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.stacks.looking import children_of, is_a, lineage, parameters_of, read_class, tensor, tensors_of
+from fp8doctor.stacks.looking import (
+    ClassCache,
+    children_of,
+    is_a,
+    lineage,
+    parameters_of,
+    read_class,
+    tensor,
+    tensors_of,
+)
 from fp8doctor.stacks.torch_private import (
     CHECKPOINT_WRAPPERS,
     CHECKPOINTED_CHILD,
@@ -37,63 +45,62 @@ WRAPPERS = {
     ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
     ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
 }
-"""Class of a wrapper -> the child that it wraps, which takes the wrapper's name."""
+"""Wrapper class -> the wrapped child, which takes the wrapper's name."""
 
 REGIONS = ("wrapper", "composable", "whole_forward")
-"""Forms of checkpointing that recompute the very module they are found on."""
+"""Forms of checkpointing that recompute their own module."""
 
 NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
-"""Names of experts that are children of a module one by one."""
+"""Names of experts that are direct children."""
 
 OF_EXPERTS = re.compile(r"expert|moe|mixture|switch", re.IGNORECASE)
-"""Classes whose list beside a router is one of experts, whatever it is called."""
+"""Classes whose list next to a router is of experts, whatever its name."""
 
 ROUTERS = ("router", "gate", "gating", "switch", "wg")
-"""How the name of a router ends. ``wg``: DeepSpeed's."""
+"""Endings of routers' names; ``wg`` is DeepSpeed's."""
 
 ROUTER_NAMES = ("router", "gate")
-"""How the name of a router ends that decides how many experts a token visits."""
+"""Endings of routers' names that decide the experts per token."""
 
 DEEPEST_LIST = 2
-"""Modules from what stands beside a router down to an expert: their list, or the module of several lists."""
+"""Levels from a router's siblings to an expert: a list, or a module of lists."""
 
 INNER_NAMES = frozenset(WRAPPERS.values())
 
 
 @dataclass
 class Place:
-    """A module where it was met first, and what covers it there."""
+    """A module where it was first met, and its cover."""
 
     name: str
     module: nn.Module
-    kind: Kind
+    kind: ClassCache
     parent: Place | None
     children: list[Place] = field(default_factory=list)
     wrappers: tuple[nn.Module, ...] = ()
-    """The wrappers directly around it, outermost first; they are no places of their own."""
+    """Its direct wrappers, outermost first, which have no place of their own."""
     compiled: str | None = None
     checkpointed: Any = None
-    """Name of the region, or None; ``NOT_RECORDED`` where a forward above may call ``checkpoint``."""
+    """Name of the region, or None; ``NOT_RECORDED`` if a forward above may call ``checkpoint``."""
     adapter: Any = None
     experts: int | None = None
-    """Number of experts in the list of expert modules that this module is in."""
+    """Number of experts in this module's list of experts."""
     idle: bool = False
-    """PEFT keeps this original aside and runs its trained copy instead (``modules_to_save``)."""
+    """PEFT's unused original of a trained copy (``modules_to_save``)."""
     trainable_so_far: bool = False
-    """Whether this module or one before it, in the order of the tree, has a trainable parameter."""
+    """This or an earlier module in the tree's order has a trainable parameter."""
 
-    # Each of its children asks these, so they are found once: a list may hold thousands. The tree has to be
-    # whole by then.
+    # Cached, because each of up to thousands of children asks. The tree must be complete by then.
 
     @cached_property
     def outputs(self) -> frozenset[int | None]:
-        """The outputs of the Linears right below; None stands for a weight of another kind."""
+        """Return the outputs of the Linears directly below; None for other weights."""
         weights = [tensor(each.module, "weight") for each in self.children]
         return frozenset(each.shape[0] if each.ndim == 2 else None for each in weights if each is not None)
 
     @cached_property
     def experts_below(self) -> frozenset[int]:
-        """How many experts each list of them holds that stands right below, or in a list right below."""
+        """Return the sizes of the lists of experts below, up to two levels."""
         below, found = self.children, set[int]()
         for _ in range(DEEPEST_LIST):
             below = [each for child in below for each in child.children]
@@ -102,41 +109,41 @@ class Place:
 
     @cached_property
     def holds_experts(self) -> bool:
-        """Whether a module right below is called an expert, or experts."""
+        """Tell if a child's name contains "expert"."""
         return any("expert" in each.lower() for each in children_of(self.module))
 
     @cached_property
     def routers(self) -> tuple[Place, ...]:
-        """The routers right below, by their names."""
+        """Return the children named like routers."""
         return tuple(child for child in self.children if child.name.endswith(ROUTER_NAMES))
 
 
 @dataclass
 class Tree:
-    """The places in the order of the tree, and all marks on the way."""
+    """The places in the tree's order, and all marks."""
 
     places: list[Place] = field(default_factory=list)
     marks: list[CompileMark] = field(default_factory=list)
     checkpointing: list[Checkpointing] = field(default_factory=list)
     aliases: list[tuple[str, nn.Module]] = field(default_factory=list)
-    """Further names of modules that are in the tree more than once."""
+    """Other names of modules that are in the tree twice."""
 
     @property
     def root(self) -> Place:
-        """The model without its wrappers."""
+        """Return the model without its wrappers."""
         return self.places[0]
 
 
 @dataclass(frozen=True)
 class Cover:
-    """What a module inherits from above."""
+    """A module's state inherited from above."""
 
     compiled: str | None = None
     watched: bool = False
-    """A mark above compiles no frame of its own: the first forward below that Dynamo takes is a region."""
+    """A mark above compiles no frame itself: the next forward below that Dynamo takes is a region."""
     checkpointed: Any = None
     flag_above: bool = False
-    """A model above has transformers' flag set and its blocks carry none of their own."""
+    """A model above has transformers' flag, and its blocks have none."""
     adapter: Any = None
     experts: int | None = None
     idle: bool = False
@@ -147,8 +154,8 @@ def walk(
 ) -> Tree:
     """Visit every module once, in the order of ``named_modules``.
 
-    With ``unused_marks`` training steps ran, and what the compile marks cover did not compile in them. Raises
-    `UserError` for a model that is nested too deep.
+    ``unused_marks``: training steps ran, and the marked code did not compile in them. Raises `UserError` for
+    a model that is nested too deep.
     """
     tree, step = Tree(), step_mark(training_step)
     if step:
@@ -166,7 +173,7 @@ def walk(
 
 
 def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
-    """Whether this is the flag of a model whose layers (transformers >= 4.53) decide for themselves."""
+    """Tell if this is a model's flag whose layers decide (transformers >= 4.53)."""
     below = f"{found.name}." if found.name else ""
     return (
         found.form == "huggingface"
@@ -176,14 +183,14 @@ def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
 
 
 class _Walk:
-    """The state of one walk."""
+    """The state of a walk."""
 
     def __init__(self, tree: Tree, unused_marks: bool) -> None:
         self.tree, self.unused_marks = tree, unused_marks
         self.seen: set[int] = set()
         self.open: set[int] = set()
         self.trainable = False
-        self.kinds: dict[type, Kind] = {}
+        self.kinds: dict[type, ClassCache] = {}
 
     def visit(
         self,
@@ -193,7 +200,7 @@ class _Walk:
         cover: Cover,
         wrappers: tuple[nn.Module, ...] = (),
     ) -> None:
-        """Visit a module and all below it; one that was met before leaves an alias only."""
+        """Visit a module and those below; a known one becomes an alias."""
         if id(module) in self.seen:
             if id(module) not in self.open:
                 self.tree.aliases.append((name, module))
@@ -236,15 +243,15 @@ class _Walk:
                     self.visit(child, full_name, place, covered)
         self.open.discard(id(module))
 
-    def kind_of(self, module: nn.Module) -> Kind:
-        """Give the class of a module, the same object for all of its modules."""
+    def kind_of(self, module: nn.Module) -> ClassCache:
+        """Return the module's class cache."""
         of = type(module)
         if of not in self.kinds:
-            self.kinds[of] = Kind(of)
+            self.kinds[of] = ClassCache(of)
         return self.kinds[of]
 
-    def marked(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> Cover:
-        """Give the cover as this module's own marks change it."""
+    def marked(self, module: nn.Module, name: str, kind: ClassCache, cover: Cover) -> Cover:
+        """Apply this module's marks to the cover."""
         checkpointed, flag_above = cover.checkpointed, cover.flag_above
         compiled, watched = self.compiled(module, name, kind, cover)
         found = checkpointing_of(module, name, kind)
@@ -258,8 +265,10 @@ class _Walk:
                 checkpointed = NOT_RECORDED
         return Cover(compiled, watched, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
 
-    def compiled(self, module: nn.Module, name: str, kind: Kind, cover: Cover) -> tuple[str | None, bool]:
-        """Give the region that this module is in, and whether Dynamo watches for one below it."""
+    def compiled(
+        self, module: nn.Module, name: str, kind: ClassCache, cover: Cover
+    ) -> tuple[str | None, bool]:
+        """Return this module's compiled region, and if one may begin below."""
         mark = compile_mark(module, name, kind)
         if mark and self.unused_marks:
             self.tree.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
@@ -270,7 +279,7 @@ class _Walk:
             and is_called(module)
             and (cover.compiled is not None or wrapped_child(module) is not None)
         ):
-            # Inside a region it is traced with it; a wrapper's own frame says nothing of what it wraps.
+            # Inside a region it is traced too; a wrapper's own frame says nothing about its module.
             mark = msgspec.structs.replace(mark, compiles=None if cover.compiled is None else True)
         if mark:
             self.tree.marks.append(mark)
@@ -285,15 +294,15 @@ class _Walk:
 
 
 def adapters_of(module: nn.Module) -> tuple[str, ...]:
-    """Name what a tuner of PEFT puts beside the layer that it wraps: ``oft_R``, ``vera_lambda_b``, ..."""
+    """Name the adapter children of PEFT's tuner: ``oft_R``, ``vera_lambda_b``, ..."""
     if "base_layer" not in children_of(module):
         return ()
     named = read_class(type(module), "adapter_layer_names")
     return named if is_a(named, tuple) else ()
 
 
-def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cover) -> Cover:
-    """Find the cover of a child: blocks under a flagged model and LoRA's parts change it."""
+def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
+    """Return the cover of a child: flagged blocks and LoRA's parts differ."""
     module, adapter = place.module, cover.adapter
     beside = children_of(module)
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
@@ -315,11 +324,10 @@ def below(place: Place, child_name: str, child: Kind, full_name: str, cover: Cov
 
 
 def experts_of(place: Place) -> dict[str, int]:
-    """Find the children of a module that are experts, some of which a token visits, and tell of how many of
-    its class each is; experts that are shared are visited by every token, and none of these.
+    """Return a module's children that are routed experts, with their class's count.
 
-    The author calls them so, one by one or the list of them, or the module of the list and of a router with
-    an output for each is one of experts.
+    They are named so, or their list is next to a router with an output for each. Shared experts serve every
+    token and do not count.
     """
     beside = {name: child for name, child in children_of(place.module).items() if child is not None}
     own = place.name.rpartition(".")[2].lower()
@@ -334,8 +342,10 @@ def experts_of(place: Place) -> dict[str, int]:
 
 
 def _has_a_router(place: Place, experts: int) -> bool:
-    """Whether beside this list, or the module that holds it, stands a router with so many outputs, in a class
-    of experts."""
+    """Tell if a router with so many outputs is next to this list or its holder.
+
+    The holder's class must be one of experts.
+    """
     holder, of_experts = place.parent, False
     for _ in range(2):
         if holder is None:
@@ -354,7 +364,7 @@ def _has_a_router(place: Place, experts: int) -> bool:
 
 
 def wrapped_child(module: nn.Module) -> nn.Module | None:
-    """What a wrapper wraps; None for every other module."""
+    """Return the module in a wrapper, or None."""
     if INNER_NAMES.isdisjoint(children_of(module)):
         return None
     for each in lineage(type(module)):
@@ -364,7 +374,7 @@ def wrapped_child(module: nn.Module) -> nn.Module | None:
 
 
 def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield every parameter under every name it has; a shared one comes more than once."""
+    """Yield every parameter under each of its names."""
     for place in tree.places:
         for owner in (*place.wrappers, place.module):
             for name, parameter in parameters_of(owner).items():

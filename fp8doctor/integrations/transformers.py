@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from fp8doctor.examine.optimizer import unwrapped
+from fp8doctor.examine.training_state import unwrapped
 from fp8doctor.integrations.watching import Watching
 
 

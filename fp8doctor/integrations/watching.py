@@ -86,7 +86,7 @@ class Watching:
         return {**vars(self), "_observer": None}
 
     def _observe(self, model: Any) -> None:
-        from fp8doctor.examine.conversion import is_fp8
+        from fp8doctor.examine.fp8_conversion import is_fp8
         from fp8doctor.running.observer import Observer
         from fp8doctor.stacks.looking import modules_of
 

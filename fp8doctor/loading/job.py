@@ -1,4 +1,4 @@
-"""The job: what is inspected, live. The only record that holds torch objects; it never leaves the process."""
+"""The inspected job: the only record with torch objects; it stays in the process."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from fp8doctor.stacks.tensors import tensors
 
 @dataclass
 class Job:
-    """One training job as `fp8doctor.loading.model_file` or `inspect_model` found it."""
+    """A training job of `fp8doctor.loading.model_file`, a script or `inspect_model`."""
 
     model: Any
-    """The ``torch.nn.Module`` as the user calls it, wrappers on."""
+    """The ``torch.nn.Module`` that the user calls, with its wrappers."""
     target: Target
     workload: Workload
     batch: Any = None
-    """Mapping (keyword arguments), tuple (positional), or the one argument; of a user's own step, what it
-    takes."""
+    """Mapping (keyword arguments), tuple (positional), or the one argument; for a user's own step, its
+    argument."""
     loss: Callable[..., Any] | None = None
     """``loss(output, batch)``."""
     optimizer: Any = None
-    """A ``torch.optim.Optimizer`` over this very model, if there is one."""
+    """A ``torch.optim.Optimizer`` over this model, or None."""
     other_optimizers: tuple[Any, ...] = ()
-    """Optimizers that are alive beside it, which may hold other parameters of this model."""
+    """Other live optimizers, which may hold parameters of this model."""
     training_step: Callable[..., Any] | None = None
     """``training_step(model, batch) -> loss``."""
     autocast: Any = None
-    """``torch.dtype`` of the autocast the step runs under, or None."""
+    """``torch.dtype`` of the autocast around the step, or None."""
     unseen: str = ""
-    """Why no call of a script's model was seen, so that nobody knows whether it stands in an autocast; empty
-    where one was, and where the parts of the step are given."""
+    """Why no call of a script's model was seen, so its autocast is unknown; else empty."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    """A context around every forward and loss, inside the autocast, such as ``te.autocast``."""
+    """Context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     trainer: Any = None
-    """A transformers Trainer, or the TrainingArguments of a model file."""
+    """A transformers Trainer, or a model file's TrainingArguments."""
     rebuild: Callable[[int], tuple[Any, Any]] | None = None
-    """Builds the model with so many layers, and its optimizer or None, as the model file does. None where its
-    function takes no ``layers``. Raises `fp8doctor.errors.UserError`."""
+    """Builds the model with so many layers, and its optimizer or None; None if the file's function takes no
+    ``layers``. Raises `fp8doctor.errors.UserError`."""
     compiled_elsewhere: tuple[str, ...] = ()
-    """Names in the model file, or the script, that hold a compiled wrapper of this model."""
+    """Names in the model file or script with a compiled wrapper of this model."""
     unused_marks: bool = False
-    """Whether training steps ran, and nothing that carries a mark of torch.compile compiled in them."""
+    """Training steps ran, and nothing with a mark of torch.compile compiled."""
     watched: Any = None
-    """The `fp8doctor.examine.conversion.Watch` that was on while the model file was loaded, or None."""
+    """The `fp8doctor.examine.fp8_conversion.ConversionWatch` of the model file, or None."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a transformers Trainer, or TrainingArguments alone, say about the step."""
+    """A transformers Trainer's or TrainingArguments' settings of the step."""
 
     model: Any = None
-    """None with TrainingArguments alone."""
+    """None for TrainingArguments."""
     optimizer: Any = None
     autocast: Any = None
     accumulate: int = 1
@@ -65,17 +64,17 @@ class Plan:
 
 
 def is_trainer(value: Any) -> bool:
-    """Whether this is a transformers Trainer, or derives from it; transformers is not imported."""
+    """Tell if this is a transformers Trainer or a subclass, without importing it."""
     return _derives_from(value, "Trainer")
 
 
 def is_training_arguments(value: Any) -> bool:
-    """Whether these are transformers TrainingArguments, or of a class derived from them (``SFTConfig``)."""
+    """Tell if these are transformers' TrainingArguments or a subclass (``SFTConfig``)."""
     return _derives_from(value, "TrainingArguments")
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether this is an optimizer, or a library's wrapper around one."""
+    """Tell if this is an optimizer, or a library's wrapper around one."""
     return (
         not isinstance(value, type)
         and hasattr(value, "param_groups")
@@ -84,7 +83,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def plan_of(trainer: Any) -> Plan:
-    """Read a Trainer or TrainingArguments; nothing of it is called."""
+    """Read a Trainer or TrainingArguments without calling it."""
     arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
     if read(arguments, "bf16"):
@@ -102,16 +101,14 @@ def plan_of(trainer: Any) -> Plan:
 
 
 def autocast_of(precision: Any) -> Any:
-    """The dtype of the autocast in which Accelerate runs a step of this ``mixed_precision``: BF16 for FP8
-    too."""
+    """Return the dtype of Accelerate's autocast; ``fp8`` runs in BF16 autocast."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}.get(str(precision))
 
 
 def _as_trained(trainer: Any, arguments: Any) -> Any:
-    """The model as the Trainer calls it, or will: with ``torch_compile`` it compiles it when training
-    begins."""
+    """Return the model that the Trainer calls, compiled if it will compile it."""
     import torch
 
     model, wrapped = read(trainer, "model"), read(trainer, "model_wrapped")
@@ -127,7 +124,7 @@ def _as_trained(trainer: Any, arguments: Any) -> Any:
 
 
 def checked_autocast(value: Any) -> Any:
-    """Check the dtype of the autocast. Raises TypeError or ValueError but for None and two 16-bit dtypes."""
+    """Check the autocast's dtype. Raises TypeError or ValueError."""
     import torch
 
     if value is None or value in (torch.bfloat16, torch.float16):
@@ -138,7 +135,7 @@ def checked_autocast(value: Any) -> Any:
 
 
 def checked_accumulate(value: Any) -> int:
-    """Check the micro-batches per step. Raises TypeError or ValueError but for a positive whole number."""
+    """Check the micro-batches per step. Raises TypeError or ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"accumulate has to be a whole number, not {type(value).__name__}")
     if value < 1:
@@ -147,10 +144,9 @@ def checked_accumulate(value: Any) -> int:
 
 
 def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
-    """Check a batch that was given. Raises TypeError for what no model is called with.
+    """Check a given batch. Raises TypeError if no model can be called with it.
 
-    A list is what a DataLoader makes of pairs: ``own_step``, a training step of the user's, takes it apart,
-    and no model is called with it.
+    A list, as a DataLoader makes of pairs, is only for the user's own step (``own_step``).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""From a target to a live job: runs the user's file and takes what the model-file contract names.
+"""Run the user's model file and make a job by the model-file contract.
 
 Importing this module imports no torch.
 """
@@ -39,18 +39,17 @@ from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 
 if TYPE_CHECKING:
-    from fp8doctor.examine.conversion import Watch
+    from fp8doctor.examine.fp8_conversion import ConversionWatch
 
 
 WEIGHTS_SHARE = 0.5
-"""Share of the GPU's memory that the whole model's weights may take beside its trial. A convention."""
+"""Largest share of the GPU's memory for weights, next to the trial. A convention."""
 
 
 def load(target: str, *, layers: int | None = None, batch: int | None = None, seq: int | None = None) -> Job:
-    """Load the job that ``target`` describes. Raises `UserError` for everything the user can mend.
+    """Load the job of ``target``. Raises `UserError` for all that the user can fix.
 
-    For a process of its own: it runs user code and leaves ``sys.path``, ``sys.argv`` and ``sys.modules`` as
-    the running file needs them.
+    For a process of its own: runs user code and changes ``sys.path``, ``sys.argv`` and ``sys.modules``.
     """
     source = locate(target)
     with _watch() or contextlib.nullcontext() as watch:
@@ -109,8 +108,10 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
 def _maker(
     found: ModelCandidate, names: dict[str, Any], file: str
 ) -> Callable[[int | None], tuple[Any, Any]]:
-    """Make what builds the model (or the Trainer) and its optimizer, if there is one, with so many layers;
-    None leaves them to the file."""
+    """Return a function that builds model and optimizer with so many layers.
+
+    None leaves the layers to the file.
+    """
 
     def make(layers: int | None) -> tuple[Any, Any]:
         built, optimizer = build(found, file, layers)
@@ -128,7 +129,7 @@ def _maker(
 
 
 def _sizable(found: ModelCandidate) -> bool:
-    """Whether the model comes from a function that takes ``layers``."""
+    """Tell if the model comes from a function that takes ``layers``."""
     import torch
 
     return (
@@ -141,9 +142,9 @@ def _sizable(found: ModelCandidate) -> bool:
 def _without_weights(
     make: Callable[[int | None], tuple[Any, Any]], layers: int | None
 ) -> tuple[Any, Any] | None:
-    """Build the model on the meta device when it is too large for here; None when it need not or cannot be.
+    """Build a model that is too large for this machine on the meta device.
 
-    Its modules, shapes and settings are those of the whole model; the trial asks for smaller ones.
+    None if it fits or cannot be. It has the whole model's modules and shapes; the trial builds smaller ones.
     """
     import torch
 
@@ -155,12 +156,11 @@ def _without_weights(
     if is_trainer(model) or not all(parameter.is_meta for parameter in model.parameters()):
         return None
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return (model, optimizer) if weights > _room() else None
+    return (model, optimizer) if weights > _most_weights() else None
 
 
-def _room() -> float:
-    """Tell the bytes of weights from which on a model is not built: half the GPU's memory, which has to hold
-    the trial too, else the host's."""
+def _most_weights() -> float:
+    """Return the most bytes of weights to build: half the GPU's memory, or the host's."""
     import torch
 
     if torch.cuda.is_available():
@@ -168,17 +168,17 @@ def _room() -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _watch() -> Watch | None:
-    """Watch the conversion that the file may run; None before torch is loaded."""
+def _watch() -> ConversionWatch | None:
+    """Watch the file's conversion; None before torch is loaded."""
     if "torch" not in sys.modules:
         return None
-    from fp8doctor.examine.conversion import Watch
+    from fp8doctor.examine.fp8_conversion import ConversionWatch
 
-    return Watch()
+    return ConversionWatch()
 
 
 def _run(source: Source) -> ModuleType:
-    """Run the file or import the module as Python would, its folder (or this one) first on ``sys.path``."""
+    """Run the file or import the module as Python would, with its folder on the path."""
     if source.path is None:
         return _import(source.module or "")
     code = compiled(source.path)
@@ -221,7 +221,7 @@ def _import(module: str) -> ModuleType:
 
 
 def _dotted(path: Path) -> str:
-    """Name the module of a file by the folders of its package, of which there is at least one."""
+    """Return the module name of a file in a package."""
     folders = [path.parent.name]
     for folder in path.parent.parents:
         if not (folder / "__init__.py").is_file():
@@ -231,7 +231,7 @@ def _dotted(path: Path) -> str:
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
-    """Say in a sentence that an import inside the user's file failed."""
+    """Explain a failed import in the user's file."""
     if "relative import" in str(error) and source.path:
         return (
             f"{source.name} uses relative imports, so name it as a module, from the folder above its "
@@ -252,7 +252,7 @@ def _import_failed(error: ImportError, source: Source) -> str:
 
 
 def _import_of_no_release(missing: str, file: Path | None) -> str | None:
-    """Find what else the file imports of a missing package that is known to fail with it installed too."""
+    """Find another import of a missing package that fails even with it installed."""
     if file is None:
         return None
     package = re.compile(rf"(from|import) {re.escape(missing.partition('.')[0])}\b")
@@ -265,7 +265,7 @@ def _import_of_no_release(missing: str, file: Path | None) -> str | None:
 
 
 def _free_name(path: Path) -> str:
-    """Choose a module name for the file that no module has: its stem where possible."""
+    """Return an unused module name for the file, its stem if possible."""
     stem = re.sub(r"\W", "_", path.stem)
     if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
         return stem
@@ -281,7 +281,7 @@ def _put_first(folder: str) -> None:
 
 
 def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any] | None:
-    """Find an optional function of the model file. An imported module of that name is none."""
+    """Return an optional function of the file, not a module of that name."""
     value = names.get(name)
     if value is None or isinstance(value, ModuleType):
         return None
@@ -294,8 +294,7 @@ def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any]
 
 
 def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
-    """``loss(output, batch)`` of the model file. A loss that a script computed, or a module such as
-    CrossEntropyLoss, is none."""
+    """Return the file's ``loss(output, batch)``, not a computed loss or a module."""
     import torch
 
     return (
@@ -306,7 +305,7 @@ def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
 
 
 def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file: str) -> Any:
-    """Take an optional value of the model file. A function, class or module of that name is none."""
+    """Return an optional value of the file, not a function, class or module."""
     value = names.get(name)
     if value is None or callable(value) or isinstance(value, ModuleType):
         return None
@@ -329,7 +328,7 @@ def _example_batch(names: dict[str, Any], file: str, *, own_step: bool) -> Any:
 
 
 def _trainer(names: dict[str, Any], model: Any) -> Any:
-    """Find the Trainer of this very model among the globals, else the only TrainingArguments there."""
+    """Return this model's Trainer among the globals, else the only TrainingArguments."""
     for value in names.values():
         if is_trainer(value) and (value.model is model or getattr(value, "model_wrapped", None) is model):
             return value
@@ -338,7 +337,7 @@ def _trainer(names: dict[str, Any], model: Any) -> Any:
 
 
 def _compiled_elsewhere(names: dict[str, Any], model: Any) -> tuple[str, ...]:
-    """Names that hold ``torch.compile(model)`` while ``model`` itself is inspected."""
+    """Return names of ``torch.compile(model)`` while ``model`` itself is inspected."""
     return tuple(
         name for name, value in names.items() if value is not model and behind_compile(value) is model
     )

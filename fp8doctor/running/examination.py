@@ -20,11 +20,11 @@ from torch.optim.optimizer import Optimizer
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.autocasts import undecided
-from fp8doctor.examine.conversion import Watch
-from fp8doctor.examine.dynamo import compiled_nothing
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_arguments import fp8_arguments
-from fp8doctor.examine.training import examine_accelerate, trainer_arguments
+from fp8doctor.examine.fp8_conversion import ConversionWatch
+from fp8doctor.examine.torch_state import compiled_nothing
+from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.given_batch import Batch, describe
@@ -49,7 +49,9 @@ CLOSURE = "the optimizer was given a closure, which may call the model several t
 class ScriptExaminer:
     """Makes facts of the script's live objects, in the script's process."""
 
-    def __init__(self, settings: WatchOptions, watch: Watch | None, send: Callable[[Message], None]) -> None:
+    def __init__(
+        self, settings: WatchOptions, watch: ConversionWatch | None, send: Callable[[Message], None]
+    ) -> None:
         self.settings, self.watch, self.send = settings, watch, send
         self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)

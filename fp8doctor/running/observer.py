@@ -18,8 +18,8 @@ import msgspec
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from fp8doctor.examine.conversion import Watch
-from fp8doctor.examine.dynamo import compiled_nothing
+from fp8doctor.examine.fp8_conversion import ConversionWatch
+from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
@@ -72,7 +72,7 @@ class Observer:
     def __init__(self, channel: Listener, settings: WatchOptions) -> None:
         self.channel, self.settings = channel, settings
         self.living = LiveObjects()
-        self.watch = Watch(self.living.note)
+        self.watch = ConversionWatch(self.living.note)
         self.examination = ScriptExaminer(settings, self.watch, channel.send)
         self.steppers: dict[int, Stepper] = {}
         """By the id of the first parameter."""

@@ -18,11 +18,18 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
-from fp8doctor.examine.kind import Kind
-from fp8doctor.examine.optimizer import written_back
+from fp8doctor.examine.training_state import written_back
 from fp8doctor.examine.walk import wrapped_child
 from fp8doctor.loading.job import is_trainer
-from fp8doctor.stacks.looking import children_of, modules_of, parameters_of, read, read_class, state_of
+from fp8doctor.stacks.looking import (
+    ClassCache,
+    children_of,
+    modules_of,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+)
 from fp8doctor.stacks.tensors import whole_size
 
 
@@ -183,7 +190,7 @@ def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimi
 
 def _marked(modules: list[nn.Module]) -> list[nn.Module]:
     """Return the modules with a mark of torch.compile."""
-    kinds = {of: Kind(of) for of in {type(each) for each in modules}}
+    kinds = {of: ClassCache(of) for of in {type(each) for each in modules}}
     return [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
 
 

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from fp8doctor.examine import examine
-from fp8doctor.examine.network import examine_network
-from fp8doctor.examine.training import examine_training
+from fp8doctor.examine.module_facts import examine_network
+from fp8doctor.examine.training_state import examine_training
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Facts, Linear, Network, Target, Training, Workload
 from fp8doctor.loading.job import Job

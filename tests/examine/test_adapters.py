@@ -15,7 +15,7 @@ from peft import (
 )
 from torch import nn
 
-from fp8doctor.examine.network import examine_network
+from fp8doctor.examine.module_facts import examine_network
 from fp8doctor.examine.walk import walk
 
 TARGETS = ["0", "2"]

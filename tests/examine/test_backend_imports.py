@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.examine import backend_imports
-from fp8doctor.examine.backend_imports import backend_to_come, try_backends, try_import
+from fp8doctor.examine import fp8_support
 from fp8doctor.examine.environment import examine_environment
+from fp8doctor.examine.fp8_support import backend_to_come, try_backends, try_import
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 MISSING = {"TE": "ModuleNotFoundError: No module named 'transformer_engine'"}
@@ -68,9 +68,7 @@ def test_a_package_that_is_not_installed_needs_no_process(monkeypatch: pytest.Mo
 def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchao.float8
 
-    monkeypatch.setattr(
-        backend_imports, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}")
-    )
+    monkeypatch.setattr(fp8_support, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}"))
     assert tried(ACCELERATE_FP8_BACKEND="AO") == {"AO": None}
 
 
@@ -120,7 +118,7 @@ def test_homes_and_secrets_are_scrubbed(install: Install) -> None:
 
 def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install("transformer_engine.pytorch", "import time; time.sleep(60)")
-    monkeypatch.setattr(backend_imports, "TIME_LIMIT_S", 0.5)
+    monkeypatch.setattr(fp8_support, "TIME_LIMIT_S", 0.5)
     gaps: dict[str, str] = {}
     assert try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps) is NOT_RECORDED
     assert gaps == {
@@ -148,7 +146,7 @@ def test_without_a_name_accelerate_takes_the_first_that_is_installed(
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     monkeypatch.setattr(accelerator, "is_transformer_engine_available", lambda: True)
     assert accelerator.Accelerator(cpu=True).fp8_backend == "AO"
-    monkeypatch.setattr(backend_imports, "_is_installed", lambda package: package != "torchao")
+    monkeypatch.setattr(fp8_support, "_is_installed", lambda package: package != "torchao")
     assert backend_to_come(asked) == "TE"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fp8doctor.examine.network import configured_name
+from fp8doctor.examine.module_facts import configured_name
 from fp8doctor.examine.walk import walk
 from tests.examine.models import llama, lora
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.device import Card, driver_version, examine_gpus, read_visible_devices
+from fp8doctor.examine.nvml_gpus import Card, driver_version, examine_gpus, read_visible_devices
 from fp8doctor.facts import Gpu, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100, sliced

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from fp8doctor import inspect_model
-from fp8doctor.examine.autocasts import nobody_names_fp8_autocast
+from fp8doctor.examine.autocasts import no_code_names_fp8_autocast
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
 from fp8doctor.trial.layers import seen_calls
@@ -363,14 +363,14 @@ def test_what_the_text_of_the_users_modules_says(tmp_path: Path, text: str, sile
     module = types.ModuleType("mine")
     module.__file__ = str(tmp_path / "mine.py")
     Path(module.__file__).write_text(text)
-    assert nobody_names_fp8_autocast({"mine": module, "torch": torch}) is silent
+    assert no_code_names_fp8_autocast({"mine": module, "torch": torch}) is silent
 
 
 def test_a_notebook_cannot_be_read() -> None:
     main = types.ModuleType("__main__")
-    assert nobody_names_fp8_autocast({"__main__": main})
+    assert no_code_names_fp8_autocast({"__main__": main})
     vars(main)["step"] = types.FunctionType(plain.__code__, {"__name__": "__main__"})
-    assert not nobody_names_fp8_autocast({"__main__": main})
+    assert not no_code_names_fp8_autocast({"__main__": main})
 
 
 class NeedsGpu(nn.Module):
@@ -386,8 +386,8 @@ def test_a_layer_that_no_fake_tensor_runs_through(
     monkeypatch: pytest.MonkeyPatch, silent: bool, expected: str
 ) -> None:
     """MOD002 needs no forward if no code of the process names the autocast; that of this file does."""
-    assert not nobody_names_fp8_autocast(sys.modules)
+    assert not no_code_names_fp8_autocast(sys.modules)
     if silent:
-        monkeypatch.setattr(seen_calls, "nobody_names_fp8_autocast", lambda loaded: True)
+        monkeypatch.setattr(seen_calls, "no_code_names_fp8_autocast", lambda loaded: True)
     report = of(nn.Sequential(te.Linear(32, 32), NeedsGpu()), plain, monkeypatch)
     assert outcome(report) == expected

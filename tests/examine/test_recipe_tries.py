@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fp8doctor.examine.recipe_tries import try_recipes, try_scaled_mm
+from fp8doctor.examine.fp8_support import try_recipes, try_scaled_mm
 from fp8doctor.facts import Linear
 from fp8doctor.recipes import of_stack
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm

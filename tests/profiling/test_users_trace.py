@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.profiling.step_marks import Times
-from fp8doctor.profiling.users_trace import traced_step
+from fp8doctor.profiling.users_trace import Times, traced_step
 from tests.profiling.composed import Composed
 
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"

@@ -22,7 +22,7 @@ import torch.utils._device
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fp8doctor.examine import converter
+from fp8doctor.examine import fp8_conversion
 from fp8doctor.stacks import te_private, torch_private, torchao_private
 from tests.stand_ins import transformer_engine
 
@@ -230,7 +230,7 @@ def test_torchaos_converter_leaves_its_trace() -> None:
 
     convert_to_float8_training(nn.Sequential(nn.Linear(16, 16)))
     assert convert_to_float8_training.__module__ == torchao_private.CONVERTER_HOME
-    assert converter.has_run()
+    assert fp8_conversion.has_run()
 
 
 def test_torchaos_weights() -> None:

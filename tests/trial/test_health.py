@@ -11,7 +11,7 @@ import pynvml  # type: ignore[import-untyped]
 import pytest
 import torch
 
-from fp8doctor.examine.device import NoDriverError
+from fp8doctor.examine.nvml_gpus import NoDriverError
 from fp8doctor.facts import recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import observers

@@ -311,12 +311,12 @@ def test_a_stranger_on_the_channel_is_noticed(examine: Examine) -> None:
 
 def test_a_failure_of_fp8doctor_is_told_from_a_mistake_of_the_user(examine: Examine) -> None:
     text = """
-        import fp8doctor.examine.network
+        import fp8doctor.examine.module_facts
 
         def fail(*arguments):
             raise RuntimeError("not there")
 
-        fp8doctor.examine.network.examine_network = fail
+        fp8doctor.examine.module_facts.examine_network = fail
     """
     assert_only_surroundings(
         examine(textwrap.dedent(text) + MODEL), "fp8doctor failed: RuntimeError: not there (net.py:5)"

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, nobody_names_fp8_autocast
+from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, no_code_names_fp8_autocast
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
@@ -255,7 +255,7 @@ def without_seen(facts: Facts, why: str) -> Facts:
     if not recorded(facts, AUTOCAST_WITHIN):
         gaps[AUTOCAST_WITHIN] = why
     if not recorded(facts, FP8_AUTOCAST) and FP8_AUTOCAST not in gaps:
-        if nobody_names_fp8_autocast(sys.modules):
+        if no_code_names_fp8_autocast(sys.modules):
             training = msgspec.structs.replace(facts.training, fp8_autocast=False)
             facts = msgspec.structs.replace(facts, training=training)
         else:

@@ -11,8 +11,8 @@ from torch import nn
 
 from fp8doctor.errors import UserError
 from fp8doctor.examine.compile_marks import compile_mark, step_mark
-from fp8doctor.examine.kind import Kind
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
@@ -181,7 +181,7 @@ def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
 
 
 def _any_compiles(modules: Iterable[nn.Module]) -> bool:
-    marks = (compile_mark(module, "", Kind(type(module))) for module in modules)
+    marks = (compile_mark(module, "", ClassCache(type(module))) for module in modules)
     return any(mark and mark.compiles is not False for mark in marks)
 
 

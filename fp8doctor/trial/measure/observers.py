@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.examine.device import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
+from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 

@@ -21,7 +21,6 @@ from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
 from fp8doctor.analysis.variant_words import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.examine.kind import Kind
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
@@ -29,6 +28,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import own_folder
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
@@ -188,7 +188,7 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
     if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
         return {}
     marks = (
-        (module, compile_mark(module, "", Kind(type(module))))
+        (module, compile_mark(module, "", ClassCache(type(module))))
         for module in ready.model.modules()
         if is_called(module)
     )

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
-from fp8doctor.examine.allocator import not_the_users
+from fp8doctor.examine.torch_state import not_the_users
 from fp8doctor.facts import Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred

@@ -12,7 +12,7 @@ import pytest
 from fp8doctor.analysis.noise import SLOWDOWNS, gpu_contention
 from fp8doctor.checks.device.gpu_held_back import AT_REST
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.device import THROTTLE_REASONS
+from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS
 from fp8doctor.facts import Facts, Health, Target, Trial
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins.nvml import Device, StandIn, gpu, sliced

@@ -13,7 +13,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
-from fp8doctor.examine import recipe_tries
+from fp8doctor.examine import fp8_support
 from fp8doctor.facts import Facts, Gpu
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
@@ -161,21 +161,21 @@ def test_float8_recipes_are_believed_until_a_try_fails(
     "by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)]
 )
 def test_the_try_is_a_valid_call(by_row: bool) -> None:
-    assert recipe_tries.try_scaled_mm(by_row, "cpu") is None
+    assert fp8_support.try_scaled_mm(by_row, "cpu") is None
 
 
 def test_the_error_of_a_try_is_one_line_without_homes() -> None:
     assert (
-        recipe_tries.try_scaled_mm(True, "meta")
+        fp8_support.try_scaled_mm(True, "meta")
         == "RuntimeError: Tensor.item() cannot be called on meta tensors"
     )
 
 
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA counts as in use, and what is tried there is tried on the CPU."""
-    real = recipe_tries.try_scaled_mm
-    monkeypatch.setattr(recipe_tries, "cuda_in_use", lambda: True)
-    monkeypatch.setattr(recipe_tries, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
+    real = fp8_support.try_scaled_mm
+    monkeypatch.setattr(fp8_support, "cuda_in_use", lambda: True)
+    monkeypatch.setattr(fp8_support, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
 
 
 @needs_rowwise_scaled_mm

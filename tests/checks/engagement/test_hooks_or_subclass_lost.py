@@ -19,7 +19,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.checks.engagement.hooks_or_subclass_lost import hooks_or_subclass_lost
 from fp8doctor.errors import UserError
 from fp8doctor.examine import examine
-from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.loading.model_file import load
@@ -167,7 +167,7 @@ def test_no_conversion_and_no_watch(facts_of: Callable[[str], Facts], look: Call
 
 
 def test_a_layer_that_is_gone_again_counts_for_nothing(look: Callable[..., Facts]) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32))
         model[0].register_forward_hook(lambda *arguments: None)
         convert_to_float8_training(model)
@@ -178,7 +178,7 @@ def test_a_layer_that_is_gone_again_counts_for_nothing(look: Callable[..., Facts
 
 
 def test_frozen_layers_that_became_trainable_are_noted(look: Callable[..., Facts]) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).requires_grad_(False)
         convert_to_float8_training(model)
         model[1].requires_grad_(True)
@@ -196,7 +196,7 @@ def test_watching_leaves_no_trace(facts_of: Callable[[str], Facts]) -> None:
 
 
 def test_watching_keeps_nothing_alive() -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
         old, weight = weakref.ref(model[1]), weakref.ref(model[1].weight)
         convert_to_float8_training(model)
@@ -213,8 +213,8 @@ def test_a_class_that_cannot_be_read_costs_the_fact_and_not_the_conversion(
     def broken(*replaced: nn.Module) -> None:
         raise RuntimeError("a property of the user's")
 
-    monkeypatch.setattr("fp8doctor.examine.conversion.replacement", broken)
-    with Watch() as watch:
+    monkeypatch.setattr("fp8doctor.examine.fp8_conversion.replacement", broken)
+    with ConversionWatch() as watch:
         model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     assert type(model[0]).__name__ == "Float8Linear"
     facts = look(model, watched=watch)

@@ -19,7 +19,7 @@ from fp8doctor.checks.engagement import no_fp8_modules
 from fp8doctor.checks.engagement.no_fp8_modules import SICK
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.prescription import prescribe
-from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.render.box import answer as first_lines
@@ -182,7 +182,7 @@ def script(folder: Path, text: str) -> ModuleType:
 
 
 def test_a_filter_that_matches_nothing_is_an_error(uncalled: None, look: Look) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = convert_to_float8_training(pair(), module_filter_fn=lambda module, name: "layers." in name)
     facts = look(model, watched=watch)
     finding = answer(facts)
@@ -196,7 +196,7 @@ def test_a_filter_that_matches_nothing_is_an_error(uncalled: None, look: Look) -
 
 
 def test_a_filter_is_not_blamed_where_the_layers_are_conv1d(uncalled: None, look: Look) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = convert_to_float8_training(gpt2(), module_filter_fn=lambda module, name: name != "lm_head")
     finding = answer(look(model, watched=watch))
     assert isinstance(finding, Finding)
@@ -206,7 +206,7 @@ def test_a_filter_is_not_blamed_where_the_layers_are_conv1d(uncalled: None, look
 
 
 def test_a_converter_that_replaced_linears_is_not_blamed(uncalled: None, look: Look) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         converted, other = convert_to_float8_training(pair()), pair()
     assert isinstance(answer(look(converted, watched=watch)), NotApplicable)
     facts = look(other, watched=watch)
@@ -215,7 +215,7 @@ def test_a_converter_that_replaced_linears_is_not_blamed(uncalled: None, look: L
 
 
 def test_a_call_in_the_code_that_has_not_run(uncalled: None, look: Look, tmp_path: Path) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = pair()
     watch.code = script(tmp_path, "if use_fp8:\n    convert_to_float8_training(model)\n")
     facts = look(model, watched=watch)
@@ -226,7 +226,7 @@ def test_a_call_in_the_code_that_has_not_run(uncalled: None, look: Look, tmp_pat
 def test_a_call_that_nobody_could_see_is_information(look: Look, tmp_path: Path) -> None:
     """As after an earlier call in the same process, or with a torchao that leaves no trace of one."""
     convert_to_float8_training(pair())
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = pair()
     watch.code = script(tmp_path, "convert_to_float8_training(model, module_filter_fn=mine)\n")
     finding = answer(look(model, watched=watch))

@@ -15,7 +15,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.checks.engagement.parameters_without_optimizer import parameters_without_optimizer
-from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
@@ -121,7 +121,7 @@ def test_frozen_layers_that_a_watched_conversion_made_trainable(
     look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:
     """Without LoRA: only who saw the conversion knows that they were frozen."""
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
         model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
     finding = found(look(model, optimizer=optimizer, watched=watch))

@@ -11,7 +11,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.checks.engagement.tied_weights_untied import tied_weights_untied
-from fp8doctor.examine.conversion import Watch
+from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import Linear, prepare
@@ -116,7 +116,7 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize("tied_again", [False, True])
 def test_a_tie_that_is_lost_under_watch(look: Look, tied_again: bool) -> None:
-    with Watch() as watch:
+    with ConversionWatch() as watch:
         model = Plain()
         model.head = copied(model.head)
     if tied_again:

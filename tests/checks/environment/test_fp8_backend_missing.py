@@ -62,7 +62,7 @@ def test_a_half_installed_backend_gives_the_real_reason(package: Path) -> None:
 
 
 def test_a_package_that_imports_is_healthy(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fp8doctor.examine.backend_imports import try_import
+    from fp8doctor.examine.fp8_support import try_import
 
     try_import.cache_clear()
     package.write_text("")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fp8doctor.checks.memory.allocator_retries import allocator_retries
-from fp8doctor.examine import allocator
-from fp8doctor.examine.allocator import examine_allocator, not_the_users
+from fp8doctor.examine import torch_state
+from fp8doctor.examine.torch_state import examine_allocator, not_the_users
 from fp8doctor.facts import ArmCut, Facts, Gpu
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import discover, run, select
@@ -56,7 +56,7 @@ def test_segments_that_grow_treat_it(look: Look, monkeypatch: pytest.MonkeyPatch
 
 
 def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_by_trials", 0)
+    monkeypatch.setattr(torch_state, "_by_trials", 0)
     counted = dict(COUNTED)
     cuda_allocator.install(monkeypatch, counted)
     with not_the_users():

@@ -1,4 +1,4 @@
-"""The module tree as facts. Works on the meta device; touches nothing."""
+"""Describe the module tree as facts; works on the meta device."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 CONFIGS = ("config", "model_args", "args", "params")
-"""Attributes that hold a model's sizes, in the order in which they are looked at."""
+"""Attributes with a model's sizes, in order of looking."""
 VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 
 
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
-    """Describe the facts of a module tree that was walked. What cannot be read is named in ``gaps``."""
+    """Describe a walked module tree; ``gaps`` has what cannot be read."""
     config = find_config(tree)
     embeddings = [place for place in tree.places if is_embedding(place)]
     vocabulary, hidden_size = sizes(config, embeddings)
@@ -89,18 +89,17 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
 
 
 def is_embedding(place: Place) -> bool:
-    """Whether this is an embedding table: nn.Embedding, nn.EmbeddingBag or a class derived from them."""
+    """Tell if this is an nn.Embedding, nn.EmbeddingBag or a subclass."""
     return place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
 
 
 def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:
-    """Whether a parameter belongs to an adapter, by its name: LoRA's (PEFT, torchtune), or one of those that
-    the model's own tuners name."""
+    """Tell by its name if a parameter is an adapter's: LoRA's, or the tuner's own."""
     return any(part.startswith("lora_") or part in tuned for part in name.split("."))
 
 
 def find_config(tree: Tree) -> Any:
-    """Find the first configuration with a vocabulary or a hidden size; a multimodal model's is its text's."""
+    """Return the first configuration with sizes; of a multimodal model, its text's."""
     for place in tree.places:
         for attribute in CONFIGS:
             config = state_of(place.module).get(attribute)
@@ -114,12 +113,11 @@ def find_config(tree: Tree) -> Any:
 
 
 FEWEST_WORDS = 16
-"""Entries of an embedding table below which they are kinds of something, such as SAM's 4 kinds of points, and
-no vocabulary. A choice."""
+"""Smallest vocabulary. Shorter tables embed kinds, such as SAM's 4 kinds of points. A choice."""
 
 
 def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]:
-    """Vocabulary and hidden size: the configuration's, else those of the longest embedding table."""
+    """Return vocabulary and hidden size, configured or of the longest embedding."""
     tables = [place.module for place in embeddings if type(read(place.module, "num_embeddings")) is int]
     table = max(tables, key=lambda each: int(read(each, "num_embeddings")), default=None)
     entries = read(table, "num_embeddings", 0)
@@ -136,7 +134,7 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
 def channel_widths(
     tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, nn.Parameter]
 ) -> tuple[int, ...]:
-    """Find the widths of norms, embeddings and convolutions: what a model calls its channels."""
+    """Return the widths of norms, embeddings and convolutions."""
     found = {
         each.shape[0]
         for key, each in unique.items()
@@ -152,11 +150,10 @@ def channel_widths(
 
 
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
-    """Find the ties that the outermost transformers model of the tree declares and that are two parameters.
+    """Return declared ties of a transformers model that are two parameters.
 
-    ``all_tied_weights_keys`` (transformers 5.0 to 5.23) holds what was really tied: not what the
-    configuration switches off, nor what a checkpoint left apart. Names are found again behind the wrappers of
-    PEFT and torch.
+    ``all_tied_weights_keys`` (5.0 to 5.23) leaves out ties that the configuration disables or a checkpoint
+    broke. Names are resolved through wrappers of PEFT and torch.
     """
     place = next((place for place in tree.places if PRETRAINED in place.kind.lineage), None)
     if place is None:
@@ -180,7 +177,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
 
 
 def find(module: nn.Module, name: str) -> nn.Parameter | None:
-    """Find a parameter by the name it had before the modules on its way were wrapped."""
+    """Find a parameter by its name before modules were wrapped."""
     *path, last = name.split(".")
     at: nn.Module | None = module
     for part in path:
@@ -189,7 +186,7 @@ def find(module: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def original(module: nn.Module | None) -> nn.Module | None:
-    """Tell what PEFT's or torch's wrappers are wrapped around."""
+    """Return the module inside PEFT's and torch's wrappers."""
     while module is not None:
         inner = (
             children_of(module).get("base_layer")
@@ -203,8 +200,7 @@ def original(module: nn.Module | None) -> nn.Module | None:
 
 
 def quantization(tree: Tree) -> str | None:
-    """Read how the weights are quantized from the first configuration that says so (transformers), and does
-    not ask for them to be dequantised while they are loaded."""
+    """Return transformers' quantization method, unless it dequantizes on loading."""
     configs = (state_of(place.module).get("config") for place in tree.places)
     for config in {id(config): config for config in configs}.values():
         settings = read(config, "quantization_config")
@@ -218,7 +214,7 @@ def quantization(tree: Tree) -> str | None:
 
 
 def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
-    """Device types of parameters and buffers, sorted."""
+    """Return device types of parameters and buffers, sorted."""
     buffers = (
         each for place in tree.places for each in buffers_of(place.module).values() if each is not None
     )
@@ -226,7 +222,7 @@ def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
 
 
 def wrappers(root: Place) -> tuple[str, ...]:
-    """List classes that wrap the root, outermost first; FSDP2 changes the class and comes last."""
+    """List the root's wrappers, outermost first; FSDP2 changes the class and is last."""
     names = [lineage(type(module))[0][1] for module in root.wrappers]
     if any(base.__name__ == "FSDPModule" for base in type(root.module).__mro__):
         names.append("FSDPModule")
@@ -234,7 +230,7 @@ def wrappers(root: Place) -> tuple[str, ...]:
 
 
 def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]:
-    """Find the outermost lists of at least two modules of one kind with linear-like layers inside."""
+    """Find the outermost lists of two or more similar modules with linear layers."""
     inside: Counter[int] = Counter()
     widths: dict[int, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
     for owner, layer in found_layers:
@@ -257,10 +253,9 @@ def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]
 
 
 def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]]) -> bool:
-    """Whether the children of this list are repeated blocks; a list of bare Linears or of experts is none.
+    """Tell if a list's children are repeated blocks, not bare Linears or experts.
 
-    Blocks of several classes that take turns, such as self- and cross-attention or attention and Mamba, have
-    one width that goes ``through`` each of them.
+    Alternating classes, such as attention and Mamba, must share a width ``through`` each.
     """
     if not any(
         is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -278,8 +273,10 @@ def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]
 def called_parts(
     block: Place, inside: Counter[int], layers: set[int], level: int = 0
 ) -> list[tuple[int, Place]]:
-    """Find what is called of a block and holds layers, with its level: the block itself at 0, or what lies in
-    it where it has no forward of its own, as a ModuleList has none."""
+    """Return the called parts of a block with layers, and their levels.
+
+    That is the block, or what it contains if it has no forward (ModuleList).
+    """
     if is_called(block.module):
         return [(level, block)]
     return [
@@ -319,11 +316,11 @@ def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:
 
 
 NAMES = ("_name_or_path", "name_or_path", "name")
-"""Where a configuration keeps it: transformers, others, litgpt."""
+"""Attributes with the name: transformers, others, litgpt."""
 
 
 def configured_name(tree: Tree) -> str | None:
-    """Give the last part of the first name or path in the tree, without folders; None without one."""
+    """Return the last part of the tree's first name or path, or None."""
     seen: set[int] = set()
     for place in tree.places:
         state = state_of(place.module)

@@ -1,19 +1,21 @@
-"""What the user's own conversion loses, seen while it runs.
+"""Find what the user's conversion to FP8 loses, and calls of the converter.
 
-A converter puts an FP8 layer in the place of a Linear, and torch calls its module registration hooks (public
-since 2.0) while the old one is still there. So nothing of any library is patched or imported, and the hook is
-taken off again. What counts is how things stand when everything is loaded: a hook that was put back is not
-lost. A class that is changed in place, a root Linear and a write to ``_modules`` are not seen.
+torch calls its module registration hooks (public since 2.0) while the replaced Linear is still there, so no
+library is patched. The state after loading counts: a restored hook is not lost. A changed class, a root
+Linear and a write to ``_modules`` are not seen. A converter that refuses every Linear registers no module, so
+its call is read from its trace and from the code.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import tokenize
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -22,14 +24,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fp8doctor.examine.compile_marks import compile_mark
-from fp8doctor.examine.converter import calls_by_name, has_run
-from fp8doctor.examine.kind import Kind
 from fp8doctor.examine.walk import Place, Tree, parameters
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import (
+    ClassCache,
     children_of,
     class_name,
     is_a,
@@ -41,6 +43,7 @@ from fp8doctor.stacks.looking import (
     tensor,
 )
 from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
+from fp8doctor.stacks.torchao_private import CONVERTER_HOME, CONVERTER_TRACE
 
 _log = logging.getLogger("fp8doctor")
 
@@ -49,41 +52,41 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 @dataclass(frozen=True)
 class Replacement:
-    """An FP8 layer and what its predecessor was. Neither a module nor a weight is kept alive by it."""
+    """An FP8 layer and its predecessor; keeps neither alive."""
 
     layer: weakref.ref[nn.Module]
     weight: weakref.ref[Any]
-    """The weight of the predecessor."""
+    """The predecessor's."""
     hooks: int
     kind: type
     """The predecessor's class."""
     own_forward: bool
     compiled: bool
     wrapped: bool
-    """Whether ``torch.compile`` was called on the predecessor, which the wrapper still calls (torch 2.13)."""
+    """The predecessor was compiled, and the wrapper still calls it (torch 2.13)."""
     frozen: bool
 
 
-class Watch:
-    """Notes, as a context, every Linear that an FP8 layer takes the place of.
+class ConversionWatch:
+    """Notes, as a context, each Linear that an FP8 layer replaces.
 
-    Its hook does nothing in compiled code, which guards that it is there: a slice of a ModuleList in a
-    forward registers modules. Whoever is done while such code may run calls `rest` and leaves the hook.
+    In compiled code the hook does nothing, but compiled code guards it: a slice of a ModuleList in a forward
+    registers modules. Call `rest` and keep the hook while such code may run.
     """
 
     def __init__(self, registered: Callable[[tuple[nn.Module, ...]], None] | None = None) -> None:
-        """``registered`` is told of all modules that are put into others."""
+        """Pass all registered modules to ``registered``."""
         self.replacements: list[Replacement] = []
-        self.tell = registered
+        self.registered = registered
         self.resting = False
         self.problem: str | None = None
         """Why something was missed."""
         self.ran_before = False
-        """Whether the converter was called before the watching."""
+        """The converter was called before the watching."""
         self.code: ModuleType | None = None
-        """What the user's file became; None for ``__main__``."""
+        """The user's module; None for ``__main__``."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ConversionWatch:
         self.ran_before = has_run() is True
         self._handle = register_module_module_registration_hook(self._registered)
         return self
@@ -94,17 +97,17 @@ class Watch:
         self._handle.remove()
 
     def rest(self) -> None:
-        """Note nothing any more."""
+        """Stop noting."""
         self.resting = True
         self.replacements.clear()
 
     def _registered(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
-        """Called by torch before ``new`` takes the place of what is there."""
+        """Note a replacement; torch calls this before ``new`` is registered."""
         if torch.compiler.is_compiling() or self.resting:
             return
         try:
-            if self.tell is not None and new is not None:
-                self.tell((parent, new))
+            if self.registered is not None and new is not None:
+                self.registered((parent, new))
             old = children_of(parent).get(name)
             if (
                 old is not None
@@ -125,32 +128,35 @@ class Watch:
 
 
 def is_fp8(module: nn.Module) -> bool:
-    """Whether a stack takes this very module for FP8 training."""
+    """Tell if a stack recognizes this module as FP8 training."""
     return any(layer.use == "training" for layer in recognise(module, {}))
 
 
 def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
-    """Tell what is lost unless someone puts it back."""
+    """Note what is lost unless it is restored."""
     return Replacement(
         layer=weakref.ref(new),
         weight=weakref.ref(weight),
         hooks=hooks(old),
         kind=type(old),
         own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
-        compiled=(mark := compile_mark(old, "", Kind(type(old)))) is not None and mark.compiles is not False,
+        compiled=(mark := compile_mark(old, "", ClassCache(type(old)))) is not None
+        and mark.compiles is not False,
         wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
         frozen=not weight.requires_grad,
     )
 
 
 def hooks(module: nn.Module) -> int:
-    """Forward and backward hooks on this very module."""
+    """Count forward and backward hooks on this module."""
     return sum(len(state_of(module).get(each, ())) for each in HOOKS)
 
 
-def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) -> Any:
-    """Tell what the layers that are in the model now have lost; None when nobody watched, ``NOT_RECORDED``
-    when some of it was missed."""
+def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str, str]) -> Any:
+    """Return what the model's layers have lost; None if nothing was watched.
+
+    ``NOT_RECORDED`` if something was missed.
+    """
     if watch is None:
         return None
     if watch.problem:
@@ -181,8 +187,8 @@ def examine_conversion(tree: Tree, watch: Watch | None, gaps: dict[str, str]) ->
     )
 
 
-def examine_converter(watch: Watch | None, tree: Tree, optimizers: Iterable[Any]) -> Converter:
-    """Tell what is known of calls of the converter. One that ran before the watching may be of any model."""
+def examine_converter(watch: ConversionWatch | None, tree: Tree, optimizers: Iterable[Any]) -> Converter:
+    """Return the known calls of the converter; an early one may be of any model."""
     ran, unwatched = has_run(), watch is None or watch.ran_before
     code = sys.modules["__main__"] if watch is None or watch.code is None else watch.code
     return Converter(
@@ -193,17 +199,17 @@ def examine_converter(watch: Watch | None, tree: Tree, optimizers: Iterable[Any]
     )
 
 
-def idle_copies(watch: Watch, tree: Tree, optimizers: Iterable[Any]) -> int:
-    """Count converted layers that look like a copy of this model's Linears and that nothing trains.
+def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -> int:
+    """Count converted layers that copy this model's Linears and do not train.
 
-    0 where they do not all have a Linear of the same shape in the model. A teacher or an average of weights
-    is frozen or in evaluation mode, and a second model that trains has an optimizer.
+    0 if they do not match the model's shapes. A teacher or an average of weights is frozen or in evaluation
+    mode, and a second trained model has an optimizer.
     """
     inside = {id(place.module) for place in tree.places}
     stepped = {
         id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]
     }
-    beside = [
+    copies = [
         layer
         for each in watch.replacements
         if (layer := each.layer()) is not None
@@ -219,23 +225,22 @@ def idle_copies(watch: Watch, tree: Tree, optimizers: Iterable[Any]) -> int:
         for place in tree.places
         if is_a(place.module, nn.Linear) and (weight := tensor(place.module, "weight")) is not None
     )
-    copied = Counter(tuple(tensor(each, "weight").shape) for each in beside)  # type: ignore[union-attr]
-    return len(beside) if copied <= shapes else 0
+    copied = Counter(tuple(tensor(each, "weight").shape) for each in copies)  # type: ignore[union-attr]
+    return len(copies) if copied <= shapes else 0
 
 
 def weights(place: Place) -> list[nn.Parameter | None]:
-    """Weight and bias of the very module at a place."""
+    """Return weight and bias of the module at a place."""
     return list(parameters_of(place.module).values())
 
 
 def names(places: Iterable[Place]) -> tuple[str, ...]:
-    """Their names in the model."""
+    """Return the places' names."""
     return tuple(place.name for place in places)
 
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:
-    """List layers whose predecessor's weight is still another parameter of the model, and no longer
-    theirs."""
+    """List layers whose predecessor's weight is still another parameter of the model."""
     others = {id(parameter): name for name, parameter in parameters(tree)}
     pairs = []
     for place, each in found:
@@ -243,3 +248,25 @@ def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[st
         if weight is not None and id(weight) in others and all(mine is not weight for mine in weights(place)):
             pairs.append((f"{place.name}.weight", others[id(weight)]))
     return tuple(pairs)
+
+
+CONVERTER = "convert_to_float8_training"
+
+
+def has_run() -> bool | None:
+    """Tell if the converter was called; None if torchao leaves no trace."""
+    home = sys.modules.get(CONVERTER_HOME)
+    if home is None:
+        return False
+    code = read(vars(home).get(CONVERTER), "__code__")
+    return CONVERTER_TRACE in sys.modules if code is not None and CONVERTER_TRACE in names_in(code) else None
+
+
+def calls_by_name(module: ModuleType) -> bool:
+    """Tell if a module's file calls the converter, by its text."""
+    try:
+        with open(vars(module)["__file__"], "rb") as file:
+            words = [token.string for token in tokenize.tokenize(file.readline)]
+    except (KeyError, TypeError, OSError, SyntaxError, ValueError, tokenize.TokenError):
+        return False
+    return (CONVERTER, "(") in pairwise(words)

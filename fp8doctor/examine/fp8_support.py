@@ -1,7 +1,7 @@
-"""Whether the FP8 backend that Accelerate will import can be imported, tried in a process of its own.
+"""Try if FP8 works here: the import of Accelerate's backend, torchao's recipes.
 
-To import Transformer Engine or torchao changes a process, so the user's is left alone: what it has loaded
-counts as tried, and a throw-away process with its ``sys.path`` and environment tries the rest.
+Importing Transformer Engine or torchao changes a process, so a separate process with the same ``sys.path``
+and environment tries it. A loaded module counts as tried.
 """
 
 from __future__ import annotations
@@ -9,23 +9,28 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+from fp8doctor.facts import Linear
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.recipes import TORCHAO, of_stack
+from fp8doctor.stacks.torch_private import scaled_mm
 
 MODULES = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
-"""Backend -> what Accelerate imports of it, in the order in which it takes the first that is installed when
-none is named. Source: ``Accelerator.__init__`` and ``utils/`` of accelerate 1.4 to 1.15."""
+"""Backend -> module that Accelerate imports, in its order of preference. Source: ``Accelerator.__init__`` and
+``utils/``, accelerate 1.4 to 1.15."""
 
 TIME_LIMIT_S = 120.0
-"""Seconds; importing torch and a backend takes 5 on an idle machine, a minute from a cold network disk."""
+"""Seconds. Importing torch and a backend takes 5 s, or a minute from a cold network disk."""
 
 SAID = "fp8doctor: "
-"""Begins the line in which the throw-away process answers; libraries print others."""
+"""Prefix of the answer, because libraries print other lines."""
 
 TRY = f"""
 import importlib, json, sys
@@ -41,7 +46,7 @@ print("\\n{SAID}" + json.dumps(said))
 
 
 def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, str | None]:
-    """Map each backend to why it cannot be imported, or None; a try that did not end stands in ``gaps``."""
+    """Map each backend to its import error, or None; ``gaps`` has unfinished tries."""
     backend = backend_to_come(variables)
     if backend is None:
         return {}
@@ -60,10 +65,9 @@ def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, s
 
 
 def backend_to_come(variables: dict[str, str]) -> str | None:
-    """Read the backend of the FP8 that Accelerate was asked for: the named one, else the first that is
-    installed.
+    """Return the backend that Accelerate will use, named or the first installed.
 
-    A name without FP8 counts as well: ``prepare`` takes it (accelerate 1.9 to 1.15).
+    ``prepare`` takes a named one even without FP8 (accelerate 1.9 to 1.15).
     """
     if not _is_installed("accelerate"):
         return None
@@ -78,7 +82,7 @@ def backend_to_come(variables: dict[str, str]) -> str | None:
 
 
 def _precision(variables: dict[str, str]) -> str | None:
-    """Tell what Accelerate's state says, or before there is one the variable."""
+    """Return the precision in Accelerate's state, or its variable."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared: dict[str, Any] = getattr(state, "_shared_state", {})
     return (
@@ -97,7 +101,7 @@ def _is_installed(package: str) -> bool:
 
 @functools.cache
 def try_import(module: str, path: tuple[str, ...]) -> str | None:
-    """Say what importing a module raises in a fresh process, in one scrubbed line; None when it imports."""
+    """Return the error of an import in a new process, in a line, or None."""
     if not _is_installed(module.partition(".")[0]):
         return f"ModuleNotFoundError: No module named {module.partition('.')[0]!r}"
     done = subprocess.run(
@@ -123,3 +127,56 @@ def _in_words(error: Exception) -> str:
         if isinstance(error, subprocess.TimeoutExpired)
         else str(error)
     )
+
+
+_log = logging.getLogger("fp8doctor")
+
+SIDE = 64
+"""Side of the tried matmul; ``_scaled_mm`` needs multiples of 16."""
+
+
+def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
+    """Map each torchao recipe of the model to its error on this GPU, or None.
+
+    Empty on AMD, and before CUDA is initialized, which a try would do.
+    """
+    if not cuda_in_use() or scaled_mm() is None:
+        return {}
+    used = {
+        each.recipe
+        for each in linears
+        if each.stack == TORCHAO.name and each.use == "training" and not each.features.get("emulate")
+    }
+    return {
+        each.name: try_scaled_mm(each.granularity == "row", "cuda")
+        for each in of_stack(TORCHAO.name)
+        if each.tried and each.name in used
+    }
+
+
+def cuda_in_use() -> bool:
+    """Tell if this process has initialized CUDA, not HIP."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return cuda.is_initialized() and not torch.version.hip
+
+
+def try_scaled_mm(by_row: bool, device: str) -> str | None:
+    """Return the first line of the error of torch's FP8 matmul, or None."""
+    import torch
+
+    product = scaled_mm()
+    assert product is not None
+    try:
+        with torch.no_grad():
+            left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
+            shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
+            scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
+            product(
+                left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
+            ).float().sum().item()
+    except Exception as error:
+        _log.debug("an FP8 product failed", exc_info=True)
+        return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
+    return None

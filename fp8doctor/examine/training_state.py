@@ -1,34 +1,34 @@
-"""Training around the module tree: autocast, compile marks, checkpointing, Accelerate, Trainer, optimizer."""
+"""Read the training state: autocast, Accelerate, Trainer, optimizer."""
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.examine.allocator import examine_allocator
+from fp8doctor.examine.attention import cache_holder, cache_switch, use_cache
 from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
-from fp8doctor.examine.conversion import examine_conversion, examine_converter
-from fp8doctor.examine.dynamo import examine_dynamo
-from fp8doctor.examine.kv_cache import cache_holder, cache_switch, use_cache
-from fp8doctor.examine.optimizer import innermost, outside, unwrapped
+from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
+from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import Accelerate, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
-from fp8doctor.stacks.looking import class_name, forward_of, read, state_of
+from fp8doctor.stacks.looking import ancestor, class_name, forward_of, is_a, read, state_of
+from fp8doctor.stacks.tensors import whole_size
 
 FIRST = 5
-"""Names that stand for a longer list."""
+"""Names to record of a longer list."""
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
-    """Read the training state of a job whose model was walked; ``gaps`` names what cannot be read."""
+    """Read the training state of a walked job; ``gaps`` has what cannot be read."""
     forward = forward_of(tree.root.module)
     arguments = read(job.trainer, "args", job.trainer)
     optimizer = (
@@ -79,8 +79,10 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:
-    """Read the autocast that the step runs under: the job's, the one around forward, or the one in force
-    here; ``NOT_RECORDED`` where no call of the step was seen."""
+    """Return the step's autocast: the job's, the forward's, or the current one.
+
+    ``NOT_RECORDED`` if no call of the step was seen.
+    """
     if job.autocast is not None:
         return _name(job.autocast)
     around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
@@ -96,7 +98,7 @@ def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict
 
 
 def _autocast_around(link: Any) -> torch.dtype | None:
-    """Read the dtype of an autocast decorator, from its closure (torch 2.6 to 2.15)."""
+    """Return the dtype in an autocast decorator's closure (torch 2.6 to 2.15)."""
     function = read(link, "__func__", link)
     code = read(function, "__code__")
     if code is None or "autocast_instance" not in code.co_freevars:
@@ -110,7 +112,7 @@ def _name(dtype: Any) -> str:
 
 
 def forward_chain(forward: Any) -> tuple[str, ...]:
-    """Name the wrappers around a forward by their own code: ``functools.wraps`` takes over the inner name."""
+    """Name a forward's wrappers by their code, because ``functools.wraps`` hides it."""
     links = [_link_name(link) for link in chain(forward)]
     return tuple(links[:-1])
 
@@ -124,16 +126,16 @@ def _link_name(link: Any) -> str:
 
 
 STEP_OF_A_TRAINER = ("training_step", "compute_loss")
-"""Methods of a transformers Trainer that compute the loss, the outer one first."""
+"""Methods of transformers' Trainer that compute the loss, outermost first."""
 
 LOSS_OF_A_TRAINER = ("compute_loss_func", "label_smoother")
-"""Attributes of a transformers Trainer (4.46 to 5.23) that compute the loss where they are not None."""
+"""Attributes of a Trainer (4.46 to 5.23) that compute the loss if set."""
 
 
 def own_loss(trainer: Any) -> str | None:
-    """Name what of a Trainer computes the loss in the model's place; nothing of it is called.
+    """Name what in a Trainer computes the loss instead of the model.
 
-    It may change the Trainer, as TRL's do that note metrics there, so a copy's step leaves it out.
+    It may change the Trainer (TRL's note metrics), so a copy's step leaves it out.
     """
     state = state_of(trainer)
     for name in STEP_OF_A_TRAINER:
@@ -144,7 +146,7 @@ def own_loss(trainer: Any) -> str | None:
 
 
 def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> TrainerArguments | None:
-    """Tell what a Trainer's arguments ask for, read from their fields so that no property runs."""
+    """Read a Trainer's arguments from their fields; no property runs."""
     if arguments is None:
         return None
     settings = state_of(arguments)
@@ -160,8 +162,7 @@ def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> Tr
 
 
 def examine_accelerate(tree: Tree | None) -> Accelerate | None:
-    """Read Accelerate's state; None without one, as before an Accelerator exists. Without a tree nothing is
-    told of a model."""
+    """Read Accelerate's state, or None; without a tree, nothing about a model."""
     module = sys.modules.get("accelerate.state")
     shared: dict[str, Any] = dict(getattr(getattr(module, "AcceleratorState", None), "_shared_state", {}))
     process: dict[str, Any] = dict(getattr(getattr(module, "PartialState", None), "_shared_state", {}))
@@ -178,12 +179,12 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
 
 
 def is_prepared(tree: Tree) -> bool:
-    """Whether this model, or a wrapper of it, went through ``Accelerator.prepare``."""
+    """Tell if this model or a wrapper went through ``Accelerator.prepare``."""
     return any(state_of(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
 
 
 def accelerator_waits() -> bool:
-    """Whether an Accelerator is alive that has prepared no model, which its state does not tell."""
+    """Tell if a live Accelerator has prepared no model."""
     kind = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
     if kind is None:
         return False
@@ -191,8 +192,10 @@ def accelerator_waits() -> bool:
 
 
 def runs_te_autocast(tree: Tree) -> bool:
-    """Whether a forward goes through ``contextual_fp8_autocast`` (1.0 to 1.15): the model's own, or under DDP
-    and FSDP the wrapper's."""
+    """Tell if a forward runs ``contextual_fp8_autocast`` (1.0 to 1.15).
+
+    The model's own, or with DDP and FSDP the wrapper's.
+    """
     forwards = (state_of(module).get("forward") for module in _wrapped_and_root(tree))
     codes = (read(link, "__code__") for forward in forwards for link in chain(forward))
     return any(
@@ -205,6 +208,73 @@ def _wrapped_and_root(tree: Tree) -> tuple[nn.Module, ...]:
 
 
 def _word(value: Any) -> str | None:
-    """Read the value of an enum member, or the text itself."""
+    """Return an enum member's value, or the text itself."""
     value = getattr(value, "value", value)
     return None if value is None else str(value)
+
+
+DEEPEST = 3
+"""Depth of lists to search; DeepSpeed has one per group, or per part of one."""
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside Accelerate's wrapper, with the same groups."""
+    of_accelerate = ancestor(type(optimizer), "accelerate.", ("AcceleratedOptimizer",))
+    return state_of(optimizer).get("optimizer", optimizer) if of_accelerate else optimizer
+
+
+def innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside all wrappers, which may hold parameter copies."""
+    while (inner := state_of(optimizer).get("optimizer")) is not None:
+        optimizer = inner
+    return optimizer
+
+
+def written_back(wrapper: Any) -> list[nn.Parameter]:
+    """Return a wrapper's own parameters, which it updates from the stepped copies.
+
+    DeepSpeed 0.19.8 keeps them in lists by group, with ZeRO (stages 1 to 3) and without.
+    """
+    held = (each for value in state_of(wrapper).values() for each in _parameters_in(value, DEEPEST))
+    return list({id(each): each for each in held}.values())
+
+
+def _parameters_in(value: Any, deepest: int) -> Iterator[nn.Parameter]:
+    if is_a(value, nn.Parameter):
+        yield value
+    elif deepest and type(value) in (list, tuple):
+        for each in value:
+            yield from _parameters_in(each, deepest - 1)
+
+
+def outside(
+    optimizer: Any, found: list[nn.Parameter], gaps: dict[str, str], *, others: Sequence[Any] = ()
+) -> list[nn.Parameter] | None:
+    """Return trainable parameters in no optimizer's groups; None if unknown.
+
+    DeepSpeed's optimizers and torchao's CPU offload hold copies. Muon takes only matrices, and another
+    optimizer the rest.
+    """
+    inner = unwrapped(optimizer)
+    groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
+    inside = {id(each) for group in groups for each in group["params"]}
+    if innermost(inner) is not inner:
+        inside |= {id(each) for each in written_back(inner)}
+    trainable = [
+        each
+        for each in found
+        if each.requires_grad and not is_a(each, nn.UninitializedParameter) and whole_size(each)
+    ]
+    left_out = [each for each in trainable if id(each) not in inside]
+    kind = class_name(type(inner))
+    if left_out and kind.endswith(".Muon"):
+        gaps["training.parameters_outside_optimizer"] = (
+            "Muon takes matrices only; the optimizer of the other parameters was not given"
+        )
+        return None
+    if left_out and len(left_out) == len(trainable) and not kind.startswith("torch.optim."):
+        gaps["training.parameters_outside_optimizer"] = (
+            f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
+        )
+        return None
+    return left_out

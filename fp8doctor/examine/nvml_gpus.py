@@ -1,9 +1,8 @@
-"""The GPUs: what NVML says of each, and which of them this process sees, without creating a CUDA context.
+"""Describe the GPUs by NVML and match them with torch's, without a CUDA context.
 
-NVML counts GPUs in the order of the PCI bus and ignores ``CUDA_VISIBLE_DEVICES``; a process counts only those
-it was left. The two are matched by UUID: with what torch sees once CUDA is initialized, and by the rules of
-the variable before that (`read_visible_devices`). UUIDs and PCI addresses are used here and
-never recorded.
+NVML counts GPUs in PCI order and ignores ``CUDA_VISIBLE_DEVICES``. They are matched by UUID with torch's
+devices once CUDA is initialized, and before that by the variable's rules (`read_visible_devices`). UUIDs and
+PCI addresses are never recorded.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ THROTTLE_REASONS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and the clocks that the
-owner set himself (0x002) hold nothing back."""
+"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and clocks set by the
+owner (0x002) are no throttling."""
 
 
 class NoDriverError(Exception):
-    """There is no NVIDIA driver here, hence no NVIDIA GPU."""
+    """There is no NVIDIA driver, so no NVIDIA GPU."""
 
 
 def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """List all GPUs: those this process sees in its own order, then the others. Empty when there is none.
+    """List all GPUs: this process's in its own order, then the others.
 
-    Not recorded, with the reason in ``gaps``, when a driver is there and does not answer.
+    Not recorded, with a gap, if a driver is there and does not answer.
     """
     import torch
 
@@ -60,7 +59,7 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
 
 
 def driver_version(gaps: dict[str, str]) -> str | None:
-    """Version of the NVIDIA driver, such as ``580.159.03``; None without one."""
+    """Return the NVIDIA driver's version, such as ``580.159.03``, or None."""
     version: str | None = NOT_RECORDED
     try:
         with open_nvml() as nvml:
@@ -75,7 +74,7 @@ def driver_version(gaps: dict[str, str]) -> str | None:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Initialize NVML, and shut it down at the end. Raises `NoDriverError` without a driver."""
+    """Initialize NVML, and shut it down at the end. Raises `NoDriverError`."""
     import pynvml  # type: ignore[import-untyped]
 
     try:
@@ -149,7 +148,7 @@ def _slices(nvml: Any, handle: Any) -> tuple[Slice, ...]:
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None where this GPU has none to give, `NOT_RECORDED` where asking failed."""
+    """Return NVML's answer; None if unsupported, `NOT_RECORDED` if it failed."""
     try:
         return question(*arguments)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotFound):
@@ -159,7 +158,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _uuids_of_torch(torch: Any) -> list[str]:
-    """List UUIDs of the devices torch sees, in its order; none before CUDA is initialized."""
+    """List the UUIDs of torch's devices; empty before CUDA is initialized."""
     if not torch.cuda.is_initialized():
         return []
     uuids = [
@@ -170,12 +169,12 @@ def _uuids_of_torch(torch: Any) -> list[str]:
 
 
 def _holds_memory(torch: Any, index: int) -> bool:
-    """Whether this process holds memory of the device, and so is one that NVML counts there."""
+    """Tell if this process has memory on the device, so NVML counts it there."""
     return bool(torch.cuda.is_initialized() and torch.cuda.memory_reserved(index))
 
 
 def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool) -> Gpu:
-    """Describe a card, or one MIG slice of it, whose name and memory are the slice's."""
+    """Describe a card, or a MIG slice with its own name and memory."""
     handle = card.handle if part is None else card.slices[part].handle
     name = card.name if part is None else _ask(nvml, nvml.nvmlDeviceGetName, handle)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
@@ -222,15 +221,20 @@ def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def count_others(processes: Sequence[Any], ours: bool) -> int:
-    """Processes besides this one. In a container NVML gives the host's process ids, so that its own cannot be
-    found: then one of them is it if it holds memory there (``ours``)."""
+    """Count other processes on the GPU.
+
+    In a container NVML gives the host's process ids. Then one of them is this process if it has memory there
+    (``ours``).
+    """
     pids = {process.pid for process in processes}
     return len(pids) - (os.getpid() in pids or (ours and bool(pids)))
 
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """List the devices torch sees, where NVML does not exist. Raises RuntimeError before torch has
-    initialized CUDA or HIP itself."""
+    """List torch's devices without NVML.
+
+    Raises RuntimeError before torch has initialized CUDA or HIP itself.
+    """
     if not torch.cuda.device_count():
         return ()
     if not torch.cuda.is_initialized():
@@ -263,7 +267,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU that NVML lists."""
+    """A GPU in NVML's list."""
 
     handle: Any
     uuid: str
@@ -272,15 +276,14 @@ class Card:
 
 
 Sight = tuple[int, int | None]
-"""One device that the process sees: index of the card, and of its MIG slice if it is one."""
+"""A visible device: index of the card, and of its MIG slice."""
 
 
 def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Sight]:
-    """Tell what ``CUDA_VISIBLE_DEVICES`` leaves: a list of indices, of GPU UUIDs or of MIG UUIDs, the latter
-    perhaps cut short.
+    """Return the devices of ``CUDA_VISIBLE_DEVICES``: indices, GPU or MIG UUIDs.
 
-    As the driver reads it (580, tried on an H200): the first entry that fits nothing ends the list, an entry
-    that stands twice before that empties it.
+    UUIDs may be prefixes. As in driver 580 (tried on an H200), the first entry without a match ends the list,
+    and a repeated entry before it empties the list.
     """
     everything: list[Sight] = [_whole(i, card) for i, card in enumerate(cards)]
     if variable is None:
@@ -298,12 +301,12 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Si
 
 
 def _whole(index: int, card: Card) -> Sight:
-    """Describe a card as CUDA shows it: in MIG mode its first slice."""
+    """Return a card as CUDA shows it: in MIG mode its first slice."""
     return index, 0 if card.slices else None
 
 
 def _by_index(entry: str, everything: list[Sight]) -> Sight | None:
-    """Return the entry as C's ``strtoul`` reads it: ``1gpu`` is 1, anything that is no number is none."""
+    """Find the entry as C's ``strtoul`` reads it: ``1gpu`` is 1."""
     number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)
     index = int(number.group()) if number else -1
     return everything[index] if 0 <= index < len(everything) else None
@@ -326,14 +329,14 @@ def _by_uuid(entry: str, kind: str, cards: Sequence[Card]) -> Sight | None:
 
 
 def order_is_unknown(variable: str | None, sights: list[Sight], cards: Sequence[Card]) -> bool:
-    """Whether indices choose among different models in an order that only CUDA knows."""
+    """Tell if indices choose among different models in CUDA's unknown order."""
     by_index = variable is not None and not variable.startswith(("GPU-", "MIG-"))
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     return by_index and mixed and 0 < len(sights) < len(cards)
 
 
 def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | None:
-    """List the cards and slices that bear these UUIDs; None when one of them is unknown to NVML."""
+    """List the cards and slices with these UUIDs; None if NVML lacks one."""
     known: dict[str, Sight] = {
         card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)
     }
