@@ -1,1 +1,1 @@
-"""Find the user's model file, run it once, and make a job of what it holds."""
+"""Find the user's model file, run it once, and make a job of it."""

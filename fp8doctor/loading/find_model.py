@@ -1,4 +1,4 @@
-"""The model among the names of a user's file: found, built, or missed in a plain sentence."""
+"""Find or build the model among the names of a user's file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.loading.job import is_optimizer, is_trainer
-from fp8doctor.loading.script_file import BUILDERS
+from fp8doctor.loading.target import BUILDERS
 from fp8doctor.stacks.looking import modules_of, tensors_of
 from fp8doctor.wording import error_in_words, escaped
 
 LONGEST_DETAIL = 20_000
-"""Characters of a traceback that are told. A convention of this tool."""
+"""Characters of a traceback to show. A choice."""
 
 _MACHINERY = (
     os.path.join(Path(fp8doctor.__file__).resolve().parent, ""),
@@ -33,21 +33,21 @@ _MACHINERY = (
 
 @dataclass(frozen=True)
 class ModelCandidate:
-    """A name of the file that gives the model: an instance, a class, a function or a Trainer."""
+    """A name of the file that gives the model: instance, class, function or Trainer."""
 
     attribute: str
     value: Any
 
 
 def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate:
-    """Find the name that gives the model. Raises `UserError` when there is none, or more than one."""
+    """Find the name that gives the model. Raises `UserError` for none or several."""
     return _named(module, attribute, file) if attribute else _discovered(module, file)
 
 
 def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
-    """Build the model (or the Trainer) that was found, and the optimizer that was built with it, if any.
+    """Build the found model or Trainer, and its optimizer, if any.
 
-    Raises `UserError` when it cannot be built or is something else.
+    Raises `UserError` if that fails or gives something else.
     """
     import torch
 
@@ -76,9 +76,9 @@ def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[
 
 @contextmanager
 def blamed(doing: str) -> Iterator[None]:
-    """Turn what user code raises into a `UserError` with the user's frames; ``doing`` begins it.
+    """Turn user code's exceptions into a `UserError` that begins with ``doing``.
 
-    A KeyboardInterrupt is the file's own: Ctrl-C is the parent's, and does not reach its child.
+    A KeyboardInterrupt is the file's own: Ctrl-C goes to the parent.
     """
     try:
         yield
@@ -97,10 +97,10 @@ def blamed(doing: str) -> Iterator[None]:
 
 
 def _remedy(error: BaseException) -> str:
-    """Say what helps, where the message of a library does not say it: a sentence to put behind it.
+    """Return a sentence that helps, if the library's message lacks it.
 
-    Accelerate 1.15 wraps the weights that torchao converts for FSDP, DeepSpeed or not; torch refuses to move
-    a wrapped weight that somebody else refers to, as DeepSpeed does.
+    Accelerate 1.15 wraps torchao's weights for FSDP even with DeepSpeed, whose references keep torch from
+    moving them.
     """
     if not isinstance(error, RuntimeError) or "Couldn't swap Float8Linear.weight" not in str(error):
         return ""
@@ -111,17 +111,16 @@ def _remedy(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """Return the traceback without the frames of fp8doctor and of the import system; of a huge one its two
-    ends."""
-    told = traceback.TracebackException.from_exception(error)
-    pending: list[traceback.TracebackException | None] = [told]
+    """Return the traceback without our frames, shortened in the middle."""
+    formatted = traceback.TracebackException.from_exception(error)
+    pending: list[traceback.TracebackException | None] = [formatted]
     while pending:
         if one := pending.pop():
             one.stack = traceback.StackSummary.from_list(
                 [frame for frame in one.stack if not frame.filename.startswith(_MACHINERY)]
             )
             pending += [one.__cause__, one.__context__, *(getattr(one, "exceptions", None) or ())]
-    text = "".join(told.format()).rstrip()
+    text = "".join(formatted.format()).rstrip()
     if len(text) > LONGEST_DETAIL:
         text = f"{text[: LONGEST_DETAIL // 2]}\n...\n{text[-LONGEST_DETAIL // 2 :]}"
     return escaped(text, keep="\n\t")
@@ -182,7 +181,7 @@ def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate
 
 
 def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
-    """List module instances with parameters that are no part of another one."""
+    """List module instances with parameters that are in no other one."""
     import torch
 
     found = {
@@ -211,7 +210,7 @@ def _own_classes(module: ModuleType) -> dict[str, Any]:
 
 
 def _required(value: Callable[..., Any]) -> list[str]:
-    """Names of the arguments without which this cannot be called."""
+    """Return the names of required arguments."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):
@@ -224,7 +223,7 @@ def _required(value: Callable[..., Any]) -> list[str]:
 
 
 def takes_layers(value: Callable[..., Any]) -> bool:
-    """Whether this can be called with an argument ``layers``."""
+    """Tell if this takes an argument ``layers``."""
     try:
         inspect.signature(value).bind_partial(layers=None)
     except (ValueError, TypeError):
@@ -252,7 +251,7 @@ def _nothing(module: ModuleType, file: str) -> ModelCandidate:
 
 
 def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
-    """A model, or (model, optimizer)."""
+    """Return the model and optimizer of ``model`` or ``(model, optimizer)``."""
     import torch
 
     if (
@@ -284,7 +283,7 @@ def _checked(model: Any, what: str) -> Any:
 
 
 def _made_later(module: Any) -> str:
-    """Say what makes the layers of a LightningModule that has none yet, where its own class does."""
+    """Name the hook that makes a LightningModule's layers, if it has its own."""
     hook = getattr(type(module), "configure_model", None)
     if not callable(hook) or str(hook.__module__).startswith(("lightning.", "pytorch_lightning.")):
         return ""
@@ -294,7 +293,7 @@ def _made_later(module: Any) -> str:
 def _has_parameters(module: Any) -> bool:
     try:
         return any(True for _ in module.parameters())
-    except RecursionError:  # nested too deep, which is told where it is looked at
+    except RecursionError:  # nested too deep, which is formatted where it is looked at
         return any(True for _ in tensors_of(module, "_parameters"))
 
 

@@ -1,4 +1,4 @@
-"""The batch of one step: the user's, or one that is made up, and the workload that the facts record of it."""
+"""Resolve the batch of a step, the user's or a synthetic one, and its workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fp8doctor.facts import Workload
 from fp8doctor.loading.job import Plan, is_trainer
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
-from fp8doctor.loading.synthetic_batch import TARGETS, make_up
+from fp8doctor.loading.synthetic_batch import TARGETS, synthetic_batch
 from fp8doctor.loading.trainer import own_batch
 from fp8doctor.stacks.looking import home, method, read
 from fp8doctor.stacks.tensors import named_tensors
@@ -21,12 +21,12 @@ from fp8doctor.wording import error_in_words
 _log = logging.getLogger("fp8doctor")
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
-"""Classes that keep the model they wrap in ``module``."""
+"""Classes that keep the wrapped model in ``module``."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch and where it came from."""
+    """A batch and its source."""
 
     value: Any
     source: Literal["given", "made up"] | None
@@ -42,8 +42,10 @@ def resolve(
     plan: Plan | None = None,
     trainer: Any = None,
 ) -> Batch:
-    """Build the user's batch, that of a Trainer's own data, or one that is made up; without a value when the
-    model does not tell its inputs."""
+    """Return the user's batch, the Trainer's, or a synthetic one.
+
+    Without a value if the model does not show its inputs.
+    """
     if given is not None:
         return Batch(given, "given", None)
     if (
@@ -58,7 +60,7 @@ def resolve(
             made = resolve(model, None, plan=plan)
             return replace(made, note=f"{made.note}; the Trainer's own data gave none: {error}")
     try:
-        value, made_of = make_up(
+        value, made_of = synthetic_batch(
             core(model),
             size or (plan.batch_size if plan else None),
             sequence or (plan.sequence_length if plan else None),
@@ -74,7 +76,7 @@ def resolve(
 def describe(
     model: Any, batch: Batch, *, computes_loss: bool, optimizer: bool, autocast: Any, accumulate: int
 ) -> Workload:
-    """Describe the workload for the facts; ``computes_loss`` and ``optimizer`` say what the user gave."""
+    """Describe the workload; ``computes_loss`` and ``optimizer``: the user gave them."""
     try:
         size, sequence, tokens = extent(core(model), batch.value)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # nested tensors have no shape
@@ -94,7 +96,7 @@ def describe(
 
 
 def core(model: Any) -> Any:
-    """Find the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
+    """Return the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
         inner = behind_compile(model)
         if inner is None and type(model).__name__ in WRAPPERS:
@@ -111,7 +113,7 @@ def core(model: Any) -> Any:
 
 
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
-    """Tell batch size, sequence length and rows of the GEMMs (tokens) by the shapes of the batch."""
+    """Return batch size, sequence length and matmul rows (tokens) of a batch."""
     tensor = _main_tensor(batch)
     if tensor is None:
         return None, None, None
@@ -130,9 +132,9 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def _leading(shape: tuple[int, ...], width: Any) -> tuple[int, ...] | None:
-    """Find the dimensions that count rows: those before the ones that the first Linear takes flattened.
+    """Return the dimensions of rows, before those the first Linear takes flattened.
 
-    None for images whose pixels do not end in its inputs: nobody knows how the model makes rows of them.
+    None for images that the model turns into rows in an unknown way.
     """
     if isinstance(width, int) and shape[-1:] != (width,):
         for at in range(1, len(shape) - 1):
@@ -142,8 +144,7 @@ def _leading(shape: tuple[int, ...], width: Any) -> tuple[int, ...] | None:
 
 
 def _main_tensor(batch: Any) -> Any:
-    """Find the tensor that sizes the step: ``input_ids``, else the first that is neither a target nor a
-    mask."""
+    """Return ``input_ids``, else the first tensor that is no target or mask."""
     named = [(str(key), tensor) for key, tensor in named_tensors(batch)]
     inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name] or [
         tensor for _, tensor in named

@@ -1,4 +1,4 @@
-"""What a model says of its inputs, in its forward, its configuration and its layers."""
+"""Read a model's inputs from its forward, configuration and layers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from fp8doctor.stacks.looking import children_of, home, is_a, method, modules_of, read, read_class, tensors_of
 
 MORE_ROWS = 8
-"""Rows a vision transformer may add to its patches at most: class, distillation and register tokens."""
+"""Most rows that a vision transformer adds to its patches: class, distillation, registers."""
 
 POSITION_KEYS = (
     "max_position_embeddings",
@@ -20,19 +20,18 @@ POSITION_KEYS = (
     "n_ctx",
     "block_size",
 )
-"""Names under which configurations keep the longest sequence; the first that is there counts, as BigBird's
-``block_size`` is another."""
+"""Settings with the longest sequence; the first counts, because BigBird's ``block_size`` is another."""
 
 POSITION_PARTS = ("pos", "wpe", "freqs_cis")
-"""What names of position embeddings and rotary tables hold."""
+"""In names of position embeddings and rotary tables."""
 
 
 class NoBatchError(Exception):
-    """No batch can be made up; the message says why."""
+    """No batch can be made; the message says why."""
 
 
 def parameters_of(model: Any) -> dict[str, bool]:
-    """Arguments of the forward, and whether each is required."""
+    """Return the forward's arguments, and if each is required."""
     try:
         found = list(inspect.signature(read_class(type(model), "forward")).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -45,7 +44,7 @@ def parameters_of(model: Any) -> dict[str, bool]:
 
 
 def first_layer(model: Any) -> Any:
-    """Find the first embedding (positions aside), convolution or linear layer in the order of definition."""
+    """Return the first embedding (not of positions), convolution or linear layer."""
     for name, module in modules_of(model):
         embeds = isinstance(read(module, "num_embeddings"), int) and not _is_of_positions(name)
         convolves = isinstance(read(module, "in_channels"), int) and isinstance(
@@ -57,7 +56,7 @@ def first_layer(model: Any) -> Any:
 
 
 def vocabulary_of(model: Any) -> int:
-    """Count the tokens that the input embedding and the configuration both know."""
+    """Count the tokens that both input embedding and configuration know."""
     ask = method(model, "get_input_embeddings")
     embedding = ask() if ask else first_layer(model)
     sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
@@ -68,8 +67,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def longest_sequence(model: Any) -> int | None:
-    """Tell the longest sequence the model takes, as its configuration, position embeddings or masks tell;
-    None when nothing does."""
+    """Return the longest sequence by configuration, positions or masks, or None."""
     config = _text_config(model)
     found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
     tables = [
@@ -78,7 +76,7 @@ def longest_sequence(model: Any) -> int | None:
         if _is_of_positions(name) and isinstance(read(each, "num_embeddings"), int)
     ]
     if read(model, "main_input_name") is not None:
-        # RoBERTa and its kin begin to count behind the padding: the first positions are no token's.
+        # RoBERTa and similar models count after the padding: the first positions are no token's.
         found += [
             read(each, "num_embeddings") - read(each, "padding_idx") - 1
             for each in tables
@@ -121,7 +119,7 @@ def attends(model: Any) -> bool:
 
 
 def image_size(model: Any) -> tuple[int, ...] | None:
-    """Tell what the model, its configuration or its patch embedding keep as the size of an image."""
+    """Return the image size in the model, its configuration or patch embedding."""
     for owner in (read(model, "config"), *(each for _, each in modules_of(model))):
         for key in ("image_size", "img_size"):
             if extents := as_pair(read(owner, key)):
@@ -131,7 +129,7 @@ def image_size(model: Any) -> tuple[int, ...] | None:
 
 
 def declared_image(model: Any) -> tuple[int, ...] | None:
-    """Channels and extents of the images that a model of timm declares to take; None for others."""
+    """Return channels and extents of the images that a timm model declares."""
     declared = read(model, "pretrained_cfg", read(model, "default_cfg"))
     size = declared.get("input_size") if isinstance(declared, dict) else read(declared, "input_size")
     if not isinstance(size, tuple | list) or len(size) != 3 or not all(type(each) is int for each in size):
@@ -140,8 +138,10 @@ def declared_image(model: Any) -> tuple[int, ...] | None:
 
 
 def made_before(model: Any, first: Any) -> Any:
-    """Return a module that is no torch.nn's and has no parameters, before a layer in the same Sequential,
-    such as einops' Rearrange; None where nothing but the input reaches the layer."""
+    """Return a parameter-free module before a layer in its Sequential, or None.
+
+    For example einops' Rearrange; torch.nn's modules do not count.
+    """
     import torch
 
     for _, module in modules_of(model):
@@ -157,9 +157,9 @@ def _makes(module: Any) -> bool:
 
 
 def patch_rows(model: Any, height: int, width: int) -> int | None:
-    """Count a vision transformer's rows for one image, patches and added tokens; None for others.
+    """Count a vision transformer's rows per image, or return None.
 
-    Models of several stages (Swin, ConvNeXt) merge patches on the way: their rows are not one number.
+    Models with stages (Swin, ConvNeXt) merge patches: their rows are not one number.
     """
     first = first_layer(model)
     stride = read(first, "stride")
@@ -176,7 +176,7 @@ def patch_rows(model: Any, height: int, width: int) -> int | None:
 
 
 def _keeps_its_width(model: Any, width: int) -> bool:
-    """Whether every linear layer starts from this width, or leads back to it."""
+    """Tell if every linear layer starts from or ends at this width."""
     sides = [
         (read(each, "in_features"), read(each, "out_features"))
         for _, each in modules_of(model)

@@ -1,6 +1,6 @@
-"""A batch made up from what the model says of its inputs.
+"""Make a random batch from what the model shows of its inputs.
 
-It lies on the model's device (the meta device too) and leaves every global random state alone.
+It is on the model's device (also meta) and leaves global random states alone.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from fp8doctor.stacks.looking import read, tensors_of
 
 BATCH = 8
 SEQUENCE = 2048
-"""Size of a made-up batch, where neither the user nor the model says otherwise."""
+"""Default size of a synthetic batch."""
 
 GRIDS = {1: (16384,), 2: (224, 224), 3: (16, 112, 112)}
-"""Extent of a made-up input by the dimensions of the first convolution."""
+"""Dimensions of the first convolution -> extent of the input."""
 
 WAVEFORM = 64000
-"""Samples of a made-up waveform: four seconds at 16 kHz."""
+"""Samples of a waveform: four seconds at 16 kHz."""
 
 TRANSCRIPT = 32
-"""Tokens of the labels of a made-up waveform."""
+"""Tokens of a waveform's labels."""
 
 TARGETS = ("labels", "targets", "target")
-"""Arguments of a forward that take the tokens to predict."""
+"""Arguments that take the tokens to predict."""
 
 TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
-"""Arguments of a forward, besides the first, that are taken for tokens when they are required."""
+"""Arguments that take tokens if required, besides the first."""
 
 NOISE_LEVELS = ("timestep", "timesteps")
-"""Arguments that a diffusion model's forward needs, also where they have a default."""
+"""Arguments that a diffusion model needs, even with a default."""
 
 IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
-"""First arguments of a forward that are no rows of a Linear."""
+"""First arguments that are no rows of a Linear."""
 
 BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
-"""Arguments of a forward that a model which predicts tokens does without."""
+"""Arguments that a model which predicts tokens does not need."""
 
 
 class _Draw:
-    """Random tensors on the model's device, from a generator of its own."""
+    """Random tensors on the model's device, from their own generator."""
 
     def __init__(self, model: Any) -> None:
         import torch
@@ -83,8 +83,8 @@ class _Draw:
         )
 
 
-def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Make up a batch and say what it is made of. Raises `NoBatchError`."""
+def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
+    """Make a batch and describe it. Raises `NoBatchError`."""
     draw = _Draw(model)
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
     if kind == "pixel_values":
@@ -106,7 +106,7 @@ def make_up(model: Any, size: int | None, sequence: int | None) -> tuple[Any, st
 
 
 def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Token ids, and the tokens to predict where the forward takes them."""
+    """Make token ids, and the tokens to predict if the forward takes them."""
     parameters = parameters_of(model)
     besides = [what for name, what in BESIDES_TEXT.items() if name in parameters]
     if besides and "labels" not in parameters:
@@ -141,7 +141,7 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
 
 
 def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
-    """Tell what a model of this class predicts from these tokens; None where that is not known."""
+    """Return labels for these tokens by the model's class, or None if unknown."""
     kind = type(model).__name__
     if "ForSequenceClassification" in kind:
         return _classes(model, draw, ids.shape[:1])
@@ -151,13 +151,13 @@ def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
 
 
 def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
-    """Class labels; with a single label transformers regresses, on numbers."""
+    """Return class labels; with a single label transformers regresses on numbers."""
     labels = read(read(model, "config"), "num_labels")
     return draw.floats(shape) if labels == 1 else draw.integers(labels, shape)
 
 
 def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Pixels as a transformers configuration describes them."""
+    """Make pixels as a transformers configuration describes them."""
     if "input_ids" in parameters_of(model):
         raise NoBatchError("forward takes text and images")
     config = read(model, "config")
@@ -172,7 +172,7 @@ def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
 
 
 def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Sound for models that begin with convolutions over the waveform (wav2vec 2.0 and its kin)."""
+    """Make sound for models like wav2vec 2.0."""
     config = read(model, "config")
     if read(config, "conv_stride") is None:
         raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
@@ -186,7 +186,7 @@ def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
 
 
 def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Mel spectrograms and a transcript for Whisper and its kin."""
+    """Make mel spectrograms and a transcript for models like Whisper."""
     config = read(model, "config")
     bins, sources, targets = (
         read(config, name) for name in ("num_mel_bins", "max_source_positions", "max_target_positions")
@@ -203,7 +203,7 @@ def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | Non
 
 
 def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Images, or sequences or volumes, for a model that begins with a convolution."""
+    """Make images, sequences or volumes for a first convolution."""
     _refuse_more_arguments(model)
     dimensions = len(read(first, "kernel_size"))
     channels = read(first, "in_channels")
@@ -215,7 +215,7 @@ def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, 
 
 
 def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Make up vectors for a first Linear; sequences of them where it attends, or a length is given."""
+    """Make vectors for a first Linear, as sequences if the model attends."""
     _refuse_more_arguments(model)
     if image := declared_image(model):
         shape = (size or BATCH, image[0], *(image_size(model) or image[1:]))
@@ -238,7 +238,7 @@ def _refuse_more_arguments(model: Any) -> None:
 
 
 def _refuse_what_is_no_row(model: Any, first: Any) -> None:
-    """Raises `NoBatchError` where the first Linear does not multiply the model's input as it comes."""
+    """Raise `NoBatchError` if the first Linear does not multiply the input itself."""
     named = next(iter(parameters_of(model)), "")
     if named in IMAGES:
         raise NoBatchError(f"forward takes {named!r}, whose size the model does not tell")

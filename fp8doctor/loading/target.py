@@ -1,4 +1,4 @@
-"""A target of the command line: what it names, and that it is Python. Nothing of the user's is run."""
+"""Resolve a command line's target by name and text, without running it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import tokenize
 import traceback
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -21,32 +22,34 @@ OTHER_FILES = {
     ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
     ".json": "is JSON; a saved report is shown by 'fp8doctor report'",
 }
-"""What to do with files that are not Python, by suffix."""
+"""Suffix of files that are not Python -> what to do."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a target names; nothing of it was run."""
+    """The file or module of a target."""
 
     path: Path | None
-    """The file, or None for a module."""
+    """None for a module."""
     module: str | None
-    """The module's dotted name, or None for a file."""
+    """Dotted name; None for a file."""
     attribute: str | None
 
     @property
     def name(self) -> str:
-        """What the user would recognise in a message, escaped for a terminal."""
+        """Return the name that a user knows, escaped for a terminal."""
         return escaped(self.path.name if self.path else self.module or "")
 
     def target(self) -> Target:
-        """Record the target as the facts record it."""
+        """Return the target's record."""
         return Target(kind="file" if self.path else "module", name=self.name, attribute=self.attribute)
 
 
 def locate(target: str) -> Source:
-    """Find what ``target`` (``model.py[:attr]``, ``pkg.module[:attr]``, ``./list``) names. Raises `UserError`
-    for a missing file."""
+    """Resolve ``model.py[:attr]``, ``pkg.module[:attr]`` or ``./list``.
+
+    Raises `UserError` for a missing file.
+    """
     name, attribute = target, None
     if not os.path.exists(target) and os.sep not in target.rpartition(":")[2]:
         name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", None)
@@ -89,7 +92,7 @@ def _near(path: Path) -> str:
 
 
 def compiled(path: Path) -> CodeType:
-    """Compile the code of a file, not run. Raises `UserError` for one that is empty or not Python."""
+    """Compile a file without running it. Raises `UserError` if it is not Python."""
     name = escaped(path.name)
     try:
         data = path.read_bytes()
@@ -121,3 +124,184 @@ def compiled(path: Path) -> CodeType:
     if not tree.body:
         raise UserError(f"{name} is empty; it has to hold the model, for instance as 'def build_model()'")
     return code
+
+
+BUILDERS = ("build_model", "get_model", "create_model", "make_model")
+"""Functions that make a file a model file, in order of preference."""
+
+MODELS = ("model", "net", "network")
+"""Global names that hold a model."""
+
+TRAINS = ("train", "fit")
+"""Methods of trainers that train."""
+
+TRAINING_FUNCTIONS = ("train", "train_model", "train_epoch", "train_one_epoch", "training_loop", "finetune")
+"""Names of functions that train; the file's own are searched too."""
+
+
+def refuse_script(source: Source) -> None:
+    """Raise `UserError` with the line to type if the file is a training script.
+
+    A function that builds the model, or a named model, makes it a model file. So does a global model if the
+    file only trains under ``if __name__ == "__main__"``.
+    """
+    if source.path is None or source.attribute:
+        return
+    try:
+        script = _Script.of(ast.parse(source.path.read_bytes()))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # whoever loads it says so
+    if script.builds_a_model or not (script.at_once or (script.guarded and not script.holds_a_model)):
+        return
+    name, path = escaped(source.path.name), escaped(_as_typed(source.path))
+    how = "as soon as it is loaded" if script.at_once else "when it is run"
+    raise UserError(
+        f"{name} is a training script: it trains {how} (line {script.line}), and has no build_model(). To "
+        f"watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it loaded all the same, "
+        + (f"name its model: '{path}:{script.model}'" if script.model else "write a build_model()")
+    )
+
+
+def _as_typed(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@dataclass
+class _Script:
+    """A file's training, from its text."""
+
+    at_once: bool
+    """Trains when imported."""
+    guarded: bool
+    """Trains when run as ``__main__``."""
+    builds_a_model: bool
+    """Has a function of the contract."""
+    holds_a_model: bool
+    """A name outside the guard holds a model, as far as the text shows."""
+    model: str | None
+    """A global name of the model, else the last class of modules."""
+    line: int
+    """Line of the training, or 0."""
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> _Script:
+        functions = {
+            each.name: each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        guarded = [each for each in tree.body if isinstance(each, ast.If) and _asks_for_main(each.test)]
+        plain = [each for each in tree.body if each not in guarded and not _defines(each)]
+        under_guard = [statement for each in guarded for statement in each.body]
+        at_once, as_main = _training(plain, functions), _training(under_guard, functions)
+        found = at_once or as_main
+        classes = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
+        derived = {each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.bases}
+        bound = _bound(plain) | functions.keys() | classes
+        return cls(
+            at_once=at_once is not None,
+            guarded=as_main is not None,
+            builds_a_model=not bound.isdisjoint(BUILDERS),
+            holds_a_model=not bound.isdisjoint(MODELS)
+            or any(_holds_a_model(node, derived) for each in plain for node in _run_by(each)),
+            model=next((each for each in MODELS if each in bound), _last_module_class(tree)),
+            line=found.lineno if found is not None else 0,
+        )
+
+
+def _last_module_class(tree: ast.Module) -> str | None:
+    """Return the last module class, which is likely the model."""
+    kinds = [each for each in tree.body if isinstance(each, ast.ClassDef)]
+    modules = [each.name for each in kinds if any("Module" in ast.unparse(base) for base in each.bases)]
+    return modules[-1] if modules else None
+
+
+def _bound(statements: Iterable[ast.stmt]) -> set[str]:
+    """Return the names that statements assign or import."""
+    names = set()
+    for statement in statements:
+        for node in _run_by(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.alias):
+                names.add(node.asname or node.name)
+    return names
+
+
+def _holds_a_model(node: ast.AST, classes: set[str]) -> bool:
+    """Tell if this assigns an instance of the file's own subclasses or torch.nn's."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        return False
+    values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+    return any(_makes_a_model(value.func, classes) for value in values if isinstance(value, ast.Call))
+
+
+def _makes_a_model(made: ast.expr, classes: set[str]) -> bool:
+    """Tell if this is one of the file's own classes, or torch.nn's."""
+    if isinstance(made, ast.Attribute):
+        return ast.unparse(made.value) in ("nn", "torch.nn")
+    return isinstance(made, ast.Name) and made.id in classes
+
+
+def _defines(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    return "__name__" in ast.dump(test) and "__main__" in ast.dump(test)
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) -> ast.stmt | ast.expr | None:
+    """Find the training in statements and the file's functions that they call."""
+    pending, seen = list(statements), set[str]()
+    while pending:
+        statement = pending.pop(0)
+        if (found := _trains(statement)) is not None:
+            return found
+        for call in _calls(statement):
+            if isinstance(call.func, ast.Name) and call.func.id in functions.keys() - seen:
+                seen.add(call.func.id)
+                pending += functions[call.func.id].body
+    return None
+
+
+def _trains(statement: ast.stmt) -> ast.stmt | ast.expr | None:
+    """Find a loop with backward and step, or a call that trains."""
+    for node in _run_by(statement):
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            methods = {call.func.attr for call in _calls(node) if isinstance(call.func, ast.Attribute)}
+            if {"backward", "step"} <= methods:
+                return node
+        elif isinstance(node, ast.Call) and (_is_trainers(node.func) or _is_named_training(node.func)):
+            return node
+    return None
+
+
+def _is_named_training(function: ast.expr) -> bool:
+    """Tell by its name if this is a function for training."""
+    return isinstance(function, ast.Name) and function.id in TRAINING_FUNCTIONS
+
+
+def _is_trainers(function: ast.expr) -> bool:
+    """Tell if this is ``trainer.train`` or ``Trainer(...).fit``, not ``model.train``."""
+    if not isinstance(function, ast.Attribute) or function.attr not in TRAINS:
+        return False
+    owner = function.value.func if isinstance(function.value, ast.Call) else function.value
+    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+    return name.lower().endswith("trainer")
+
+
+def _calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (each for each in _run_by(node) if isinstance(each, ast.Call))
+
+
+def _run_by(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the node and all that runs with it, not bodies of functions and classes."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _run_by(child)

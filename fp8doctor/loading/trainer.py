@@ -1,4 +1,4 @@
-"""A transformers Trainer in a model file: start its training, and read a batch from its data loader."""
+"""Prepare a model file's transformers Trainer, and read a batch of its data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _log = logging.getLogger("fp8doctor")
 
 
 class _TrainingBegins(BaseException):
-    """Ends ``train()`` before its first step; no error, which the Trainer might handle."""
+    """Ends ``train()`` before its first step; no Exception, which it might catch."""
 
 
 class _Stop:
-    """A callback that is called first, so that no other one begins to log or to write."""
+    """The first callback, so no other begins to log or write."""
 
     def on_train_begin(self, *each: Any, **named: Any) -> None:
         raise _TrainingBegins
 
 
 def prepare(trainer: Any) -> None:
-    """Have the Trainer convert, wrap and compile its model as ``train()`` does; it stays as it is where it
-    has no data or needs other processes or GPUs.
+    """Have the Trainer convert, wrap and compile its model as ``train()`` does.
 
-    For a process of its own: the model and the optimizer are changed as training changes them.
+    Without data, or with several processes or GPUs, it stays as it is. For a process of its own: model and
+    optimizer change.
     """
     if read(trainer, "train_dataset") is None or _is_spread(trainer):
         return
@@ -54,19 +54,18 @@ def prepare(trainer: Any) -> None:
 
 
 def _is_spread(trainer: Any) -> bool:
-    """Whether the Trainer would wrap the model for several GPUs or processes."""
+    """Tell if the Trainer would wrap the model for several GPUs or processes."""
     arguments = read(trainer, "args")
     engines = ("is_deepspeed_enabled", "is_fsdp_enabled", "is_fsdp_xla_enabled")
     return (read(arguments, "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)
 
 
 LONGEST_S = 30.0
-"""Seconds that reading one batch may take. A choice: a dataset that is streamed opens a connection first."""
+"""Seconds for reading a batch. A choice: a streamed dataset connects first."""
 
 
 def own_batch(trainer: Any, model: Any) -> Any:
-    """Read one batch that the Trainer would train ``model`` with. Raises `NoBatchError` with the reason where
-    there is none."""
+    """Read a batch that the Trainer would train with. Raises `NoBatchError`."""
     try:
         sent = sent_by_a_fork(lambda: _packed(_first(trainer)), LONGEST_S)
     except NothingSent as nothing:
@@ -81,8 +80,8 @@ def own_batch(trainer: Any, model: Any) -> Any:
     return _accepted(batch, model)
 
 
-def _open_anew() -> None:
-    """In the child: open the files anew that are read. Two processes that share one share its position."""
+def _reopen() -> None:
+    """In the child: reopen files that are read, which share their position otherwise."""
     for each in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
             reads = fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
@@ -94,12 +93,11 @@ def _open_anew() -> None:
 
 
 def _first(trainer: Any) -> Any:
-    """In the child: take the first batch. Nothing is prepared, which would talk to the GPU or to other
-    ranks."""
+    """In the child: take the first batch without preparing, which uses GPU or ranks."""
     import torch
     from torch.utils.data import DataLoader
 
-    _open_anew()
+    _reopen()
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
     accelerator = read(trainer, "accelerator")
     if accelerator is not None:
@@ -123,7 +121,7 @@ def _packed(batch: Any) -> bytes:
 
 
 def _accepted(batch: Any, model: Any) -> Any:
-    """The batch without what the model does not take, which the Trainer's own loss is for."""
+    """Drop what the model does not take: it is for the Trainer's own loss."""
     if not isinstance(batch, Mapping):
         return tuple(batch) if isinstance(batch, list) else batch
     try:

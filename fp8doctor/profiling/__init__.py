@@ -1,2 +1,1 @@
-"""One profiled step: a trace as the profiler exports it, read, owned and split into families of kernels.
-Imports no torch."""
+"""Read a profiler's trace of a step and split it into kernel families. No torch."""

@@ -1,49 +1,203 @@
-"""What ran in a step, on the GPU or else on the CPU: its family, its place and its time."""
+"""Work of a step: kernels or CPU operators with family, owner and time.
+
+Links each activity to the operator that launched it, a node of the backward to its operator in the forward,
+and both to the module around them.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 
+import msgspec
+
 from fp8doctor.facts import Family
-from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, classify, is_fp8_gemm
-from fp8doctor.profiling.operators import Modules, Place, launching_operators, operators_of
-from fp8doctor.profiling.trace import Trace, in_order, outer_first
+from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, classify, is_fp8_gemm, work_inside
+from fp8doctor.profiling.trace import LAUNCHES, MODULE, Event, Thread, Trace, in_order, outer_first
+
+WorkOwner = int | tuple[int, int] | None
+"""A module's number, a node of the backward (forward thread and sequence number), or None."""
+
+
+class Operator(msgspec.Struct, gc=False, frozen=True):
+    """An operator that launched work, and what was open around it."""
+
+    name: str | None = None
+    types: tuple[str, ...] = ()
+    inside: Family | None = None
+    place: WorkOwner = None
+
+
+NOWHERE = Operator()
+
+
+@dataclass
+class Modules:
+    """Annotated modules, and the owners of nodes of the backward."""
+
+    names: list[tuple[str, str]] = field(default_factory=list)
+    """Kind and name."""
+    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    forward: dict[Thread, dict[int, tuple[WorkOwner, Family | None]]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """Thread -> sequence number -> owner and work of its operator. The last one counts: making a node uses up
+    a number."""
+    threads: dict[int, Thread] = field(default_factory=dict)
+    """``Fwd thread id`` -> thread, which operators of the forward lack."""
+
+    def number(self, annotation: str) -> int:
+        kind, _, name = annotation.removeprefix(MODULE).partition(" ")
+        number = self.numbers.setdefault((kind, name), len(self.names))
+        if number == len(self.names):
+            self.names.append((kind, name))
+        return number
+
+    def owner(self, place: WorkOwner) -> int | None:
+        found = self._of_the_forward(place)[0] if isinstance(place, tuple) else place
+        return found if isinstance(found, int) else None
+
+    def work(self, operator: Operator) -> Family | None:
+        """Return an operator's work: in the backward, its forward's."""
+        return (
+            self._of_the_forward(operator.place)[1]
+            if operator.inside is None and isinstance(operator.place, tuple)
+            else operator.inside
+        )
+
+    def _of_the_forward(self, node: tuple[int, int]) -> tuple[WorkOwner, Family | None]:
+        thread, sequence = node
+        if thread in self.threads:
+            return self.forward[self.threads[thread]].get(sequence, (None, None))
+        candidates = [numbers[sequence] for numbers in self.forward.values() if sequence in numbers]
+        return candidates[0] if len(candidates) == 1 else (None, None)
+
+
+def launching_operators(
+    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], modules: Modules
+) -> list[Operator]:
+    """Find each activity's innermost operator, by ``External id`` or launch time."""
+    identities: list[int] = []
+    without_id: dict[Thread, list[Event]] = defaultdict(list)
+    for event, launch in zip(activities, launches, strict=True):
+        identity = event.args.external
+        if not identity and launch is not None:
+            identity = -launch.args.correlation
+            without_id[launch.tid].append(launch)
+        identities.append(identity)
+    found = operators_of(trace, modules, set(identities), without_id)
+    return [found.get(identity, NOWHERE) for identity in identities]
+
+
+def operators_of(
+    trace: Trace, modules: Modules, wanted: set[int], without_id: dict[Thread, list[Event]]
+) -> dict[int, Operator]:
+    """Find the wanted operators, and those open at launches without one.
+
+    Goes through each thread once and tracks what is open.
+    """
+    found: dict[int, Operator] = {}
+    links, effects = _link(trace), _Effects()
+    for thread in {*trace.host, *without_id}:
+        forward, to_place = modules.forward[thread], without_id.get(thread, [])
+        ahead = iter(sorted(launch.ts for launch in to_place))
+        next_launch = next(ahead, inf)
+        opened: list[tuple[float, Family | None, WorkOwner, Event | None]] = []
+        until = inf
+        inside: Family | None = None
+        place: WorkOwner = None
+        operator: Event | None = None
+        for event in in_order(trace.host.get(thread, []) + to_place, outer_first):
+            start = event.ts
+            while until <= start:
+                _, inside, place, operator = opened.pop()
+                until = opened[-1][0] if opened else inf
+            arguments = event.args
+            then, there, by = inside, place, operator
+            if event.cat == "cpu_op":
+                sequence = arguments.sequence
+                if sequence >= 0:
+                    if arguments.forward_thread:
+                        there = (arguments.forward_thread, sequence)
+                        if arguments.forward_thread not in modules.threads and (thread, start) in links:
+                            modules.threads[arguments.forward_thread] = links[thread, start]
+                    else:
+                        forward[sequence] = place, inside
+                if arguments.external in wanted:
+                    found[arguments.external] = Operator(event.name, arguments.types, inside, there)
+                then = effects[event.name] or inside
+                if start + event.dur > next_launch:
+                    by = event
+            elif event.cat in LAUNCHES:
+                next_launch = next(ahead, inf)
+                if operator is not None:
+                    found[-arguments.correlation] = Operator(
+                        operator.name, operator.args.types, inside, place
+                    )
+            elif event.name.startswith(MODULE):
+                there = modules.number(event.name)
+            elif event.name.startswith("Optimizer."):
+                then = "optimizer"
+            if then is not inside or there is not place or by is not operator:
+                until = start + event.dur
+                opened.append((until, inside, place, operator))
+                inside, place, operator = then, there, by
+    return found
+
+
+class _Effects(dict[str, Family | None]):
+    """Name of an operator -> family of the work inside it."""
+
+    def __missing__(self, name: str) -> Family | None:
+        effect = self[name] = work_inside(name)
+        return effect
+
+
+def _link(trace: Trace) -> dict[tuple[Thread, float], Thread]:
+    """Map thread and start of a backward node to its forward operator's thread."""
+    begins = {event.id: event.tid for event in trace.links if not event.bp}
+    return {
+        (event.tid, event.ts): begins[event.id] for event in trace.links if event.bp and event.id in begins
+    }
+
 
 _NO_WORK = re.compile(
     r"^aten::_?(empty\w*|new_empty\w*|as_strided|view\w*|unsafe_view|reshape\w*|t|transpose|permute|expand\w*|select|slice|narrow|squeeze|unsqueeze|split\w*"
     r"|chunk|unbind|unfold|flatten|alias|detach|lift_fresh|set|resize\w*|result_type|resolve_conj|resolve_neg|item|is_nonzero|to|to_copy|type_as|contiguous"
     r"|clone|linear|matmul|einsum|movedim|unflatten|real|conj|numpy_T|broadcast_\w+|meshgrid)_?$"
 )
-"""Operators that allocate, view, or only call others: on a CPU the operator around owns their time."""
+"""Operators that allocate, view, or only call others: on a CPU their time is the outer operator's."""
 
 _NO_OPERATOR = re.compile(
     r"^(autograd::|torch::autograd::|PythonSubclass$|Torch-Compiled|TorchDynamo|Pregraph|AOTDispatcher|[^:]*$)"
 )
-"""Rows of the host that compute nothing: autograd's nodes, its functions in Python, Dynamo's runtime."""
+"""Host rows that compute nothing: autograd's nodes and functions, Dynamo's runtime."""
 
 _COMPILED_GRAPH = re.compile(r"^CompiledFunction(Backward)?$")
-"""A compiled graph on a CPU: Inductor's C++ loops have no events of their own, so what they do is unknown."""
+"""A compiled graph on a CPU: Inductor's C++ loops have no events, so its work is unknown."""
 
 _FIRST_OF_A_CAST = re.compile(r"AbsFunctor")
 _LAST_OF_A_CAST = re.compile(r"float8_copy")
 _CAST_KERNELS = 12
-"""An eager cast of torchao 0.18 has at most so many kernels: abs, max, two copies, clamp, reciprocal, mul;
-copy, mul, clamp, copy to FP8."""
+"""Most kernels of an uncompiled cast (torchao 0.18): abs, max, two copies, clamp, reciprocal, mul; copy, mul,
+clamp, copy to FP8."""
 
 _START_END_NAME = attrgetter("ts", "dur", "name")
 
 Span = tuple[int, int, int, int]
-"""Start and end in ns, rank (what of several at one time owns it: the lowest), index of the work."""
+"""Start and end in ns, rank (the lowest owns a shared time), index of the work."""
 
 _RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
-"""0 for all that computes."""
+"""Computing has rank 0."""
 
 
 @dataclass
-class Kind:
-    """Works of one name, family and operator: activities of the GPU, or operators on a CPU."""
+class WorkKind:
+    """Work of one name, family and operator: GPU activities, or CPU operators."""
 
     name: str
     family: Family
@@ -54,13 +208,13 @@ class Kind:
 
 @dataclass
 class Works:
-    """What is to be timed: kind and place of each, and when it ran."""
+    """Kind, owner and time of each piece of work."""
 
-    kinds: list[Kind] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    kinds: list[WorkKind] = field(default_factory=list)
+    places: list[WorkOwner] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     launched: list[float] = field(default_factory=list)
-    """Begin of the call that launched each, -1 where none is known."""
+    """Start of the launching call, -1 if unknown."""
 
 
 def gpu_activities(trace: Trace, modules: Modules) -> Works:
@@ -78,7 +232,7 @@ def gpu_activities(trace: Trace, modules: Modules) -> Works:
         for name, operator, _, _ in numbers
     )
     kinds = [
-        Kind(name, classify(name, operator, types, inside, fp8_step), operator)
+        WorkKind(name, classify(name, operator, types, inside, fp8_step), operator)
         for name, operator, types, inside in numbers
     ]
     starts = [round(event.ts * 1e3) for event in activities]
@@ -98,10 +252,12 @@ def gpu_activities(trace: Trace, modules: Modules) -> Works:
     return works
 
 
-def _name_casts_without_operators(kinds: list[Kind]) -> None:
-    """Call the pointwise kernels from an amax up to a copy to FP8 its cast, where no operator is known (CUDA
-    graphs, a trace of the GPU alone)."""
-    casts: dict[int, Kind] = {}
+def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
+    """Name kernels from an amax to a copy to FP8 its cast, if no operator is known.
+
+    This happens in CUDA graphs and traces of the GPU alone.
+    """
+    casts: dict[int, WorkKind] = {}
     for last, kind in enumerate(kinds):
         if kind.operator is None and _LAST_OF_A_CAST.search(kind.name):
             for first in range(last - 1, max(-1, last - _CAST_KERNELS), -1):
@@ -110,15 +266,17 @@ def _name_casts_without_operators(kinds: list[Kind]) -> None:
                     break
                 if _FIRST_OF_A_CAST.search(before.name):
                     kinds[first:last] = [
-                        casts.setdefault(id(each), Kind(each.name, "cast", None))
+                        casts.setdefault(id(each), WorkKind(each.name, "cast", None))
                         for each in kinds[first:last]
                     ]
                     break
 
 
 def cpu_activities(trace: Trace, modules: Modules) -> Works:
-    """Collect operators that compute. The innermost one owns each instant; an FP8 GEMM, which a CPU emulates,
-    owns its inside."""
+    """Collect computing operators; the innermost owns each instant.
+
+    An FP8 matmul, emulated on a CPU, owns its inside.
+    """
     events = [event for thread in trace.host.values() for event in thread if event.cat == "cpu_op"]
     operators = operators_of(trace, modules, {event.args.external for event in events}, {})
     works = Works()
@@ -144,7 +302,7 @@ def cpu_activities(trace: Trace, modules: Modules) -> Works:
                 operator = operators[event.args.external]
                 owner, whole = len(works.kinds), is_fp8_gemm(event.name)
                 works.kinds.append(
-                    Kind(
+                    WorkKind(
                         event.name,
                         classify("", event.name, operator.types, modules.work(operator)),
                         event.name,
@@ -172,7 +330,7 @@ def cpu_activities(trace: Trace, modules: Modules) -> Works:
 
 
 def _own(works: Works, since: int, until: int, owner: int | None) -> int:
-    """Note whose the time up to ``until`` was, and return the end of that time."""
+    """Assign the time up to ``until`` to its owner, and return its end."""
     if owner is not None and until > since:
         works.spans.append((since, until, 0, owner))
     return max(since, until)

@@ -1,16 +1,15 @@
-"""What a GPU kernel does, told by the operators that launched it and by its name.
+"""Classify GPU kernels by the operators that launched them and by name.
 
-Names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or taken from public
-traces, from sources and from the symbols of Transformer Engine's library (the tests say which).
-Operators: torch 2.13 and torchao 0.18 (``torchao/float8/float8_linear.py``).
+Kernel names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or from public
+traces, sources, and symbols of Transformer Engine's library (see the tests). Operators: torch 2.13 and
+torchao 0.18 (``torchao/float8/float8_linear.py``).
 
-An eager FP8 cast is ordinary kernels: abs, max, clamp, copy. What makes them FP8 work is where they were
-launched: inside the autograd function of an FP8 linear (``matmul_with_hp_or_float8_args``, its backward,
-``_ToFloat8ConstrFunc``), or on a tensor of an FP8 type. The same kernels outside, such as the user's own
-``x.abs().max()``, are pointwise.
+An uncompiled FP8 cast is ordinary kernels: abs, max, clamp, copy. They are FP8 work inside an FP8 linear's
+autograd function (``matmul_with_hp_or_float8_args``, its backward, ``_ToFloat8ConstrFunc``), or on an FP8
+tensor. Elsewhere, like the user's ``x.abs().max()``, they are pointwise.
 
-A GEMM inside torch's attention is attention: its math backend multiplies the scores in fp32, whatever type it
-is given. In a compiled graph no operator stands around it, so there it is a GEMM beside a generated softmax.
+A matmul inside torch's attention is attention: the math backend multiplies the scores in fp32. A compiled
+graph has no operator around it, so there it counts as a matmul.
 """
 
 from __future__ import annotations
@@ -32,38 +31,38 @@ FP8_GEMM_KERNEL = re.compile(
     r"|kernel_cutlass_\w*[Gg]emm\w*f8E[45]M[23]"
     r"|Cijk_[A-Za-z]+_[A-Za-z]+_[FB]8"
 )
-"""GEMM kernels with an FP8 operand: cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``), seen on an
-H200 with torchao 0.18 and TE 2.20.2; the others from public traces and sources. TensorRT-LLM's ``bmm_`` names
-the result, then both operands; hipBLASLt's ``Cijk_`` names e4m3 ``F8`` and e5m2 ``B8``; CuTe's DSL writes the
-types of its tensors (``f8E4M3FN``) behind the name of the function. ``w8a8_block_fp8_`` is of SGLang and of
-Unsloth 2026.10 (``unsloth/kernels/fp8.py``), whose ``small_m`` quantizes the activations itself."""
+"""Matmul kernels with an FP8 operand. cuBLASLt's ``nvjet`` names e4m3 ``q`` (``qqtst``, ``qrtst``; H200,
+torchao 0.18, TE 2.20.2); the others are from public traces and sources. TensorRT-LLM's ``bmm_`` names the
+result, then both operands; hipBLASLt's ``Cijk_`` names e4m3 ``F8`` and e5m2 ``B8``; CuTe's DSL appends tensor
+types (``f8E4M3FN``). ``w8a8_block_fp8_`` is SGLang's and Unsloth 2026.10's (``unsloth/kernels/fp8.py``),
+whose ``small_m`` also quantizes the activations."""
 
 _FP8_GEMM_OPERATOR = re.compile(r"^\w+::\w*(_scaled_(grouped_)?mm|fp8_gemm|f8f8bf16|fp8_bf16)")
-"""Also torchao's own, such as ``torchao::blockwise_scaled_mm`` and
+"""Includes torchao's own, such as ``torchao::blockwise_scaled_mm`` and
 ``torchao::triton_fp8_gemm_1x128_128x128``."""
 
 _FP8_WORK = re.compile(r"float8|fp8|nvfp4|mx_mm|blockwise_(act|weight)_quant", re.IGNORECASE)
-"""Operators and autograd functions that serve FP8. torchao 0.18: ``matmul_with_hp_or_float8_args``,
+"""Operators and autograd functions of FP8. torchao 0.18: ``matmul_with_hp_or_float8_args``,
 ``_ToFloat8ConstrFunc``, ``_FromFloat8ConstrFunc``, ``NoopFwToFloat8BwDynamic``, ``fp8_blockwise_mm``,
 ``_Float8GroupedMM``, ``mx_mm``, ``torchao::triton_fp8_...``."""
 
 _Rule = Family | Literal["gemm"]
 _TYPED_GEMM: Literal["gemm"] = "gemm"
-"""A GEMM whose operands' types are still to be told."""
+"""A matmul whose operand types are not decided yet."""
 
 _DECODES_WEIGHTS = re.compile(
     r"^_(fp8_(rowwise|block)_gemv|nvfp4_matmul_|mxfp4_grouped_(mm|gemv)|gemv_nf4_|nf4_grouped_kernel|split_sum_kernel"
     r"|routed_(gate_up|down|lora_[ab]|bf16_expert)_kernel|bf16_(gate_up|down)_finalize_kernel)"
 )
-"""GEMMs of Unsloth 2026.10 that decode FP8 or 4-bit weights in registers, to multiply them as BF16, fp16 or
-fp32 by activations of 16 bits, and the sums of what they split. Sources: ``unsloth/kernels/`` (``fp8.py``,
+"""Matmuls of Unsloth 2026.10 that decode FP8 or 4-bit weights in registers and multiply in 16 or 32 bits, and
+their split sums. Never FP8 matmuls, even with an FP8 argument. Sources: ``unsloth/kernels/`` (``fp8.py``,
 ``nvfp4.py``, ``nf4_gemv.py``), ``unsloth_zoo/mxfp4_gemm.py`` and its ``temporary_patches/``
-(``moe_nf4_grouped.py``, ``moe_routed.py``). An FP8 argument makes none of them an FP8 GEMM."""
+(``moe_nf4_grouped.py``, ``moe_routed.py``)."""
 
 _COMMUNICATION = re.compile(r"^nccl|nvshmem|userbuffers|deep_?ep::|multimem_|(one|two)_shot_all_reduce")
 _COPY = re.compile(r"^Mem(cpy|set)\b")
 _OWN_COPY = re.compile(r"^Mem(cpy DtoD|set)\b")
-"""Copies that stay on the GPU, part of the work of the operator around them."""
+"""Copies within the GPU, part of the operator around them."""
 
 _GENERATED = re.compile(r"^triton_(poi|red|per|mix|for|unk|split_scan|spl)_fused_")
 _TEMPLATE = re.compile(r"^triton_(tem|mm|mm_persistent)_")
@@ -75,13 +74,12 @@ _GENERATED_RULES: tuple[tuple[Family, re.Pattern[str]], ...] = (
     ("attention", re.compile(r"_softmax|attention")),
     ("pointwise", re.compile("")),
 )
-"""Inductor names a kernel after the operators that it fuses: one named ``_scaled_mm`` stands beside a GEMM,
-it is none."""
+"""Inductor names a kernel after the fused operators: ``_scaled_mm`` means a kernel next to a matmul."""
 
 _GENERATED_CAST = re.compile(
     r"amax|abs_.*max|_to_copy.*clamp.*(reciprocal|div|mul)|clamp.*_to_copy.*(reciprocal|div|mul)"
 )
-"""Casts that do not name FP8; in a step without FP8 GEMMs they are the user's own arithmetic."""
+"""Casts that do not name FP8; without FP8 matmuls in the step they are the user's arithmetic."""
 
 _NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
     (
@@ -208,7 +206,7 @@ _OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""First match wins. What is not listed is unknown."""
+"""First match wins; others are unknown."""
 
 _NVJET_OPERANDS = re.compile(r"^nvjet_(?:sm\d+_)?([a-z])([a-z])")
 _OF_4_BITS = re.compile(r"^(bmm|gemm)_[A-Za-z\d]+_\w*E2m1")
@@ -222,7 +220,7 @@ _TYPES: dict[str, Family] = {
     "float": "gemm_fp32",
     "double": "gemm_fp32",
 }
-"""How the profiler names the type of a tensor, with ``record_shapes``."""
+"""The profiler's names of tensor types, with ``record_shapes``."""
 
 
 def classify(
@@ -232,11 +230,10 @@ def classify(
     inside: Family | None = None,
     fp8_step: bool = True,
 ) -> Family:
-    """The family of the kernel ``name``, or with an empty name of ``operator`` itself.
+    """Return the family of a kernel, or with an empty name of ``operator`` itself.
 
-    ``operator`` is the innermost one that launched it, ``input_types`` its arguments' (empty where they were
-    not recorded), ``inside`` what `work_inside` says of the nearest operator around it, ``fp8_step`` whether
-    the step has FP8 GEMMs at all.
+    ``operator`` is the innermost one that launched it, with ``input_types`` (empty if not recorded).
+    ``inside`` is `work_inside` of the nearest operator around it. ``fp8_step``: the step has FP8 matmuls.
     """
     if _COMMUNICATION.search(name):
         return "communication"
@@ -260,10 +257,9 @@ def classify(
 
 
 def work_inside(operator: str) -> Family | None:
-    """The work that every kernel inside this operator, autograd function or optimizer's annotation serves;
-    None where that is open.
+    """Return the family of all kernels inside this operator, or None if it varies.
 
-    Inside an FP8 GEMM, what is no GEMM is a cast.
+    Also for autograd functions and optimizers' annotations. Inside an FP8 matmul, other work is a cast.
     """
     if is_fp8_gemm(operator):
         return "gemm_fp8"
@@ -274,7 +270,7 @@ def work_inside(operator: str) -> Family | None:
 
 
 def is_fp8_gemm(operator: str) -> bool:
-    """Whether this operator is an FP8 GEMM, whatever the kernel."""
+    """Tell if this operator is an FP8 matmul, whatever its kernel."""
     return operator in FP8_OPERATORS or bool(_FP8_GEMM_OPERATOR.match(operator))
 
 
@@ -302,12 +298,12 @@ _MATRICES = {
     **dict.fromkeys(("aten::mm", "aten::bmm"), slice(2)),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::_addmm_activation"), slice(1, 3)),
 }
-"""Operator -> which of its arguments are multiplied; the others are what is added and what is written to, of
-fp32 where products of 16 bits are summed up in fp32."""
+"""Operator -> its multiplied arguments; the others are added or written to, in fp32 if 16-bit products are
+accumulated in fp32."""
 
 
 def _gemm(name: str, operator: str | None, input_types: Sequence[str]) -> Family:
-    """By the types of the matrices, else by those in the name."""
+    """Return a matmul's family by its matrices' types, else by its name."""
     matrices = input_types[_MATRICES.get(operator or "", slice(None))]
     if any("Float8" in each for each in matrices):
         return "gemm_fp8"

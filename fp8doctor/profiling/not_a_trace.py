@@ -1,4 +1,4 @@
-"""What a file is that cannot be read as a trace of a GPU, in a sentence that says what was seen in it."""
+"""Explain a file that cannot be read as a trace of a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KERNEL = re.compile(rb'"cat": ?"kernel"')
 _OPERATOR = re.compile(rb'"cat": ?"cpu_op"')
 
 _SHOWN = 3
-"""Names of files, keys or categories that a sentence names."""
+"""Names of files, keys or categories to show."""
 
 _OTHERS = {
     b"SQLite format 3": "it is an SQLite database, as Nsight Systems exports one",
@@ -29,14 +29,16 @@ _OTHERS = {
     b"\x80": "it is a pickle, as torch.cuda.memory writes its snapshots",
     b"\x28\xb5\x2f\xfd": "it is compressed by zstd",
 }
-"""How files of other kinds begin."""
+"""First bytes of other kinds of files."""
 
 _RECORD = "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
 
 
 def read_or_explain(path: Path) -> Trace:
-    """Read a trace that holds work of a GPU. Raises `fp8doctor.facts.record.UnreadableDocument` with what was
-    and was not seen; OSError where the file cannot be read."""
+    """Read a trace with GPU work, or raise an error that says what the file holds.
+
+    Raises `fp8doctor.facts.record.UnreadableDocument`; OSError if the file cannot be read.
+    """
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise UnreadableDocument(f"it is a folder{_traces_in(path)}")
@@ -64,7 +66,7 @@ def _traces_in(folder: Path) -> str:
 
 
 def _without_gpu(trace: Trace) -> str:
-    """Tell of a trace without work of a GPU what it holds instead."""
+    """Describe a trace without GPU work."""
     if trace.launches:
         return (
             f"it holds {plural(len(trace.launches), 'call')} of the CUDA runtime and no kernel: the profiler "
@@ -80,15 +82,15 @@ def _without_gpu(trace: Trace) -> str:
     events = sum(trace.categories.values())
     if not events:
         return "it is a trace without a single event: nothing ran while the profiler recorded"
-    told = f" (categories: {', '.join(known[:_SHOWN])})" if known else ""
+    named = f" (categories: {', '.join(known[:_SHOWN])})" if known else ""
     return quoted(
-        f"it holds {plural(events, 'event')}{told}, none of which is an operator or work of a GPU as "
+        f"it holds {plural(events, 'event')}{named}, none of which is an operator or work of a GPU as "
         "torch.profiler writes them"
     )
 
 
 def _explained(path: Path, error: str) -> str | None:
-    """Say what is seen in a file that is no whole trace; None where the error says it all."""
+    """Describe a file that is no complete trace; None if the error says enough."""
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
@@ -105,16 +107,16 @@ def _explained(path: Path, error: str) -> str | None:
     except EOFError:
         whole = False
     except zlib.error:
-        return f"its compression is damaged after {_megabytes(size)}; {_told(seen)}"
+        return f"its compression is damaged after {_megabytes(size)}; {_counted(seen)}"
     if not whole:
-        return f"the compressed file is cut off after {_megabytes(size)} of JSON; {_told(seen)}"
+        return f"the compressed file is cut off after {_megabytes(size)} of JSON; {_counted(seen)}"
     if "truncated" in error:
-        return f"it is cut off after {_megabytes(size)}; {_told(seen)}"
+        return f"it is cut off after {_megabytes(size)}; {_counted(seen)}"
     return _by_its_keys(path, packed=start.startswith(b"\x1f\x8b"))
 
 
 def _pieces(path: Path, *, packed: bool) -> Iterator[bytes]:
-    """Read the JSON of a file piece by piece."""
+    """Yield the JSON of a file in pieces."""
     with path.open("rb") as file:
         if packed:
             yield from unpacked(file.read())
@@ -123,8 +125,8 @@ def _pieces(path: Path, *, packed: bool) -> Iterator[bytes]:
             yield piece
 
 
-def _told(seen: Counter[str]) -> str:
-    """Count what was seen in a file that is not whole."""
+def _counted(seen: Counter[str]) -> str:
+    """Describe the contents of an incomplete file."""
     if not sum(seen.values()):
         return "no kernel and no operator of torch was seen in it"
     return (
@@ -134,7 +136,7 @@ def _told(seen: Counter[str]) -> str:
 
 
 def _by_its_keys(path: Path, *, packed: bool) -> str | None:
-    """Say what JSON it is; None where it is a trace with one event that does not fit, or no JSON at all."""
+    """Describe other JSON; None for a trace with one wrong event, or no JSON."""
     try:
         document = msgspec.json.decode(
             b"".join(_pieces(path, packed=packed)), type=dict[str, msgspec.Raw] | list[msgspec.Raw]

@@ -11,8 +11,15 @@ from math import inf
 
 from fp8doctor.facts import Family, KernelGroup, ModuleTime
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.activities import Kind, Span, Works, cpu_activities, gpu_activities
-from fp8doctor.profiling.operators import Modules, Place
+from fp8doctor.profiling.activities import (
+    Modules,
+    Span,
+    WorkKind,
+    WorkOwner,
+    Works,
+    cpu_activities,
+    gpu_activities,
+)
 from fp8doctor.profiling.trace import Trace, collector_paused
 
 Gap = tuple[int, int, int]
@@ -20,9 +27,9 @@ Gap = tuple[int, int, int]
 
 
 def sweep(works: Works) -> tuple[list[int], list[Gap]]:
-    """Give each instant to one work. Returns what each owns, and the gaps.
+    """Give each instant to one work; return the owned times and the gaps.
 
-    Of several works at one time the lowest rank owns it, then the one that began first.
+    Of several at one time, the lowest rank owns it, then the first.
     """
     spans = sorted(works.spans)
     following = [*[start for start, _, _, _ in spans[1:]], inf]
@@ -47,7 +54,7 @@ def sweep(works: Works) -> tuple[list[int], list[Gap]]:
 
 
 def _share(spans: Sequence[Span], owned: list[int]) -> None:
-    """Divide a stretch without gaps among spans that overlap, which are in order of their start."""
+    """Divide a busy stretch among overlapping spans, given in order of start."""
     times = sorted({time for start, end, _, _ in spans for time in (start, end)})
     running: list[tuple[int, int, int, int]] = []
     coming = 0
@@ -61,11 +68,14 @@ def _share(spans: Sequence[Span], owned: list[int]) -> None:
         owned[running[0][3]] += then - now
 
 
-def grouped(kinds: Iterable[Kind]) -> list[Kind]:
-    """Merge kinds of one name and family, the longest first; several operators leave none."""
-    groups: dict[tuple[str, Family], Kind] = {}
+def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
+    """Merge kinds of one name and family, longest first.
+
+    The operator becomes None if there are several.
+    """
+    groups: dict[tuple[str, Family], WorkKind] = {}
     for kind in {id(each): each for each in kinds}.values():
-        group = groups.setdefault((kind.name, kind.family), Kind(kind.name, kind.family, kind.operator))
+        group = groups.setdefault((kind.name, kind.family), WorkKind(kind.name, kind.family, kind.operator))
         group.count += kind.count
         group.time += kind.time
         if group.operator != kind.operator:
@@ -73,7 +83,7 @@ def grouped(kinds: Iterable[Kind]) -> list[Kind]:
     return sorted(groups.values(), key=lambda group: (-group.time, group.name, group.family))
 
 
-def by_module(by_place: dict[Place, dict[Family, int]], modules: Modules) -> tuple[ModuleTime, ...]:
+def by_module(by_place: dict[WorkOwner, dict[Family, int]], modules: Modules) -> tuple[ModuleTime, ...]:
     times: dict[int, dict[Family, int]] = defaultdict(lambda: defaultdict(int))
     for place, families in by_place.items():
         owner = modules.owner(place)
@@ -98,34 +108,34 @@ def milliseconds(nanoseconds: int) -> float:
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """One step, as the profiler saw it. The profiler slows the host down, so gaps between kernels are its
-    own, not the step's."""
+    """A step in the profiler's view, which slows the host: gaps are the profiler's."""
 
     families_ms: dict[Family, float]
-    """Every instant at which the GPU worked has one owner, so they add up to ``busy_ms``."""
+    """Adds up to ``busy_ms``: each busy instant has one owner."""
     busy_ms: float
-    """Union of kernels, copies and fills over all streams; of operators on a CPU."""
+    """Union of kernels, copies and fills over all streams, or of CPU operators."""
     window_ms: float
-    """From the first activity's begin to the last one's end."""
+    """From the first activity's start to the last one's end."""
     host_wait_pct: float | None
-    """Share of the gaps that ended with a kernel whose launch began after the GPU had run dry; None without
-    gaps, and on a CPU."""
+    """Share of idle time that ended with a late launch; None without gaps, and on a CPU."""
     kernels: int
-    """Activities of the GPU; operators that compute on a CPU."""
+    """GPU activities, or computing CPU operators."""
     unclassified_ms: float
-    """Of ``busy_ms``: kernels that no rule knows."""
+    """Part of ``busy_ms`` that no rule classifies."""
     groups: tuple[KernelGroup, ...]
-    """The longest first; a name that does two kinds of work has two. They add up to ``busy_ms``."""
+    """Longest first; a name with two kinds of work has two. They add up to ``busy_ms``."""
     modules: tuple[ModuleTime, ...]
-    """Modules with an annotation and work of their own, the longest first."""
+    """Modules with an annotation and their own work, longest first."""
     on_gpu: bool = True
-    """False where the trace holds nothing of a GPU, so that a CPU's operators were split."""
+    """False for CPU operators, if the trace has nothing of a GPU."""
 
 
 @collector_paused()
 def step_of(trace: Trace) -> ProfiledStep:
-    """Split the step that the trace holds. Raises `fp8doctor.facts.record.UnreadableDocument` where it holds
-    no activity, or lost the GPU's."""
+    """Split the trace's step.
+
+    Raises `fp8doctor.facts.record.UnreadableDocument` without activities, or if the GPU's were lost.
+    """
     if trace.launches and not trace.gpu:
         raise UnreadableDocument(
             "the trace holds calls of the CUDA runtime and no kernels: the profiler did not see the GPU"
@@ -137,7 +147,7 @@ def step_of(trace: Trace) -> ProfiledStep:
     owned, gaps = sweep(works)
     idle = sum(end - start for start, end, _ in gaps)
     waited = sum(end - start for start, end, work in gaps if works.launched[work] > start)
-    by_place: dict[Place, dict[Family, int]] = {}
+    by_place: dict[WorkOwner, dict[Family, int]] = {}
     for kind, place, time in zip(works.kinds, works.places, owned, strict=True):
         kind.count += 1
         kind.time += time

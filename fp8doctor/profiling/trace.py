@@ -1,11 +1,11 @@
-"""Reads a trace as ``torch.profiler`` exports it: the file -> the events that a step is told from.
+"""Read a trace that ``torch.profiler`` exported.
 
-The format, from ``libkineto/src/output_json.cpp`` of pytorch/kineto and from traces of torch 2.13 on a CPU:
-one JSON object whose ``traceEvents`` hold, by ``cat``, ``cpu_op`` and ``user_annotation`` (host),
-``cuda_runtime`` and ``cuda_driver`` (calls that launch), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (GPU).
-``ts`` and ``dur`` are microseconds with three decimals. A GPU event and the call that launched it share
-``correlation``; both carry the ``External id`` of the innermost operator that was open, and none where none
-was. ``gpu_user_annotation`` and ``cuda_sync`` lie on the GPU's rows and are no work.
+Format: ``libkineto/src/output_json.cpp`` of pytorch/kineto, and traces of torch 2.13 on a CPU. One JSON
+object with ``traceEvents``, by ``cat``: ``cpu_op`` and ``user_annotation`` (host), ``cuda_runtime`` and
+``cuda_driver`` (launching calls), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (GPU). ``ts`` and ``dur`` are
+microseconds with three decimals. A GPU event and its launch share ``correlation``; both have the ``External
+id`` of the innermost open operator, if any. ``gpu_user_annotation`` and ``cuda_sync`` are on the GPU's rows
+and are no work.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ import msgspec
 from fp8doctor.facts.record import UnreadableDocument, decoder
 
 MODULE = "fp8doctor module "
-"""Begins the name of an annotation around one call of a module: ``fp8doctor module <kind> <name>``, name
-empty for the root."""
+"""Prefix of an annotation around a module's call: ``fp8doctor module <kind> <name>``, without name for the
+root."""
 
 LARGEST_TRACE = 4 * 2**30
-"""Bytes of JSON that are read, which take about twice as much memory; an eager FP8 step of 468M parameters
-has 0.17 GB."""
+"""Most bytes of JSON, which take twice the memory; an uncompiled FP8 step of 468M parameters has 0.17 GB."""
 
 _GZIP = b"\x1f\x8b"
 _OF_GZIP = zlib.MAX_WBITS | 16
 _PIECE = 2**18
-"""Bytes of a compressed trace that are read at once."""
+"""Bytes of a compressed trace to read at once."""
 
 _UNPACKED_PIECE = 2**24
-"""Bytes that are unpacked at once."""
+"""Bytes to unpack at once."""
 
 MOST_PACKED = 100
-"""Bytes that one byte of a compressed trace may stand for, beyond the first `ALWAYS_UNPACKED`. Traces shrink
-to a tenth or a thirtieth of their size, a file that repeats one byte to a thousandth."""
+"""Largest expansion beyond `ALWAYS_UNPACKED`. Traces shrink to a tenth or thirtieth, a file of one repeated
+byte to a thousandth."""
 
 ALWAYS_UNPACKED = 2**25
-"""Bytes that are unpacked however well they were packed."""
+"""Bytes to unpack at any expansion."""
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
 _COMPILING = "(dynamo_timed)"
-"""Ends the names of what torch.compile does, since torch 2.4."""
+"""Suffix of torch.compile's events, since torch 2.4."""
 
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 
@@ -67,7 +66,7 @@ class _Arguments(msgspec.Struct, gc=False, frozen=True):
 
 
 _Time = Annotated[float, msgspec.Meta(ge=-1e20, le=1e20)]
-"""Microseconds that are still a number in nanoseconds."""
+"""Microseconds that are finite in nanoseconds."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -78,7 +77,7 @@ class Event(msgspec.Struct, gc=False):
     tid: int | str = 0
     id: int | str = 0
     bp: str = ""
-    """Only the end of a link has it."""
+    """Only at the end of a link."""
     args: _Arguments = _Arguments()
 
 
@@ -89,38 +88,38 @@ class _Document(msgspec.Struct):
 
 
 Thread = int | str
-"""As the system numbers them, over all processes."""
+"""The system's number, unique over all processes."""
 
 
 class TooLarge(UnreadableDocument):
-    """A trace is too large, or grows too much when it is unpacked."""
+    """A trace is too large, or expands too much."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The events of an exported trace that a step is told from."""
+    """The events of a trace that a step needs."""
 
     gpu: list[Event]
     host: dict[Thread, list[Event]]
     launches: dict[int, Event]
-    """Correlation -> the call."""
+    """Correlation -> call."""
     links: list[Event]
-    """From an operator of the forward to its node in the backward, one event at each end."""
+    """From a forward operator to its backward node, an event at each end."""
     annotations: list[Event] = field(default_factory=list)
-    """Those of the host, which stand in ``host`` too."""
+    """The host's, also in ``host``."""
     compiling: list[Event] = field(default_factory=list)
-    """What torch.compile did, which stands in ``host`` too."""
+    """torch.compile's events, also in ``host``."""
     gpus: dict[int, str] = field(default_factory=dict)
-    """Number -> name of the GPUs of the machine, where the trace tells."""
+    """Number -> name of the machine's GPUs, if recorded."""
     rank: int | None = None
     world_size: int | None = None
     categories: dict[str, int] = field(default_factory=dict)
-    """Category -> how many events of it the file holds, those too that are not kept."""
+    """Category -> number of events in the file, including dropped ones."""
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause Python's garbage collector: it would look again and again through events that are all alive."""
+    """Pause the garbage collector, which would scan live events repeatedly."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -132,7 +131,7 @@ def collector_paused() -> Iterator[None]:
 
 @collector_paused()
 def read_trace(path: Path) -> Trace:
-    """Read a trace, plain or compressed by gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
+    """Read a trace, plain or gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
     try:
         size = Path(path).stat().st_size
         if not size:
@@ -180,8 +179,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def unpacked(content: Any) -> Iterator[bytes]:
-    """Unpack what gzip packed, a piece at a time. Raises EOFError where its end is missing, zlib.error where
-    it is damaged, and `TooLarge` beyond `LARGEST_TRACE` or far beyond the packed size."""
+    """Unpack gzip in pieces.
+
+    Raises EOFError if the end is missing, zlib.error if damaged, `TooLarge` if too large.
+    """
     size, packed = 0, zlib.decompressobj(_OF_GZIP)
     for start in range(0, len(content), _PIECE):
         rest, full = content[start : start + _PIECE], False
@@ -240,5 +241,5 @@ def in_order(events: list[Event], order: Callable[[Event], tuple[Any, ...]]) -> 
 
 
 def outer_first(event: Event) -> tuple[float, float]:
-    """By start; of those that start together the one that encloses the other first."""
+    """Order by start, and enclosing events first."""
     return event.ts, -event.dur

@@ -1,28 +1,31 @@
-"""A trace that the user's own profiler wrote, told as what a step of it is made of."""
+"""Read the user's own trace: steps, kernels, and why the GPU was idle."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from operator import itemgetter
 from pathlib import Path
+from typing import Literal
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
-from fp8doctor.profiling.activities import Works, gpu_activities
+from fp8doctor.profiling.activities import Modules, Works, gpu_activities
 from fp8doctor.profiling.not_a_trace import read_or_explain
-from fp8doctor.profiling.operators import Modules
 from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
-from fp8doctor.profiling.step_marks import Host, Marks, Times, marks_of, span
-from fp8doctor.profiling.trace import Event, Trace, collector_paused
+from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first
 
 Edges = list[int]
-"""When the GPU was done with each step, and before them when it began with the first; in ns."""
+"""When the GPU began the first step, and when it finished each, in ns."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """The GPU's work, and which step launched it."""
+    """The GPU's work, and the step that launched it."""
 
     works: Works
     owned: list[int]
@@ -33,7 +36,10 @@ class Timeline:
 
 @collector_paused()
 def traced_step(path: Path) -> TracedStep:
-    """Read a trace. Raises `fp8doctor.facts.record.UnreadableDocument` with what was and was not seen."""
+    """Read a trace.
+
+    Raises `fp8doctor.facts.record.UnreadableDocument` with what the file holds.
+    """
     trace = read_or_explain(path)
     device, gpus = _busiest_gpu(trace.gpu)
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
@@ -44,7 +50,7 @@ def traced_step(path: Path) -> TracedStep:
     marks = marks_of(trace)
     step_of = _steps(works, marks)
     if not any(step is not None for step in step_of):
-        marks, step_of = Marks(None, ()), [0] * len(works.spans)
+        marks, step_of = StepMarks(None, ()), [0] * len(works.spans)
     timeline = Timeline(works, *sweep(works), step_of, _edges(works, marks, step_of))
     worked = sorted({step for step in step_of if step is not None})
     compiled = Times(map(span, trace.compiling))
@@ -84,10 +90,10 @@ def traced_step(path: Path) -> TracedStep:
 
 
 def _with_earlier_launches(trace: Trace) -> Trace:
-    """Let work that was launched before the recording have a launch, at the begin of time.
+    """Give work that was launched before the recording a launch at time zero.
 
-    A GPU that runs behind the host still does work of steps before, whose calls were not recorded. Calls are
-    numbered in order, so that its numbers lie below that of the first call.
+    A GPU behind the host still works on earlier steps. Calls are numbered in order, so their numbers are
+    below the first recorded one.
     """
     first = min(trace.launches, default=0)
     earlier = {event.args.correlation: Event() for event in trace.gpu if 0 < event.args.correlation < first}
@@ -95,11 +101,11 @@ def _with_earlier_launches(trace: Trace) -> Trace:
 
 
 UNNUMBERED = -1
-"""The GPU of an event that names none."""
+"""GPU of an event without a number."""
 
 
 def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
-    """The number of the GPU that worked longest, and how many worked."""
+    """Return the number of the busiest GPU, and how many worked."""
     times = dict.fromkeys({event.args.device for event in events}, 0.0)
     if len(times) > 1:
         for event in events:
@@ -108,8 +114,8 @@ def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     return max(numbered, key=lambda device: times[device]), len(numbered)
 
 
-def _steps(works: Works, marks: Marks) -> list[int | None]:
-    """Number the step that launched each work; where no launch is known, the one during which it began."""
+def _steps(works: Works, marks: StepMarks) -> list[int | None]:
+    """Return the step that launched each work, or in which it began if unknown."""
     if marks.by is None:
         return [0] * len(works.spans)
     return [
@@ -118,12 +124,12 @@ def _steps(works: Works, marks: Marks) -> list[int | None]:
     ]
 
 
-def _on_the_host(step: int, marks: Marks, timeline: Timeline) -> tuple[int, int]:
+def _on_the_host(step: int, marks: StepMarks, timeline: Timeline) -> tuple[int, int]:
     return marks.steps[step] if marks.by else (timeline.edges[0], timeline.edges[1])
 
 
-def _edges(works: Works, marks: Marks, step_of: Sequence[int | None]) -> Edges:
-    """A step begins where the host began with it, or the GPU was done with what was before it."""
+def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edges:
+    """Return the steps' edges: a step begins when the host began and the GPU was free."""
     first, last = works.spans[0][0], max(end for _, end, _, _ in works.spans)
     if marks.by is None:
         return [first, last]
@@ -143,7 +149,7 @@ def _edges(works: Works, marks: Marks, step_of: Sequence[int | None]) -> Edges:
 
 
 def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, ...]:
-    """What the counted steps launched, by name and family, a step."""
+    """Return the counted steps' kernels per step, by name and family."""
     wanted = set(counted)
     for kind, own, step in zip(timeline.works.kinds, timeline.owned, timeline.step_of, strict=True):
         if step in wanted:
@@ -163,8 +169,8 @@ def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, 
 
 
 def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str, float]:
-    """Idle time of the counted steps by its cause, a step."""
-    host, causes = Host(trace), defaultdict[IdleCause, int](int)
+    """Return the counted steps' idle time per step, by cause."""
+    host, causes = HostActivity(trace), defaultdict[IdleCause, int](int)
     launched, kinds = timeline.works.launched, timeline.works.kinds
     windows = Times((timeline.edges[step], timeline.edges[step + 1]) for step in counted)
     for dry, end, work in _gaps(timeline):
@@ -187,7 +193,7 @@ _BETWEEN_HOST_AND_GPU = ("Memcpy HtoD", "Memcpy DtoH")
 
 
 def _gaps(timeline: Timeline) -> Iterator[tuple[int, int, int | None]]:
-    """Begin and end of each gap and the work that ended it, None for the end of the last step."""
+    """Yield each gap and the work that ended it, None at the last step's end."""
     works, edges = timeline.works, timeline.edges
     begin, last = works.spans[0][0], max(end for _, end, _, _ in works.spans)
     if edges[0] < begin:
@@ -195,3 +201,146 @@ def _gaps(timeline: Timeline) -> Iterator[tuple[int, int, int | None]]:
     yield from timeline.gaps
     if last < edges[-1]:
         yield last, edges[-1], None
+
+
+PROFILER_STEP = "ProfilerStep#"
+"""Annotation of ``torch.profiler.profile.step``."""
+
+OPTIMIZER_STEP = "Optimizer.step#"
+"""Annotation around every step of torch's optimizers."""
+
+
+class Times:
+    """Disjoint stretches of time in ns, in order."""
+
+    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        for start, end in sorted(spans):
+            if self.ends and start <= self.ends[-1]:
+                self.ends[-1] = max(self.ends[-1], end)
+            else:
+                self.starts.append(start)
+                self.ends.append(end)
+
+    def parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts between two times."""
+        for each in range(bisect_right(self.ends, start), bisect_left(self.starts, end)):
+            yield max(start, self.starts[each]), min(end, self.ends[each])
+
+    def within(self, start: int, end: int) -> int:
+        """Return the total between two times."""
+        first, after = bisect_right(self.ends, start), bisect_left(self.starts, end)
+        if after - first == 1:  # nearly always
+            return min(end, self.ends[first]) - max(start, self.starts[first])
+        return sum(until - begin for begin, until in self.parts(start, end))
+
+
+def span(event: Event) -> tuple[int, int]:
+    """Return begin and end in ns."""
+    start = round(event.ts * 1e3)
+    return start, start + round(event.dur * 1e3)
+
+
+@dataclass(frozen=True)
+class StepMarks:
+    """Steps in order, begin and end of each on the host in ns."""
+
+    by: Literal["profiler", "optimizer"] | None
+    steps: tuple[tuple[int, int], ...]
+
+    def step_at(self, time: int) -> int | None:
+        """Return the number of the step at a time, or None."""
+        number = bisect_right(self.steps, time, key=itemgetter(0)) - 1
+        return number if number >= 0 and time < self.steps[number][1] else None
+
+
+def marks_of(trace: Trace) -> StepMarks:
+    """Find the profiler's steps, else those between an optimizer's, if it has two.
+
+    Of several optimizers the most frequent counts, else the last.
+    """
+    profiler = sorted(map(span, _annotated(trace, PROFILER_STEP)))
+    if profiler:
+        return StepMarks("profiler", tuple(profiler))
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for name, end in _outermost(_annotated(trace, OPTIMIZER_STEP)):
+        by_name[name].append(end)
+    ends = max(by_name.values(), key=lambda ends: (len(ends), ends), default=[])
+    if len(ends) < 2:
+        return StepMarks(None, ())
+    begin = round(min(event.ts for event in chain.from_iterable(trace.host.values())) * 1e3)
+    return StepMarks("optimizer", tuple(pairwise((begin, *ends))))
+
+
+def _annotated(trace: Trace, prefix: str) -> Iterator[Event]:
+    return (event for event in trace.annotations if event.name.startswith(prefix))
+
+
+def _outermost(events: Iterable[Event]) -> Iterator[tuple[str, int]]:
+    """Yield name and end of events that are in no other, in order."""
+    until = -1
+    for event in sorted(events, key=outer_first):
+        _, end = span(event)
+        if end > until:
+            yield event.name, end
+            until = end
+
+
+_DATA_LOADER = "enumerate(DataLoader)#"
+"""Prefix of the annotation around a DataLoader's fetching of a batch."""
+
+_SYNCHRONIZES = re.compile(r"^(cuda|hip|cu)(Device|Stream|Event|Ctx)Synchronize")
+_COPIES = re.compile(r"^(cuda|hip|cu)Memcpy")
+
+_ONLY_LAUNCH = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"})
+"""Nearly all calls: neither synchronize nor copy."""
+
+NESTED_WAITS = 4
+"""Most nested waits of several threads."""
+
+
+class HostActivity:
+    """Host activity that explains idle time of the GPU."""
+
+    def __init__(self, trace: Trace) -> None:
+        calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
+        loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))
+        self.occupied: tuple[tuple[IdleCause, Times], ...] = (
+            ("compilation", Times(map(span, trace.compiling))),
+            ("data_loader", Times(map(span, loading))),
+            ("host_copy", Times(map(span, _matching(calls, _COPIES)))),
+        )
+        self.waits = sorted(map(span, _matching(calls, _SYNCHRONIZES)))
+
+    def divide(
+        self, part: tuple[int, int], dry: int, launch: int, *, copies: bool = False
+    ) -> dict[IdleCause, int]:
+        """Divide a part of a gap by cause.
+
+        The gap began at ``dry``; ``launch`` is the launch of what ended it, -1 if unknown, and ``copies`` if
+        that copied from or to the host.
+        """
+        start, end = part
+        if launch < 0:
+            return {"unknown": end - start}
+        launched = max(start, min(launch, end))
+        left, causes = end - start, defaultdict[IdleCause, int](int)
+        if copies:
+            causes["host_copy"] = end - launched
+            left -= end - launched
+        for cause, times in self.occupied:
+            own = min(left, times.within(start, launched))
+            causes[cause] += own
+            left -= own
+        causes["synchronization" if self._waited_at(dry) else "late_launch"] += left
+        return causes
+
+    def _waited_at(self, time: int) -> bool:
+        """Tell if the host waited for the GPU at this time."""
+        before = bisect_right(self.waits, time, key=lambda wait: wait[0])
+        return any(end >= time for _, end in self.waits[max(0, before - NESTED_WAITS) : before])
+
+
+def _matching(calls: Iterable[Event], pattern: re.Pattern[str]) -> Iterator[Event]:
+    return (event for event in calls if pattern.match(event.name))

@@ -32,8 +32,7 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import remove_folders_of
-from fp8doctor.loading.script_file import refuse_script
-from fp8doctor.loading.target import compiled, locate
+from fp8doctor.loading.target import compiled, locate, refuse_script
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.worker.interpreter import checked_interpreter

@@ -278,9 +278,9 @@ def test_a_model_too_large_to_be_built_is_examined_without_weights(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = 8 * (8 * 8 + 8) * 4
-    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: whole)
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_most_weights", lambda: whole)
     assert not next(load(write(SIZABLE)).model.parameters()).is_meta
-    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: whole - 1)
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_most_weights", lambda: whole - 1)
     job = load(write(SIZABLE))
     assert len(job.model) == 8
     assert all(parameter.is_meta for parameter in job.model.parameters())
@@ -289,7 +289,7 @@ def test_a_model_too_large_to_be_built_is_examined_without_weights(
 
 
 def test_a_large_model_that_needs_its_weights_is_built(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8doctor.loading.model_file, "_room", lambda: 0.0)
+    monkeypatch.setattr(fp8doctor.loading.model_file, "_most_weights", lambda: 0.0)
     job = load(
         write(
             SIZABLE.replace(

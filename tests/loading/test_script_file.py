@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.errors import UserError
-from fp8doctor.loading.script_file import refuse_script
-from fp8doctor.loading.target import Source
+from fp8doctor.loading.target import Source, refuse_script
 from fp8doctor.worker.parent import examine_in_worker
 
 ROOT = Path(__file__).resolve().parents[2]
