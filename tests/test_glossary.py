@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 
 from fp8doctor import glossary, registry
 from fp8doctor.analysis.step_difference import PART_NAMES
-from fp8doctor.analysis.variant_words import variant
+from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.areas import AREAS
 from fp8doctor.cli import main
 from fp8doctor.cli.explain import named_by, speaking_of

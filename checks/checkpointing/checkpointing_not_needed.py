@@ -27,7 +27,7 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import all_too_large, arm_in_time, base_of, ratio
-from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.fp8_weights import USABLE
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.diagnosis.treatments import checkpointing_off

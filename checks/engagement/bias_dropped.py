@@ -31,7 +31,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor
 
 from __future__ import annotations
 
-from fp8doctor.analysis.mxfp8 import is_grouped, is_mxfp8
+from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
 from fp8doctor.facts import Facts, Linear, Unrecorded

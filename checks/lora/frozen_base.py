@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, fair_bf16, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
+from fp8doctor.analysis.fp8_weights import frozen_fp8_weights
 from fp8doctor.analysis.layers import flops_share_pct
-from fp8doctor.analysis.memory import frozen_fp8_weights
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.cost import (
     Balance,

@@ -35,7 +35,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm_if_any
-from fp8doctor.analysis.memory import copies_gib, keeps_copies
+from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.facts import ArmName, Facts, Linear
 from fp8doctor.facts.examples import example, float8

@@ -39,7 +39,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.fp8_request import may_have_converted
-from fp8doctor.analysis.memory import (
+from fp8doctor.analysis.fp8_weights import (
     copies_gib,
     frozen_fp8_weights,
     holds_master_weights,

@@ -34,8 +34,7 @@ from __future__ import annotations
 from fp8doctor.analysis.noise import host_bound_step, host_contention, step_moved_by_host
 from fp8doctor.analysis.outcome import compared_pairs
 from fp8doctor.analysis.step_difference import breakdown_of
-from fp8doctor.analysis.treatment_table import QUIET_HOST
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import QUIET_HOST, variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmName, Facts, HostLoad
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, profiled

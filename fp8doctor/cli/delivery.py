@@ -264,14 +264,14 @@ def tell_of_files(report: Document, wanted: ReportOptions) -> None:
     written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
     if not written or wanted.quiet:
         return
-    from fp8doctor.render import machine
+    from fp8doctor.render import environment_page
     from fp8doctor.render.box import answer
     from fp8doctor.render.terminal import to_ascii
 
     if not wanted.shows or wanted.format != "text":
         said = answer(report)
         verdict = ": ".join(filter(None, (said.what, said.numbers)))
-        verdict = machine.says(report)[1] if machine.no_model(report) else verdict
+        verdict = environment_page.says(report)[1] if environment_page.no_model(report) else verdict
         complain(to_ascii(verdict) if wants_ascii() else verdict)
     complain(f"wrote {', '.join(written)}")
 

@@ -19,10 +19,10 @@ from fp8doctor.analysis.compile_coverage import (
     cuda_graphs,
 )
 from fp8doctor.analysis.fp8_request import asked_by_environment, may_have_converted
+from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
-from fp8doctor.analysis.mxfp8 import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,

@@ -12,7 +12,7 @@ from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.analysis.ledger import Ledger, LedgerLine
 from fp8doctor.analysis.rates import Rates
 from fp8doctor.analysis.step_difference import signed
-from fp8doctor.analysis.variant_words import variant
+from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.facts import Blocks, Facts, LayerNumerics, LayerShape, Linear, recorded
 from fp8doctor.wording import percent, plural
 

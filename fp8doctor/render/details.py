@@ -13,8 +13,8 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.registry import reason_of
+from fp8doctor.render.environment_page import not_timed
 from fp8doctor.render.header import counts, lacks_batch, product, steps_are_watched
-from fp8doctor.render.machine import not_timed
 from fp8doctor.render.timing import Timing, labels, timing
 from fp8doctor.render.words import HOW_KNOWN, Line, Mark
 

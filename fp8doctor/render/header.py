@@ -8,7 +8,7 @@ from statistics import median
 
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.outcome import watched_job
-from fp8doctor.analysis.variant_words import recipe_in_words
+from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
 from fp8doctor.recipes import STACKS
 from fp8doctor.wording import percent, plural

@@ -21,7 +21,7 @@ from fp8doctor.render.detail_tables import (
     rate_table,
 )
 from fp8doctor.render.details import Details, Entry, details
-from fp8doctor.render.machine import for_support, variables
+from fp8doctor.render.environment_page import for_support, variables
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.templates import fill
 from fp8doctor.render.words import NOT_PROFILED, Mark

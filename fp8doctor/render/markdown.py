@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import machine
+from fp8doctor.render import environment_page
 from fp8doctor.render.box import LABELS, Answer, Tone
 from fp8doctor.render.details import Details, Entry, details
 from fp8doctor.render.screen import Fix, Screen, first_screen
@@ -40,7 +40,7 @@ LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 
 def render(report: Document) -> str:
     """Write the report as Markdown; nothing from a model or machine is read as markup."""
-    if machine.no_model(report):
+    if environment_page.no_model(report):
         return "\n\n".join(_environment(report)) + "\n"
     return "\n\n".join(_paragraphs(first_screen(report), details(report))) + "\n"
 
@@ -176,11 +176,11 @@ def _entry(entry: Entry) -> Iterator[str]:
 
 def _environment(report: Document) -> Iterator[str]:
     """Write whether the machine can train in FP8, what is there, and what to type."""
-    mark, verdict = machine.says(report)
+    mark, verdict = environment_page.says(report)
     yield f"## {escaped(f'fp8doctor {report.tool.version}')}"
     yield f"{GLYPHS[mark]} **{escaped(verdict)}**"
-    listed = list(machine.items(report))
+    listed = list(environment_page.items(report))
     rows = [(GLYPHS[each.mark], escaped(each.name), escaped(each.text)) for each in listed]
     yield table(("", "", "found"), rows)
     yield from (fenced(each.lines) for each in listed if each.lines)
-    yield machine.ONLY
+    yield environment_page.ONLY

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import if_recorded
-from fp8doctor.render import machine
+from fp8doctor.render import environment_page
 from fp8doctor.render.detail_tables import ledger_table, rates_in_words
 from fp8doctor.render.details import Details, Entry, details, without_findings
 from fp8doctor.render.drawing import draw
-from fp8doctor.render.machine import for_support, variables
+from fp8doctor.render.environment_page import for_support, variables
 from fp8doctor.render.screen import LONGEST_REASON, first_screen
 from fp8doctor.render.terminal import (
     BOLD,
@@ -55,7 +55,7 @@ def render(
     """
     width = max(width, NARROWEST)
     page = _Page(width, _coloured if colour else _plain, {mark: MARKS[mark][ascii] for mark in MARKS})
-    if machine.no_model(report):
+    if environment_page.no_model(report):
         return _joined(page.environment(report, verbose=verbose, quiet=quiet), ascii)
     screen = first_screen(report, quiet=quiet, whole=verbose, held_in=held_in)
     drawn = draw(screen, width=width, colour=colour, ascii=ascii)
@@ -99,11 +99,11 @@ class _Page:
 
     def environment(self, report: Document, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
         """Write whether the machine can train in FP8, and what is there, a line each."""
-        mark, verdict = machine.says(report)
+        mark, verdict = environment_page.says(report)
         first, *rest = self.prose(verdict, 2)
         yield [f"fp8doctor {report.tool.version}"]
         yield [f"{self.paint(self.glyphs[mark], COLOURS[mark])} {self.paint(first.lstrip(), BOLD)}", *rest]
-        items = list(machine.items(report, quiet=quiet))
+        items = list(environment_page.items(report, quiet=quiet))
         name_width = max((len(each.name) for each in items), default=0)
         margin = max(map(len, self.glyphs.values())) + 1
         lines = []
@@ -120,7 +120,7 @@ class _Page:
             yield self.rows(without_findings([each for each in report.outcomes if each.outcome != "unknown"]))
             yield [line for each in details(report).gaps for line in self.prose(each)]
         elif not quiet:
-            yield self.prose(machine.ONLY)
+            yield self.prose(environment_page.ONLY)
 
     def joined(self, parts: Iterable[str]) -> list[str]:
         """Short parts side by side, broken between two of them."""

@@ -22,7 +22,7 @@ from fp8doctor.analysis.step_difference import (
     with_attention_together,
     without_parts_of_a_cpu,
 )
-from fp8doctor.analysis.variant_words import variant
+from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.no_number import why_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.diagnosis.layer import Advice, LayerReport
 from fp8doctor.facts import LayerShape, Linear, ModuleTime, recorded
 from fp8doctor.render.header import quantity

@@ -7,8 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, in_words
-from fp8doctor.analysis.variant_words import VARIANTS, variant
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, VARIANTS, family, in_words, variant
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Basis

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch.utils.checkpoint import CheckpointError
 
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.diagnosis.conversion import conversion
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.prescription import conversion
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Target, Workload
 from fp8doctor.loading.job import Job

@@ -17,8 +17,8 @@ from fp8doctor.facts import Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.box import _cost, answer
 from fp8doctor.render.certainty import certainty
+from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.header import model
-from fp8doctor.render.machine import for_support
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8

@@ -29,8 +29,8 @@ from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu_name
 from fp8doctor.render import html
 from fp8doctor.render.details import not_looked_at, saving_in_words
+from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.header import counts, fp8_share, machine, made_up, model, quantity, short_version
-from fp8doctor.render.machine import for_support
 from fp8doctor.running.examination import COMPILED_FUNCTION, NO_CALL
 from fp8doctor.wording import percent
 

@@ -15,7 +15,7 @@ from fp8doctor.facts import Blocks, Linear
 from fp8doctor.render import html
 from fp8doctor.render.detail_tables import MOST_ROWS, layer_table
 from fp8doctor.render.details import details
-from fp8doctor.render.machine import for_support
+from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report
 from tests.analysis.test_ledger import shape

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.analysis.layer_gain import judged
-from fp8doctor.analysis.variant_words import variant
+from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved

@@ -13,9 +13,13 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, LARGER_BATCH
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.fp8_weights import USABLE
+from fp8doctor.analysis.treatment_table import (
+    CHECKPOINTING_OFF,
+    CUDA_GRAPHS,
+    LARGER_BATCH,
+    variant_in_a_sentence,
+)
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan

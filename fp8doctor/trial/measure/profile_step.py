@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.no_number import NoNumber

@@ -9,7 +9,7 @@ import msgspec
 
 from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
 from fp8doctor.facts.arm_names import IN_BF16, ArmName, Reason, in_first_window, is_of_first_window
 from fp8doctor.facts.unrecorded import NOT_RECORDED

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from fp8doctor.analysis.variant_words import variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.stacks.torch_private import frames_compiled
