@@ -163,7 +163,7 @@ TRANSFORMER_ENGINE = Stack(
     layer="te.Linear",
     eager=Launch(6, 0.39),  # (44.7 - 22.2) / 57 ms with Transformer Engine 2.20
     compiled=Launch(6, 0.39),
-    # No GEMM of a frozen te.Linear has the tokens inside: assert_dim_for_fp8_exec.
+    # No matmul of a frozen te.Linear has the tokens inside: assert_dim_for_fp8_exec.
     forward_tokens=8,
     # "Device arch gfx94x or gfx95x required for FP8 execution" (2.1.0, ROCm/TransformerEngine#359)
     amd=("gfx94", "gfx95"),
@@ -173,7 +173,7 @@ TRANSFORMER_ENGINE = Stack(
 )
 
 # All of nanochat was measured on one H100 with torch 2.11, November 2026, in steps of two decoders of width
-# 1024 (16384 tokens) and 4096 (8192 and 2048 tokens), each beside its BF16 twin; within 7 %.
+# 1024 (16384 tokens) and 4096 (8192 and 2048 tokens), each next to its BF16 twin; within 7%.
 NANOCHAT = Stack(
     name="nanochat",
     fuses_casts=True,
@@ -204,7 +204,7 @@ _TORCHAO = (
         name="tensorwise",
         config='Float8LinearConfig.from_recipe_name("tensorwise")',
         granularity="tensor",
-        # Kernel time of two compiled decoders less that of their BF16 twins, all but GEMMs, attention and
+        # Kernel time of two compiled decoders less that of their BF16 twins, all but matmuls, attention and
         # optimizer: 21.0 ms more at width 1024 and 10.0 at 4096. Profiled again in trials, 21.6 at width 1024
         # and 47.6 in a Llama 8B (4096 tokens), for which these give 20.9 and 49.8.
         timed_alone=True,
@@ -220,7 +220,7 @@ _TORCHAO = (
         config='Float8LinearConfig.from_recipe_name("rowwise")',
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
-        # 70B (2048 tokens), scaling the gradients after their GEMM included.
+        # 70B (2048 tokens), scaling the gradients after their matmul included.
         timed_alone=True,
         cast_bytes=CastBytes(25.0, 37.0),
         frozen_cast_share=6.4 / 25.0,  # what rowwise_with_gw_hp moves, which casts once in any case
@@ -236,9 +236,9 @@ _TORCHAO = (
         granularity="row",
         weight_gradient_in_16_bits=True,
         pads_tokens=True,
-        # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise, although a third of its GEMMs
-        # stay in BF16. The weight is cast once as in tensorwise and once as in rowwise, and its gradient is
-        # not scaled: half way.
+        # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise, although a third of its
+        # matmuls stay in BF16. The weight is cast once as in tensorwise and once as in rowwise, and its
+        # gradient is not scaled: half way.
         timed_alone=True,
         cast_bytes=CastBytes(6.4, 25.0),
         treatment="recipe-rowwise-with-gw-hp",
@@ -261,7 +261,7 @@ _TORCHAO = (
         # for the input, 0.193 for the output gradient and 0.049 for both once more, of 131,072 rows. Source:
         # torchao 0.15 prototype/moe_training/README.md, a B200.
         # A Llama 3 8B takes 1.080 times as long as with tensorwise (8192 tokens, eight B200, torchao 0.13
-        # docs), all of it counted as casts, although its GEMMs may be slower too.
+        # docs), all of it counted as casts, although its matmuls may be slower too.
         cast_bytes=CastBytes(16.8, 16.8),
         only_compiled=True,
         frozen_cast_share=0.5,  # roofline_utils: three bytes for each of two layouts

@@ -22,7 +22,7 @@ BF16_WITH = {
     frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
     frozenset({CUDA_GRAPHS}): ArmName.BF16_CUDA_GRAPHS,
 }
-"""Changes that help BF16 too -> BF16 with them, where there is such a variant."""
+"""Changes that help BF16 too -> BF16 with them, if there is such a variant."""
 
 
 def timed_on_cpu(facts: Facts) -> bool:

@@ -93,7 +93,7 @@ class Gain(msgspec.Struct, frozen=True):
 
     @property
     def ms(self) -> float:
-        """Compute what FP8 saves of a step; negative where it costs."""
+        """Compute what FP8 saves of a step; negative if it costs."""
         return self.times * (self.bf16_ms - self.fp8_ms - self.casts_ms)
 
     @property

@@ -57,7 +57,7 @@ def is_given(facts: Facts) -> bool:
 def crossing(facts: Facts) -> Crossing | None:
     """Find where FP8 begins to pay; None if no number of tokens decides.
 
-    That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or where the
+    That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or if the
     batch is not the user's.
     """
     return crossing_of(list(gains(facts).values()), facts)
@@ -242,7 +242,7 @@ def in_step(saved: Interval | None) -> str:
 def saving(of: Iterable[Gain]) -> Saving:
     """Tell what BF16 saves of a step for layers that lose.
 
-    It is modelled even where each layer was timed, because each was timed alone.
+    It is modelled even if each layer was timed, because each was timed alone.
     """
     of = list(of)
     low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)

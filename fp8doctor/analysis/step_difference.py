@@ -39,7 +39,7 @@ class PlainAttention(Struct, frozen=True):
     softmax_ms: float
     gemm_ms: float
     others_ms: float
-    """Masks, scaling and dropout over the scores, where they were launched inside torch's attention."""
+    """Masks, scaling and dropout over the scores, if they were launched inside torch's attention."""
     share_pct: float
     """Of the time the GPU works."""
     beside_fused: bool

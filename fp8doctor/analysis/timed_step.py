@@ -32,7 +32,7 @@ class TimedStep(Record, frozen=True, kw_only=True):
     """Of a step, over all its micro-batches."""
     peak_gib: float | None = None
     measured_on: str = ""
-    """Empty where nothing was timed."""
+    """Empty if nothing was timed."""
     on_cpu: bool = False
     """True if a CPU took the step, which says nothing about FP8 on a GPU."""
     predicted: bool = False
@@ -90,7 +90,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
 
 
 def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
-    """Read the time of the script's own steps, where no trial timed a copy of them."""
+    """Read the time of the script's own steps, if no trial timed a copy of them."""
     steps = facts.observed.steps_ms
     found = interval(steps)
     on_gpu = facts.get("observed.clock") == "cuda"

@@ -364,7 +364,7 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
 
 
 def uncompiled(facts: Facts) -> str:
-    """Tell how it is computed where nothing is compiled."""
+    """Tell how it is computed if nothing is compiled."""
     blocks = facts.blocks()
     return (
         "eager transformers"

@@ -45,13 +45,13 @@ class Comparison(Record, frozen=True, kw_only=True):
     losses: RunLosses | None
     """Of the scripts' own steps; None if they have no watched step with a loss in common."""
     why_no_losses: tuple[str, ...]
-    """Empty where there are some, and where neither run has any."""
+    """Empty if there are some, and if neither run has any."""
     speedup: Interval | None
     """Time of the first / time of the second, with the interval that both of theirs allow."""
     difference: Waterfall | None
     """The second less the first."""
     why_no_difference: str
-    """Empty where there is one."""
+    """Empty if there is one."""
     unlike: tuple[Unlike, ...]
     cautions: tuple[str, ...]
     """Reasons why a time is not that of a step: compilation, a CPU, unreliable timing."""
@@ -159,7 +159,7 @@ def _summary(
 
 
 def checked_baseline(facts: Facts, name: str) -> Facts:
-    """Return the facts of a baseline. Raises `UserError` where they hold no time."""
+    """Return the facts of a baseline. Raises `UserError` if they hold no time."""
     step = timed_step(facts, name)
     if not step.step_ms:
         raise UserError(f"{name} is no baseline, it holds no time of a step: {step.missing}")

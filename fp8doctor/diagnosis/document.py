@@ -98,12 +98,12 @@ class Document(Record, frozen=True, kw_only=True):
     """The saving of FP8 in every matmul, alone and in the step; None, and not written, if no shape was timed
     matmul by matmul."""
     ignored: dict[str, str] = field(default_factory=dict)
-    """Code, or how it begins -> why its checks were left out; not written where nothing is ignored with a
+    """Code, or how it begins -> why its checks were left out; not written if nothing is ignored with a
     reason."""
     rates: Rates | None = None
-    """Tokens a second; None, and not written, where the tokens of a step are unknown."""
+    """Tokens a second; None, and not written, if the tokens of a step are unknown."""
     modelled_gpu: str = ""
-    """The GPU that modelled numbers are of: its name in the datasheet table; as assumed where it has none."""
+    """The GPU that modelled numbers are of: its name in the datasheet table; as assumed if it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Write the report as plain values, as `report.schema.json` describes them."""

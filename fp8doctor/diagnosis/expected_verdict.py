@@ -1,4 +1,4 @@
-"""The verdict that facts alone allow, where nothing was timed."""
+"""The verdict that facts alone allow, if nothing was timed."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _and_none_asked(facts: Facts) -> str:
 
 
 def named_after_fp8(linears: Sequence[Linear]) -> list[Linear]:
-    """List layers that are FP8 by name, where nothing shows what they multiply in."""
+    """List layers that are FP8 by name, if nothing shows what they multiply in."""
     return [linear for linear in linears if linear.use == "unknown"]
 
 

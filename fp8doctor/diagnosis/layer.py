@@ -28,7 +28,7 @@ class Advice(Record, frozen=True, kw_only=True):
     """Empty when the trial found it and no check names it."""
     title: str
     treatment: str | None
-    """Name of the treatment, where the layer is among those that it changes."""
+    """Name of the treatment, if the layer is among those that it changes."""
     summary: str | None = None
     """The change."""
 
@@ -49,7 +49,7 @@ class LayerReport(Record, frozen=True, kw_only=True):
     gain_ms: float | None
     """FP8's saving of a step in this layer; negative if it costs."""
     gain_basis: Basis | None
-    """Of its matmuls and casts alone; where only the casts are modelled, measured."""
+    """Of its matmuls and casts alone; if only the casts are modelled, measured."""
     modules: dict[str, ModuleTime]
     """Variant -> its time in the profiled step."""
     numerics: LayerNumerics | None

@@ -196,7 +196,7 @@ def _promise(view: TrialView) -> str:
 
 
 def _most(view: TrialView) -> str:
-    """Tell what FP8 can give at most, where that is known."""
+    """Tell what FP8 can give at most, if that is known."""
     most = view.most
     return (
         f" FP8 can make this step at most about {most.speedup:.2f}x as fast as BF16 on this "

@@ -37,7 +37,7 @@ class End(Struct, frozen=True):
 def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     """Say what a step will take once the plan is carried out.
 
-    ``steps`` are those of the plan that are shown, all of them where none are given.
+    ``steps`` are those of the plan that are shown, all of them if none are given.
     """
     facts, steps = report.facts, report.prescription if steps is None else steps
     if not recorded(facts, "network") or not (bool(steps) or if_recorded(uses_fp8, facts)):

@@ -29,7 +29,7 @@ class Traces(Record, frozen=True, kw_only=True):
     hints: tuple[tuple[Hint, ...], ...]
     """For each trace."""
     difference: Waterfall | None
-    """The second less the first; None with one trace, or where they cannot be compared."""
+    """The second less the first; None with one trace, or if they cannot be compared."""
     difference_summary: str
     """Empty without a difference."""
     unlike: tuple[str, ...]

@@ -121,7 +121,7 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
 
 
 def without_fp8(facts: Facts) -> str:
-    """Tell what leaves FP8 out, where it is asked for."""
+    """Tell what leaves FP8 out, if it is asked for."""
     if asked_by_environment(facts.variables()) or may_have_converted(facts):
         named = "ACCELERATE_FP8_BACKEND" in facts.variables()
         return (

@@ -61,7 +61,7 @@ class Blocks(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     kind: str = NOT_RECORDED
-    """Qualified class, the commonest where blocks of several classes take turns."""
+    """Qualified class, the commonest if blocks of several classes take turns."""
     container: Literal["list", "ModuleDict"] = NOT_RECORDED
     """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its
     ``values()``."""
@@ -170,7 +170,7 @@ class Network(Record, frozen=True, kw_only=True):
     scalings: tuple[Scaling, ...] = NOT_RECORDED
     """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED
-    """Empty where no configuration of transformers and no call of torch's own attention tells how it is
+    """Empty if no configuration of transformers and no call of torch's own attention tells how it is
     computed."""
     saving: tuple[SavedWeight, ...] = NOT_RECORDED
     """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and

@@ -27,7 +27,7 @@ class Observation(Record, frozen=True, kw_only=True):
     launch_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step on the host, from the first call of the model to the end of the optimizer's step: what it
     takes to launch the step's work, longer where the host waits for the GPU meanwhile. None without a GPU and
-    where no call was seen."""
+    if no call was seen."""
     behind_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, how much later than the host the GPU came to its end: about 0 if the GPU waits for the
     host. None without a GPU."""
@@ -42,8 +42,8 @@ class Observation(Record, frozen=True, kw_only=True):
     seen."""
     losses: tuple[float | None, ...] | None = NOT_RECORDED
     """Of every step, the loss that the model's output carries, in this process: the mean over its
-    micro-batches, or the sum where each is a share of the step's. None within it where one was not finite.
-    None if an output carried none."""
+    micro-batches, or the sum if each is a share of the step's. None within it if one was not finite. None if
+    an output carried none."""
     compiled: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
     optimizers: tuple[str, ...] = NOT_RECORDED

@@ -23,7 +23,7 @@ class TracedKernel(Record, frozen=True, kw_only=True):
     operator: str | None
     """The operator that launched it; None if none did, or several."""
     count: float
-    """A step; no whole number where steps differ."""
+    """A step; no whole number if steps differ."""
     time_ms: float
 
 
@@ -44,7 +44,7 @@ class TracedStep(Record, frozen=True, kw_only=True):
     marked_by: Literal["profiler", "optimizer"] | None
     """``ProfilerStep#`` of torch.profiler, or the ends of ``Optimizer.step#``; None without either."""
     compiling_steps: int
-    """Steps in which torch.compile worked; left out where others are."""
+    """Steps in which torch.compile worked; left out if others are."""
     compiled: bool
     """True if torch.compile worked in what was counted."""
     step_ms: float

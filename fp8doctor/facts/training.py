@@ -115,8 +115,8 @@ class Distributed(Record, frozen=True, kw_only=True):
     wrapper_at: str | None = NOT_RECORDED
     """Name of the module that it is around; the empty name is the whole model. None without one."""
     device: int | None = NOT_RECORDED
-    """Number of the GPU, among those that the process sees, that holds the model's first parameter; None
-    where none does."""
+    """Number of the GPU, among those that the process sees, that holds the model's first parameter; None if
+    none does."""
     amax_ranks: int | None = NOT_RECORDED
     """Processes over which Transformer Engine's delayed scaling reduces its largest magnitudes; None if no
     layer does."""
@@ -166,8 +166,8 @@ class Converter(Record, frozen=True, kw_only=True):
     named: bool = NOT_RECORDED
     """True if the text of the model file, or of the script, calls it somewhere."""
     called: bool | None = NOT_RECORDED
-    """True if it was called while someone watched; None if this torchao leaves no trace of a call, or where
-    it was called before."""
+    """True if it was called while someone watched; None if this torchao leaves no trace of a call, or if it
+    was called before."""
     replaced: int | None = NOT_RECORDED
     """FP8 layers that took the place of a Linear in any model meanwhile; None if nobody watched."""
     idle_copies: int | None = NOT_RECORDED
@@ -236,11 +236,10 @@ class Workload(Record, frozen=True, kw_only=True):
     batch_size: int | None = NOT_RECORDED
     sequence_length: int | None = NOT_RECORDED
     tokens: int | None = NOT_RECORDED
-    """Rows of the matmuls in one micro-batch (M): batch x sequence, or the batch where there is no
-    sequence."""
+    """Rows of the matmuls in one micro-batch (M): batch x sequence, or the batch if there is no sequence."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
     """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
-    fake tensors; those that it does not call are left out. Not recorded where a trial counts them."""
+    fake tensors; those that it does not call are left out. Not recorded if a trial counts them."""
     note: Prose | None = NOT_RECORDED
     """How a synthetic batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED

@@ -63,7 +63,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
     """Union of all kernels over all streams, as profiled, less what kernels of communication waited for
     beyond the unprofiled step."""
     scale: float = NOT_RECORDED
-    """``busy_ms`` / step where the profiled kernels took longer than the unprofiled step, else 1."""
+    """``busy_ms`` / step if the profiled kernels took longer than the unprofiled step, else 1."""
     reliable: bool = NOT_RECORDED
     """True if ``scale`` and the depth's extrapolation leave the parts meaningful."""
     kernels: int = NOT_RECORDED
@@ -101,8 +101,8 @@ class LayerGemm(Record, frozen=True, kw_only=True):
     layout: Layout = NOT_RECORDED
     bf16_ms: float = NOT_RECORDED
     fp8_ms: float | None = NOT_RECORDED
-    """The FP8 kernel without its casts; None if FP8 could not be timed, and where the recipe keeps this
-    matmul in BF16."""
+    """The FP8 kernel without its casts; None if FP8 could not be timed, and if the recipe keeps this matmul
+    in BF16."""
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
@@ -137,14 +137,14 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
     name: str = NOT_RECORDED
     output_sqnr_db: float | None = NOT_RECORDED
     """10·log10 of the power of the BF16 result / the power of the difference; None if the result is all zero
-    or not finite, and where nothing differs."""
+    or not finite, and if nothing differs."""
     typical_output_sqnr_db: float | None = NOT_RECORDED
     """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the
     whole tensor hides what it does to every other row."""
     input_gradient_sqnr_db: float | None = NOT_RECORDED
-    """None also where the step has no gradient for the layer's output."""
+    """Also None if the step has no gradient for the layer's output."""
     weight_gradient_sqnr_db: float | None = NOT_RECORDED
-    """None also where the weight is frozen."""
+    """Also None if the weight is frozen."""
     saturated_pct: float | None = NOT_RECORDED
     """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value
     of their FP8 type, which the cast clips; None if a library casts in kernels of its own."""
@@ -198,7 +198,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """One variant of the training step: its time, and the proof of what it ran."""
 
     name: str = NOT_RECORDED
-    """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is an
+    """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is a
     variant as the first window saw it, where a final one timed it again."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
@@ -222,7 +222,7 @@ class Arm(Record, frozen=True, kw_only=True):
     window: int = NOT_RECORDED
     """The trial's window that timed it: 1, or 2 for the final one."""
     peak_gib: float | None = NOT_RECORDED
-    """None on a CPU. Where the cuts leave it open it is not recorded, and a gap says between what it is."""
+    """None on a CPU. If the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED
@@ -233,10 +233,10 @@ class Arm(Record, frozen=True, kw_only=True):
     is has."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
     breakdown: Breakdown | None = NOT_RECORDED
-    """None for a variant that was not profiled. Where profiling failed it is not recorded, and a gap says
+    """None for a variant that was not profiled. If profiling failed it is not recorded, and a gap says
     why."""
     memory: MemoryParts | None = NOT_RECORDED
-    """None on a CPU, for a variant that has no ``peak_gib``, and where its optimizer does not tell when it
+    """None on a CPU, for a variant that has no ``peak_gib``, and if its optimizer does not tell when it
     begins a step."""
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 matmuls in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
@@ -313,10 +313,10 @@ class Trial(Record, frozen=True, kw_only=True):
     health: Health | None = NOT_RECORDED
     """None on a CPU."""
     host: HostLoad = NOT_RECORDED
-    """Not recorded where the system does not tell."""
+    """Not recorded if the system does not tell."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
-    """Linear -> rows that it multiplied in each of its calls in one forward of a micro-batch; where a weight
-    holds many experts, those of each. What was not seen is left out. Empty where none is, or could be, in
+    """Linear -> rows that it multiplied in each of its calls in one forward of a micro-batch; if a weight
+    holds many experts, those of each. What was not seen is left out. Empty if none is, or could be, in
     FP8."""
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
     """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
@@ -333,7 +333,7 @@ class Trial(Record, frozen=True, kw_only=True):
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
     """Budget in which the variants that were left out for time are expected to fit too; None if none was, and
-    where nothing tells."""
+    if nothing tells."""
     elapsed_s: float | None = NOT_RECORDED
-    """Seconds from the start of the command to the end of the trial; of the trial alone where a script is
+    """Seconds from the start of the command to the end of the trial; of the trial alone if a script is
     watched, and in recordings of commands whose budget began with the trial."""

@@ -92,7 +92,7 @@ class Answer(Struct, frozen=True):
 def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     """Write the answer of a report; the whole of it is in the summary of the verdict.
 
-    ``steps`` are those of the plan that are shown, all of them where none are given.
+    ``steps`` are those of the plan that are shown, all of them if none are given.
     """
     verdict = report.verdict
     steps = report.prescription if steps is None else steps
@@ -174,9 +174,9 @@ class _Cause(Struct, frozen=True):
 
 
 def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
-    """Tell the cause, and next to it what it costs where the step was profiled.
+    """Tell the cause, and next to it what it costs if the step was profiled.
 
-    Where FP8 is not slower, the causes are of what the plan fixes and stand behind.
+    If FP8 is not slower, the causes are of what the plan fixes and stand behind.
     """
     verdict = report.verdict
     grave = _gravest(report)

@@ -32,7 +32,7 @@ class Annotation(Struct, frozen=True):
     title: str
     """One line."""
     text: str
-    """Lines: what was seen, and what to do about it. Empty where the title says it all."""
+    """Lines: what was seen, and what to do about it. Empty if the title says it all."""
 
 
 def notices(report: Document) -> tuple[Annotation, ...]:
@@ -150,7 +150,7 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
 
 
 def _fails(case: Element, notice: Annotation, fail_on: Severity | None) -> bool:
-    """Add the failure, where it is one."""
+    """Add the failure, if it is one."""
     from xml.etree.ElementTree import SubElement
 
     if fail_on is None or SEVERITIES.index(notice.severity) < SEVERITIES.index(fail_on):

@@ -185,7 +185,7 @@ def _name(curve: LossCurve) -> str:
 
 
 def _stretches(losses: Sequence[float | None], steps: int, low: float, high: float) -> Iterator[str]:
-    """Write the points, leaving a gap where a loss is not finite."""
+    """Write the points, leaving a gap if a loss is not finite."""
     reach = (high / 2 - low / 2) or 1.0
     for known, of in groupby(enumerate(losses), lambda each: each[1] is not None):
         if known:

@@ -27,7 +27,7 @@ ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
 
 
 class Item(Struct, frozen=True):
-    """A line of the list, and what to type where it is bad."""
+    """A line of the list, and what to type if it is bad."""
 
     mark: Mark
     name: str

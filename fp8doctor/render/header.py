@@ -14,7 +14,7 @@ from fp8doctor.recipes import STACKS
 from fp8doctor.wording import percent, plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
-"""Packages that are named where they are installed: import name -> what people call it."""
+"""Packages that are named if they are installed: import name -> what people call it."""
 
 SXM = ("A100", "H100", "H200")
 """GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
@@ -224,7 +224,7 @@ def _checkpointing(facts: Facts) -> str:
 
 
 def _owner(name: str, facts: Facts) -> str:
-    """Find the class of the named module where the facts tell it, else its name."""
+    """Find the class of the named module if the facts tell it, else its name."""
     if recorded(facts, "network.kind") and not name:
         return facts.network.kind.rpartition(".")[2]
     for blocks in facts.blocks():
@@ -256,7 +256,7 @@ Source: ``fp8doctor/trial/layers/optional_parts.py``.
 """
 
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
-"""Source of the loss, where nobody gave one -> whose it is."""
+"""Source of the loss, if nobody gave one -> whose it is."""
 
 
 def made_up(facts: Facts) -> str:
@@ -270,7 +270,7 @@ def made_up(facts: Facts) -> str:
 
 
 def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
-    """Tell whose loss a copy of the step has, where the Trainer has one of its own."""
+    """Tell whose loss a copy of the step has, if the Trainer has one of its own."""
     work, trainer = facts.workload, facts.trainer()
     used = LOSSES.get(work.get("loss_source"))
     if not used or trainer is None or not trainer.get("own_loss"):

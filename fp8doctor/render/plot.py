@@ -30,7 +30,7 @@ INCHES_WIDE, INCHES_A_BAR, INCHES_A_CHART = 9.0, 0.32, 0.9
 def plot(report: Document) -> Figure:
     """Draw where the step goes, and what its difference from BF16 is made of.
 
-    Raises `UserError` in a sentence where matplotlib is not installed or nothing was timed.
+    Raises `UserError` in a sentence if matplotlib is not installed or nothing was timed.
     """
     try:
         figure_class = _figure_class()

@@ -205,7 +205,7 @@ def _variants(timing: Timing | None, report: Document) -> Iterator[VariantRow]:
 
 
 def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
-    """Write the families of a bar; none where the parts cannot be relied on."""
+    """Write the families of a bar; none if the parts cannot be relied on."""
     times = drawn_ms(arm)
     columns = dict(zip((*COLUMNS, "idle"), times, strict=True)) if times else {}
     for family, names in FAMILIES.items() if columns else ():

@@ -58,7 +58,7 @@ class Row(Struct, frozen=True):
     step: str
     """Milliseconds a step with half the width of its 90% interval; empty if it was not timed."""
     memory: str
-    """Peak in GiB; ``?`` where those of others are known, empty on a CPU."""
+    """Peak in GiB; ``?`` if those of others are known, empty on a CPU."""
     reason: str
     """Why it was not timed; empty otherwise."""
     parts: tuple[str, ...] = ()
@@ -307,7 +307,7 @@ def _enough_s(trial: Trial, budget_s: float) -> float:
 
 
 def _known_errors(arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:
-    """Tell the cause of what stopped a variant, where its message is a known one."""
+    """Tell the cause of what stopped a variant, if its message is a known one."""
     stopped: dict[str, list[str]] = {}
     for each in arms:
         known = None if each.tried and each.step_ms else in_a_sentence(each.reason or "")

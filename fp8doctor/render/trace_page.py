@@ -124,7 +124,7 @@ def _side_by_side(steps: Sequence[TracedStep], *, difference: bool) -> Table:
 
 
 def change(ms: float, places: int) -> str:
-    """Write a change in ms with its sign; ``-`` where it would be zero."""
+    """Write a change in ms with its sign; ``-`` if it would be zero."""
     shown = f"{abs(ms):,.{places}f}"
     return f"{'−' if ms < 0 else '+'}{shown}" if float(shown.replace(",", "")) else "-"
 

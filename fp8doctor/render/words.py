@@ -14,7 +14,7 @@ from fp8doctor.finding import Basis
 from fp8doctor.wording import plural
 
 NOT_PROFILED = "not profiled"
-"""Stands for the parts of a step where they are not known."""
+"""Stands for the parts of a step if they are not known."""
 
 FAMILIES = {
     "matmul": ("FP8 matmul", "other matmul"),
@@ -103,4 +103,4 @@ class Line(Struct, frozen=True):
     area: str
     text: str = ""
     codes: tuple[str, ...] = ()
-    """The checks that it tells of, where there may be several."""
+    """The checks that it tells of, if there may be several."""
