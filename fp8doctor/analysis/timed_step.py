@@ -71,9 +71,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     if arm is None or not arm.tried or not arm.step_ms:
         if facts.get("observed.steps_ms"):
             return _observed(facts, name, of_all)
-        why = arm.reason if arm is not None and recorded(arm, "reason") else None
-        if why is None and recorded(facts, "trial.reason"):
-            why = facts.trial.reason
+        why = (arm.get("reason") if arm else None) or facts.get("trial.reason")
         return TimedStep(name=name, tokens=of_all, missing=why or "nothing was timed")
     return TimedStep(
         name=name,

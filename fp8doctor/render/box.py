@@ -113,10 +113,8 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
 
 def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
     """Say why a trial timed no copy at all, unless the cause says it already."""
-    if facts.get("trial.arms", True) or not recorded(facts, "trial.reason"):
-        return ""
-    reason = facts.trial.reason
-    if reason is None or any(each.is_summary for each in why):
+    reason = facts.get("trial.reason")
+    if facts.get("trial.arms", True) or reason is None or any(each.is_summary for each in why):
         return ""
     return f"The trial could not time copies of it: {reason.rstrip('.')}."
 
@@ -135,9 +133,9 @@ def _how_much(verdict: Verdict, what: str) -> str:
 def _no_model(report: Document) -> str:
     """Say why no model was examined, if the answer is about the environment alone."""
     facts = report.facts
-    if recorded(facts, "network") or not report.findings or not recorded(facts, "gaps"):
+    if recorded(facts, "network") or not report.findings:
         return ""
-    return facts.gaps.get("network", "").rstrip(".")
+    return str(facts.get("gaps", {}).get("network", "")).rstrip(".")
 
 
 def _numbers(report: Document) -> str:

@@ -285,12 +285,10 @@ def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
 
 def _later(facts: Facts) -> Iterator[str]:
     """Name checkpointing that ``train()`` turns on and `inspect_model` misses."""
-    known = recorded(facts, "training.trainer") and recorded(facts, "training.checkpointing")
-    if not known or facts.get("target.kind") == "script":
+    trainer, found = facts.trainer(), facts.get("training.checkpointing")
+    if trainer is None or found is None or facts.get("target.kind") == "script":
         return
-    trainer, found = facts.training.trainer, facts.training.checkpointing
-    asked = trainer is not None and trainer.get("checkpointing") is True
-    if asked and all(each.active is False for each in found):
+    if trainer.get("checkpointing") is True and all(each.active is False for each in found):
         yield "Without the checkpointing that train() turns on."
 
 
