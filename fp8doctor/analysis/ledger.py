@@ -80,7 +80,7 @@ class Ledger(Record, frozen=True, kw_only=True):
     """The profiled variant that it is compared with; None if none has this work."""
     bf16_arm: str | None
     step_gemms_saved_ms: float | None = None
-    """matmuls of ``bf16_arm`` less those of ``fp8_arm``; ``bf16_ms`` less ``fp8_ms`` is what is expected of
+    """Matmuls of ``bf16_arm`` less those of ``fp8_arm``; ``bf16_ms`` less ``fp8_ms`` is what is expected of
     it."""
     step_casts_ms: float | None = None
     """Casts of ``fp8_arm`` less those of ``bf16_arm``; ``casts_ms`` is what is expected of it."""

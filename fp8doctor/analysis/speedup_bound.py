@@ -29,7 +29,7 @@ class Ceiling(Struct, frozen=True):
     source: str
     """Source of the FP8 matmuls' time, in words."""
     gemms_ms: float
-    """matmuls of the BF16 step."""
+    """Matmuls of the BF16 step."""
     fp8_gemms_ms: float
     """Their time in FP8, those that lose left in BF16."""
     step_ms: float

@@ -40,7 +40,7 @@ class Pace(NamedTuple):
 
 
 BACK_TO_BACK = Pace(0.84, 0.003)
-"""matmul after matmul: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
+"""Matmul after matmul: the clock is that of 16384 x 4096 x 16384 after seconds of itself / after a rest (1500
 MHz, 690 W, BF16 and FP8 alike). Same sweep."""
 
 

@@ -33,7 +33,7 @@ class Linear(Record, frozen=True, kw_only=True):
     in_features: int = NOT_RECORDED
     out_features: int = NOT_RECORDED
     gemms: int = NOT_RECORDED
-    """matmuls of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a
+    """Matmuls of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a
     3-D weight."""
     bias: bool = NOT_RECORDED
     dtype: str = NOT_RECORDED
@@ -51,7 +51,7 @@ class Linear(Record, frozen=True, kw_only=True):
     """Name of the checkpointed region that covers it; None if its activations are kept."""
     parameters: int = NOT_RECORDED
     flops_per_token: float | None = NOT_RECORDED
-    """matmul FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
+    """Matmul FLOPs of forward and backward for one token: 2·K·N each for output, input gradient and, when the
     weight is trained, weight gradient; expert weights scaled by the experts a token visits."""
     flops_share_pct: float | None = NOT_RECORDED
 
