@@ -101,6 +101,17 @@ def test_a_fact_that_was_not_recorded_is_not_written_and_stays_unrecorded() -> N
     assert not recorded(facts, "training")
 
 
+def test_a_fact_is_read_by_its_path_or_by_default() -> None:
+    facts = Facts(network=Network(kind="mlp.Net", vocabulary=None))
+    assert facts.get("network.kind") == "mlp.Net"
+    assert facts.get("network.vocabulary", 7) is None
+    assert facts.get("network.hidden_size", 7) == 7
+    assert facts.get("training.optimizer") is None
+    assert facts.get("network.vocabulary.size", 7) == 7  # beyond a None
+    with pytest.raises(AttributeError):
+        facts.get("network.kinds")
+
+
 def test_none_and_not_recorded_are_told_apart() -> None:
     facts = round_trip(Facts(network=Network(vocabulary=None)))
     assert facts.network.vocabulary is None
