@@ -288,12 +288,15 @@ VARIANTS: dict[str, str] = {
 """Name of a variant -> what a user calls it; `variant` knows the others."""
 
 
-def variant(name: str, fp8: bool) -> str:
-    """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8."""
+def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "") -> str:
+    """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8.
+
+    ``own`` are words for the step as it is, ``change`` other words for the treatment.
+    """
     if name in VARIANTS:
         return VARIANTS[name]
     if name == ArmName.AS_IS:
-        return f"FP8 {AS_YOU_RUN_IT}" if fp8 else AS_YOU_RUN_IT
+        return f"FP8 {own}" if fp8 else own
     if name == ArmName.PRESCRIBED:
         return "FP8 with all fixes"
     if is_conversion(name):
@@ -304,8 +307,7 @@ def variant(name: str, fp8: bool) -> str:
         return words if "FP8" in words else f"FP8 {words}"
     if name in BY_TREATMENT:
         return f"FP8, {BY_TREATMENT[name].words}"
-    change = in_words(name)
-    return f"FP8, {change}" if fp8 else f"{AS_YOU_RUN_IT}, {change}"
+    return f"{'FP8' if fp8 else own}, {change or in_words(name)}"
 
 
 def recipe_in_words(name: str) -> str:
@@ -315,5 +317,4 @@ def recipe_in_words(name: str) -> str:
 
 def variant_in_a_sentence(name: str) -> str:
     """Name a variant while it is worked on, where nothing but its name is at hand."""
-    told = variant(name, fp8=False)
-    return f"the step {told}" if told.startswith(AS_YOU_RUN_IT) else told
+    return variant(name, fp8=False, own=f"the step {AS_YOU_RUN_IT}")

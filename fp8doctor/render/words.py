@@ -38,9 +38,9 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8)
-    alone, name = _treatments(arm), variant(arm.name, fp8)
-    if alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms):
-        name = name.replace(in_words(COMPILE_BLOCKS), "by block")  # for it is compiled now, in another form
+    alone = _treatments(arm)
+    again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
+    name = variant(arm.name, fp8, change="by block" if again else "")  # it is compiled now, in another form
     base = arm.get("base")
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):
