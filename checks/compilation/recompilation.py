@@ -136,11 +136,8 @@ def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatmen
             summary="pad batches to a few lengths, or compile with dynamic=True",
             code=code,
         )
-    name = (
-        "cache_size_limit"
-        if recorded(facts, "software") and (facts.software.torch or "").startswith("2.6.")
-        else "recompile_limit"
-    )
+    old = (facts.get("software.torch") or "").startswith("2.6.")
+    name = "cache_size_limit" if old else "recompile_limit"
     return Treatment(
         name="raise-recompile-limit",
         summary="raise the limit, so Dynamo compiles every version",

@@ -35,6 +35,11 @@ def timed_on_gpu(facts: Facts) -> bool:
     return recorded(facts, "trial") and not timed_on_cpu(facts)
 
 
+def timed_a_model(facts: Facts) -> bool:
+    """Return whether there was a trial, and its model was examined."""
+    return recorded(facts, "trial") and recorded(facts, "network")
+
+
 def arm(trial: Trial, name: str) -> Arm | None:
     """Return the variant of that name, if it was timed."""
     return next((each for each in trial.arms if each.name == name and each.tried), None)

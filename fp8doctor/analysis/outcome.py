@@ -17,6 +17,7 @@ from fp8doctor.analysis.arms import (
     ratio,
     ratio_on_screen,
     saved_ms,
+    timed_a_model,
     uses_fp8,
 )
 from fp8doctor.analysis.noise import Noise, Pair, is_noise, noise_in
@@ -56,7 +57,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     A compiled BF16 that was left out for time may be faster than the timed one: then FP8 is known to be
     slower if it is slower than that one, and nothing else is known.
     """
-    if not recorded(facts, "trial") or not recorded(facts, "network") or not uses_fp8(facts):
+    if not timed_a_model(facts) or not uses_fp8(facts):
         return None
     as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
     if as_is is None or bf16 is None:
@@ -165,12 +166,7 @@ def bf16_saves(facts: Facts) -> Interval | None:
 
     None unless it is sure. It is not known on a CPU, which only emulates FP8.
     """
-    if (
-        not recorded(facts, "trial")
-        or not recorded(facts, "network")
-        or not uses_fp8(facts)
-        or facts.trial.device == "cpu"
-    ):
+    if not timed_a_model(facts) or not uses_fp8(facts) or facts.trial.device == "cpu":
         return None
     fp8 = best_fp8(facts)
     bf16 = (fair_bf16(facts, fp8) if fp8 else None) or best_bf16(facts)
@@ -193,7 +189,7 @@ def ceiling(facts: Facts) -> Ceiling | None:
 
     It is never below a total that was timed, whatever the kernels say.
     """
-    if not recorded(facts, "trial") or not recorded(facts, "network") or facts.trial.device == "cpu":
+    if not timed_a_model(facts) or facts.trial.device == "cpu":
         return None
     bf16, totals = best_bf16(facts), fp8_totals(facts)
     found = bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None

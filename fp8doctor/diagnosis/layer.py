@@ -12,7 +12,7 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Step, Tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, LayerNumerics, LayerShape, Linear, ModuleTime, if_recorded, recorded
+from fp8doctor.facts import Facts, LayerNumerics, LayerShape, Linear, ModuleTime, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.finding import Basis
 from fp8doctor.wording import quoted
@@ -134,8 +134,7 @@ def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
     return {
         arm.name: module
         for arm in facts.trial.arms
-        if recorded(arm, "breakdown.modules")
-        for module in (arm.breakdown.modules if arm.breakdown else ())
+        for module in arm.get("breakdown.modules", ())
         if module.name == name
     }
 

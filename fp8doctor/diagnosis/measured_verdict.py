@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.arms import arm, timed_a_model
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
@@ -15,7 +15,7 @@ from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.treatments import nothing_helps
-from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
     ArmName,
@@ -39,7 +39,7 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     ``findings`` say whether a baseline that is missing can be modelled.
     """
     facts = view.facts
-    if not recorded(facts, "trial") or not recorded(facts, "network"):
+    if not timed_a_model(facts):
         return None
     if view.as_is is None:
         return _without_as_is(facts.trial, view.bf16)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import base_of, ratio, saved_ms
+from fp8doctor.analysis.arms import base_of, ratio, saved_ms, timed_a_model
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
@@ -344,7 +344,7 @@ def _found_by_trial(name: str, view: TrialView) -> Step | None:
 def conversion(view: TrialView) -> list[Step]:
     """List the steps to a model's fastest FP8; empty if BF16 may be as fast."""
     facts = view.facts
-    if not recorded(facts, "trial") or not recorded(facts, "network") or view.uses_fp8:
+    if not timed_a_model(facts) or view.uses_fp8:
         return []
     now, bf16, fp8 = view.as_is, view.bf16, view.fp8
     if facts.trial.device == "cpu" or now is None or bf16 is None or fp8 is None:
