@@ -130,17 +130,17 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     begun = _nothing_timed(run, Reason.NO_TIME_LEFT, run.budget.used_up.sentence)
     run.keep(begun)  # first: a child that is ended from here on has a trial to report
     run.begin(Stage.SHAPES)
-    seen, unseen, changed = rows.seen_beside(
-        job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.ARM)
+    seen, unseen, changed = rows.count_rows(
+        job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.PART)
     )
     facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
-    timed, gap = shapes.probe_beside(
+    timed, gap = shapes.time_shapes(
         job,
         facts,
         device,
         until=until,
         progress=run.progress,
-        reason_against=run.skip.get(shapes.ARM),
+        reason_against=run.skip.get(shapes.PART),
     )
     facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
     planned = arms(facts, prescription, job)

@@ -131,7 +131,7 @@ def examine_in_worker(
     for _ in range(MOST_WORKERS):
         try:
             return replace(_examined(request, facts, load_timeout, progress, traces, printed), traces=traces)
-        except _ArmFailed as failed:
+        except _VariantFailed as failed:
             facts, request["ends"] = failed.facts, failed.ends
             request["skip"][failed.arm] = failed.reason
             progress(Doing(f"{failed.arm}: {failed.reason}; starting again without it"))
@@ -142,7 +142,7 @@ def examine_in_worker(
     )
 
 
-class _ArmFailed(Exception):
+class _VariantFailed(Exception):
     """The child died, or lost its GPU, in a variant. Its trial was to end at the clock ``ends``."""
 
     def __init__(self, arm: str, reason: str, facts: Facts, ends: float) -> None:
@@ -215,11 +215,11 @@ def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
 
 
 def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed | None) -> Examination:
-    """Keep the trial from before the variant failed. Raises `_ArmFailed` if there is none."""
+    """Keep the trial from before the variant failed. Raises `_VariantFailed` if there is none."""
     if printed is not None:
         printed.failed = True
     if not _has_times(facts):
-        raise _ArmFailed(arm, reason, facts, ends)
+        raise _VariantFailed(arm, reason, facts, ends)
     kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
     return Examination(msgspec.structs.replace(facts, trial=kept), None)
 

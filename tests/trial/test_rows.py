@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 
 def seen(of: Job, reason_against: str | None = None) -> tuple[rows.Rows, str | None]:
-    counted, reason, changed = rows.seen_beside(
+    counted, reason, changed = rows.count_rows(
         of, examine(of), CPU, progress=lambda text, arm: None, reason_against=reason_against
     )
     assert changed == []

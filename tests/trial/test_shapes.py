@@ -60,8 +60,9 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shape is left out for the time: a clock begins at 0 and is a millisecond later whenever it is
-    read."""
+    read. No casts are compiled, unless with `quick_compiler`."""
     monkeypatch.setattr(shapes, "ROUNDS", shapes.FEWEST_ROUNDS)
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": float("inf")})
     ticks = itertools.count()
     stopped = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3, perf_counter=time.perf_counter)
     monkeypatch.setattr(shapes, "time", stopped)
@@ -264,7 +265,7 @@ def test_the_process_is_left_as_it_was(quick_compiler: None) -> None:
     of = job(decoder())
     torch.manual_seed(5)
     before = {key: dict(value) for key, value in counters.items()}, torch.get_rng_state()
-    found, gap = shapes.probe_beside(
+    found, gap = shapes.time_shapes(
         of,
         examine(of),
         CPU,
@@ -419,7 +420,7 @@ def test_of_a_model_without_fp8_what_a_conversion_would_take() -> None:
 )
 def test_where_there_is_nothing_to_time_it_is_said(model: nn.Module) -> None:
     of = job(model.bfloat16())
-    told = shapes.probe_beside(
+    told = shapes.time_shapes(
         of, examine(of), CPU, until=5.0, progress=lambda text, arm: None, reason_against=None
     )
     assert told == ((), shapes.NOTHING_TO_TIME)

@@ -39,7 +39,7 @@ from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
-ARM = "rows"
+PART = "rows"
 """Name of this part in ``skip``: a worker that died in it is followed by one without it."""
 
 NO_BATCH = "there is no batch to run the model on"
@@ -57,7 +57,7 @@ Rows = dict[str, tuple[int, ...]]
 """As `fp8doctor.facts.Trial.rows`."""
 
 
-def seen_beside(
+def count_rows(
     job: Job,
     facts: Facts,
     device: torch.device,
@@ -75,7 +75,7 @@ def seen_beside(
     if not of_interest(facts):
         return {}, None, []
     wanted = [linear.name for linear in facts.network.linears]
-    progress("counting the rows of its layers", ARM)
+    progress("counting the rows of its layers", PART)
     rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
     try:
         kept = Undisturbed(job, keep_workers=True)
@@ -85,7 +85,7 @@ def seen_beside(
         reason = str(error)
     except Exception as error:
         _log.debug("counting rows raises", exc_info=True)
-        still_there(device, ARM)
+        still_there(device, PART)
         reason = sentence(error)
     free(device)
     return rows, reason, [*put_back, *harm(before, of_the_users(job))]

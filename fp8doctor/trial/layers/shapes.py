@@ -41,7 +41,7 @@ from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")
 
-ARM = "shapes"
+PART = "shapes"
 """Name of this part in ``skip``: a worker that died in it is followed by one without it."""
 
 SHARE = 0.1
@@ -75,7 +75,7 @@ NOTHING_TO_TIME = "there is no FP8 layer, nor one to convert, whose rows, sides 
 NO_TIME = "no time was left"
 
 
-def probe_beside(
+def time_shapes(
     job: Job,
     facts: Facts,
     device: torch.device,
@@ -93,7 +93,7 @@ def probe_beside(
         return NOT_RECORDED, reason_against
     if not distinct(facts):
         return (), NOTHING_TO_TIME
-    progress("timing the matmuls of its layers", ARM)
+    progress("timing the matmuls of its layers", PART)
     try:
         with Undisturbed(job, keep_workers=True):
             return timed(facts, device, until=until)
@@ -121,7 +121,7 @@ def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[La
         try:
             shapes.append(_with_gemms(shape, bench, shape.layers[0] not in slow))
         except (RuntimeError, ValueError) as error:  # out of memory is one
-            still_there(bench.device, ARM)
+            still_there(bench.device, PART)
             reasons.append(f"{words}: {sentence(error)}")
             free(device)
     shapes = _with_casts(shapes, bench, until)
@@ -231,7 +231,7 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
         for operation in fp8.values():
             operation()
     except (RuntimeError, ValueError) as error:
-        still_there(bench.device, ARM)
+        still_there(bench.device, PART)
         fp8, reason = {}, sentence(error)
     # A BF16 matmul and an FP8 one take turns, so each has the clocks that the other had.
     pairs = itertools.zip_longest(bf16.items(), fp8.items())
@@ -317,7 +317,7 @@ def _time_casts(
 
 
 def _failed(shape: LayerShape, error: Exception, bench: Timer) -> LayerShape:
-    still_there(bench.device, ARM)
+    still_there(bench.device, PART)
     free(bench.device)
     return _without_casts(shape, sentence(error))
 

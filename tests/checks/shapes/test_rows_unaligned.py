@@ -16,7 +16,7 @@ from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers.rows import seen_beside
+from fp8doctor.trial.layers.rows import count_rows
 from tests.checks.environment.live import finding_of, outcome_of
 
 
@@ -48,7 +48,7 @@ def counted(samples: int, *, keep: tuple[str, ...] = (), padded: bool = False) -
     batch = torch.randn(samples, 16, 32, dtype=torch.bfloat16)
     job = Job(model=model, target=Target(), workload=workload, batch=batch)
     facts = examine(job)
-    seen, reason, _ = seen_beside(
+    seen, reason, _ = count_rows(
         job, facts, torch.device("cpu"), progress=lambda text, arm: None, reason_against=None
     )
     assert reason is None
