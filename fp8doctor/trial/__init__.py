@@ -1,4 +1,4 @@
-"""The trial: the timed probe on copies of the user's model."""
+"""The trial: time variants of the training step on copies of the user's model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fp8doctor.trial.layers.fake_forward import with_calls, with_rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
-from fp8doctor.trial.planning import arms
+from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state import library_state
 from fp8doctor.trial.state.undisturbed import CONTEXT, with_harm
 
@@ -47,16 +47,16 @@ __all__ = [
 def budget_for(
     job: Job, facts: Facts, asked_s: float | None, began: float, deadline: float | None = None
 ) -> Budget:
-    """Make the budget that was asked for, or one by the size of the model and what the job compiles.
+    """Make the budget that was asked for, or one by the model's size and compilation.
 
-    The command began at this clock (``time.monotonic``). A trial that begins again has the ``deadline`` of
-    the first.
+    ``began`` is when the command began (``time.monotonic``). A trial that begins again has the ``deadline``
+    of the first.
     """
     if asked_s is not None:
         return Budget.since(began, asked_s, deadline)
     try:
         within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
-    except NotReplicable:  # which the trial tells
+    except NotReplicable:  # the trial gives this reason
         within = []
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
     long = large or compiled_as_one(job, within)
@@ -64,10 +64,10 @@ def budget_for(
 
 
 def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """Time the model's shapes, then the job as it is, every form of BF16 and the prescription.
+    """Time the model's shapes, then the variants of its step.
 
-    Raises `DeviceLost` when an arm left the GPU unusable for this process; it carries the trial that was
-    known before, if there is one. Nothing that the model raises gets out.
+    Raises `DeviceLost`, with the trial so far, if a variant left the GPU unusable for this process. What the
+    model raises becomes a reason.
     """
     if (unsized := _without_size(job)) is not None:
         reason = (
@@ -88,7 +88,7 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
 
 
 def _without_size(job: Job) -> str | None:
-    """Name the first parameter or buffer of a lazy module that no batch has gone through."""
+    """Name the first parameter or buffer of a lazy module that has not run yet."""
     held = chain(tensors_of(job.model, "_parameters"), tensors_of(job.model, "_buffers"))
     return next(
         (
@@ -101,8 +101,7 @@ def _without_size(job: Job) -> str | None:
 
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
-    """Make the trial of a process that goes on without its GPU: what was known before, or the reason. The
-    harm is named in both."""
+    """Make the trial of a process that lost its GPU: the trial so far, or the reason."""
     nothing = _nothing_timed(run, lost.no_number.why, f"{lost.arm}: {lost}")
     return with_harm(lost.trial or nothing, (CONTEXT,))
 
@@ -123,12 +122,12 @@ def _nothing_timed(run: TrialRun, why: Reason, reason: str) -> Trial:
 
 
 def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """Time the shapes, which say what layers to keep in BF16, and the arms in what is left of the budget."""
+    """Time the shapes, which decide what stays in BF16, and then the variants."""
     device = run.device
     now = time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
     begun = _nothing_timed(run, Reason.NO_TIME_LEFT, run.budget.used_up.sentence)
-    run.keep(begun)  # first: a child that is ended from here on has a trial to report
+    run.keep(begun)  # so a child that is ended from here on has a trial to report
     run.begin(Stage.SHAPES)
     seen, unseen, changed = rows.count_rows(
         job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.PART)
@@ -143,7 +142,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
         reason_against=run.skip.get(shapes.PART),
     )
     facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
-    planned = arms(facts, prescription, job)
+    planned = plan_variants(facts, prescription, job)
 
     def whole(trial: Trial) -> Trial:
         gaps = {

@@ -1,10 +1,8 @@
-"""The conductor of a trial: it builds the arms in their order within the budget, and drops those that fail.
+"""Conduct a trial: build the variants by importance, time them, and prove them.
 
-What is dropped last comes first: the step as it is, every form of BF16, the prescription, single treatments,
-explorations. An arm that fails (out of memory, a compile error) costs itself and nothing else. An arm without
-proof that it ran what its label says has a reason instead of a number. `fp8doctor.trial.measure.budget` tells
-whether an optional arm still fits. The profile that proves a compared arm also explains it
-(`fp8doctor.trial.measure.profile_step`). `fp8doctor.trial.final_round` makes one prescription of what gained.
+When time runs out, the last variants are dropped: first explorations, then single treatments, and so on. A
+variant that fails (out of memory, a compile error) costs itself and nothing else. A variant without proof
+that it ran as its name says has a reason instead of a number.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measu
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget, Cost, build_until, costs_of, enough_for_all_s, no_time_for
-from fp8doctor.trial.measure.host_bound_probe import add_against_host
+from fp8doctor.trial.measure.host_bound_probe import add_if_host_bound
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
@@ -43,18 +41,18 @@ from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, st
 from fp8doctor.trial.state import library_state
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
-from fp8doctor.trial.variant import ArmPlan, explores
+from fp8doctor.trial.variant import VariantPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
 
 
-def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
-    """Time ``arms`` of the job in the order of their importance, and do no harm.
+def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
+    """Time the variants of the job, and leave the user's objects as they were.
 
     ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
-    gives a Trial with a reason and no times. Raises `DeviceLost` when an arm took the GPU's context down: a
-    new process can go on without that arm.
+    gives a trial with a reason and no times. Raises `DeviceLost` if a variant crashed the CUDA context: a
+    new process can go on without it.
     """
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
@@ -66,7 +64,7 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
     kept, guard = Undisturbed(job), Guard(job)
     with kept, kept as put_back, guard.standing():
-        trial = _timed(job, lists, arms, replace(run, guard=guard))
+        trial = _timed(job, lists, plans, replace(run, guard=guard))
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -75,17 +73,17 @@ def conduct(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialR
     return with_harm(trial, (*put_back, *harm(before, digest(job))))
 
 
-def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRun) -> Trial:
-    """Run the trial itself; the caller puts back what it leaves behind."""
+def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
+    """Run the trial itself; the caller restores what it changed."""
     run.progress("copying the model to the device", None)
-    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in arms]
+    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in plans]
     bench = _bench(job, lists, run)
     if isinstance(bench, NoNumber):
         return without_times(run, bench)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
     try:
-        trial = _of_arms(attempts, tracer)
+        trial = _of_variants(attempts, tracer)
     except DeviceLost:
         raise
     except OriginalTouched as error:
@@ -104,7 +102,7 @@ def _timed(job: Job, lists: Sequence[str], arms: Sequence[ArmPlan], run: TrialRu
 
 
 def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
-    """Make the bench, or say why there can be none."""
+    """Make the bench, or return why there is none."""
     try:
         return Bench(job, lists, run.device, interrupts=run.own_process, guard=run.guard)
     except (NotReplicable, OriginalTouched) as error:
@@ -119,8 +117,8 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
 
-def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
-    """Build, time and prove the arms, then add the optional parts."""
+def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
+    """Build, time and prove the variants, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
     enough_s = enough_for_all_s(attempts, run.budget)
@@ -142,8 +140,10 @@ def _of_arms(attempts: list[Attempt], tracer: Tracer) -> Trial:
 
 
 def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
-    """Time the arms in turn. One that raises costs itself, and the others begin anew; the step as it is costs
-    them all."""
+    """Time the variants in turn, and begin again without one that raises.
+
+    If the step as it is raises, no variant has a time.
+    """
     bench, run = tracer.bench, tracer.run
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
@@ -162,21 +162,21 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
 
 
 def _window_until(
-    samples: Samples, plan: Plan, plans: Sequence[ArmPlan], costs: Mapping[str, Cost], budget: Budget
+    samples: Samples, plan: Plan, plans: Sequence[VariantPlan], costs: Mapping[str, Cost], budget: Budget
 ) -> float:
-    """Return the clock until which rounds are added, with time kept for what seems to gain so far."""
+    """Return the clock until which rounds are added, less the time for the final ones."""
     return budget.rounds_until(costs, _gaining(samples, plan, plans))
 
 
-def _gaining(samples: Samples, plan: Plan, plans: Sequence[ArmPlan]) -> list[str]:
-    """Name what seems to gain: no more than this is put together and timed once more."""
+def _gaining(samples: Samples, plan: Plan, plans: Sequence[VariantPlan]) -> list[str]:
+    """Name the explorations that seem to gain, which may be combined and timed again."""
     return [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
-    """Add the final window, pairs and numerics to the trial. A GPU that is lost here costs none of the times.
+    """Add the final rounds, pairs and numerics, and keep the times if the GPU is lost.
 
-    ``against`` forbids the final window, ``enough_s`` is the budget that all arms would fit in.
+    ``against`` forbids the final rounds, ``enough_s`` is a budget that all variants would fit in.
     """
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run
@@ -212,17 +212,17 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 
 
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
-    """Make every arm that is not skipped and has time left; the step as it is always has.
+    """Build the step as it is, and each variant that is not skipped and has time left.
 
-    If a variant waits for the host, the variants that help against that are added before the explorations.
+    If a variant waits for the host, CUDA graph variants are added before the explorations.
     """
     for attempt in attempts:
-        _build_arm(attempt, bench, attempts, run)
-        add_against_host(attempt, bench, attempts, run)
+        _build_variant(attempt, bench, attempts, run)
+        add_if_host_bound(attempt, bench, attempts, run)
 
 
-def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
-    """Make an arm, or note why it is not made."""
+def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
+    """Build a variant, or note why it is not built."""
     if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
         attempt.no_number = (
             _no_base_for(attempt.plan, attempts)
@@ -244,8 +244,8 @@ def _build_arm(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run:
         bench.drop(attempt, beyond)
 
 
-def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
-    """Tell why what is tried unasked would tell nothing: what it changes has no number."""
+def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
+    """Return the reason of an exploration whose base has no time."""
     base = next((each for each in attempts if each.plan.name == plan.base), None)
     if not explores(plan) or base is None or base.no_number is None:
         return None
@@ -254,7 +254,7 @@ def _no_base_for(plan: ArmPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
 
 
 def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
-    """Make the trial of a job that has no times, with the reason."""
+    """Make a trial without times, with the reason."""
     free(run.device)
     return Trial(
         device=run.device.type,

@@ -1,4 +1,4 @@
-"""What the trial tries unasked: treatments that no finding proposed, where the facts make them sensible."""
+"""Choose treatments that no finding proposed and the facts make worth a try."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fp8doctor.trial.treatments.switches import could_be_fused
 
 @dataclass(frozen=True)
 class TrialContext:
-    """What decides on explorations: the facts, the job, and the treatments that findings proposed."""
+    """The facts, the job, and the treatments that findings proposed."""
 
     facts: Facts
     job: Job
@@ -43,15 +43,14 @@ class TrialContext:
 
     @property
     def compiled(self) -> bool:
-        """Whether FP8 layers are compiled once the proposals are carried out."""
+        """Whether FP8 layers are compiled after the proposals."""
         return any(name.startswith("compile-") for name in self.proposed) or any(
             linear.compiled is not None for linear in self.in_fp8
         )
 
 
 def explorations(context: TrialContext) -> list[str]:
-    """List the treatments to try, the one that may save most first: what the time is not enough for is the
-    last of them."""
+    """List the treatments to try, the one that may save most first."""
     names = [
         each.name
         for each in TREATMENTS.values()
@@ -61,14 +60,16 @@ def explorations(context: TrialContext) -> list[str]:
 
 
 def is_sensible(treatment: TreatmentRecord, context: TrialContext) -> bool:
-    """Whether the facts make a treatment worth a try."""
+    """Return whether the facts make a treatment worth a try."""
     decide = globals()[treatment.tried_if]
     return bool(decide(context, treatment.name) if treatment.recipe else decide(context))
 
 
 def may_save(name: str, context: TrialContext) -> float:
-    """Estimate the share of the step that a treatment saves: by the layers that were timed alone, else by the
-    model of the step, else what it saved where it gained."""
+    """Estimate the share of the step that a treatment saves.
+
+    By the layers that were timed alone, else by the cost model, else by what it saved elsewhere.
+    """
     saved = if_recorded(_modelled_saving, name, context)
     return traits(name).saves if saved is None else saved
 
@@ -92,12 +93,12 @@ def _modelled_saving(name: str, context: TrialContext) -> float | None:
 
 
 def te_is_idle(context: TrialContext) -> bool:
-    """Whether layers of Transformer Engine ran their last training forward outside the FP8 autocast."""
+    """Return whether Transformer Engine layers last ran outside the FP8 autocast."""
     return any(stack_of(linear).under_autocast and linear.engaged is False for linear in context.in_fp8)
 
 
 def caches(context: TrialContext) -> bool:
-    """Whether training builds a KV cache that no proposal switches off; compile-blocks does that itself."""
+    """Return whether training builds a KV cache that no proposal switches off."""
     return (
         recorded(context.facts, "training.use_cache")
         and context.facts.training.use_cache is True
@@ -106,7 +107,7 @@ def caches(context: TrialContext) -> bool:
 
 
 def checkpoints(context: TrialContext) -> bool:
-    """Whether activation checkpointing is on for sure, and can be switched off from outside."""
+    """Return whether checkpointing is surely on, and can be switched off from outside."""
     return recorded(context.facts, "training.checkpointing") and any(
         each.active is True and (each.form != "called_in_forward" or recorded(each, "flag"))
         for each in context.facts.training.checkpointing
@@ -114,7 +115,7 @@ def checkpoints(context: TrialContext) -> bool:
 
 
 def in_fp32(context: TrialContext) -> bool:
-    """Whether the parameters are fp32 and no autocast is on."""
+    """Return whether the parameters are fp32 and no autocast is on."""
     return (
         recorded(context.facts, "training.autocast")
         and context.facts.training.autocast is None
@@ -123,7 +124,7 @@ def in_fp32(context: TrialContext) -> bool:
 
 
 def other_recipe(context: TrialContext, name: str) -> bool:
-    """Whether a recipe is new to compiled Float8Linears of torchao, and not known to fail here."""
+    """Return whether a recipe is new to compiled Float8Linears, and may run here."""
     recipe = BY_TREATMENT[name]
     own = [
         linear
@@ -137,24 +138,23 @@ def other_recipe(context: TrialContext, name: str) -> bool:
 
 
 def other_te_recipe(context: TrialContext, name: str) -> bool:
-    """Whether a recipe is new to layers of Transformer Engine, and may run here."""
+    """Return whether a recipe is new to Transformer Engine layers, and may run here."""
     own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
     return bool(own) and BY_TREATMENT[name].name not in own and is_legal(name, context.facts)
 
 
 def optimizer_is_unfused(context: TrialContext) -> bool:
-    """Whether torch can fuse the user's optimizer and does not."""
+    """Return whether torch can fuse the user's optimizer and does not."""
     return could_be_fused(context.job)
 
 
 def blocks_may_gain(context: TrialContext) -> bool:
-    """Whether compiling block by block may gain without a finding that asks for it."""
-    return te_is_eager(context) or compiled_as_one(context)
+    """Return whether compiling block by block may gain without a finding."""
+    return te_is_eager(context) or is_one_graph(context)
 
 
-def compiled_as_one(context: TrialContext) -> bool:
-    """Whether one compile mark covers the whole of a model with repeated blocks, and nothing is proposed
-    about it."""
+def is_one_graph(context: TrialContext) -> bool:
+    """Return whether one compile mark covers all blocks, and no proposal changes that."""
     marks = context.facts.training.compile_marks if recorded(context.facts, "training.compile_marks") else ()
     whole = any(
         mark.name == ""
@@ -170,12 +170,10 @@ def compiled_as_one(context: TrialContext) -> bool:
 
 
 def te_is_eager(context: TrialContext) -> bool:
-    """Whether repeated blocks hold uncompiled ``te.Linear``, with norms and activations in kernels of their
-    own.
+    """Return whether repeated blocks hold uncompiled ``te.Linear``, not fused modules.
 
-    The fused modules hold theirs. Up to Transformer Engine 2.19 the graph breaks at every module. Compiling
-    around the breaks pays all the same from some thousand tokens on: 1.10x on an H200 at 4,096 and more,
-    0.90x at 256 (2.20.2).
+    Up to Transformer Engine 2.19 the graph breaks at every module. Compiling around the breaks still pays
+    with enough tokens: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
     blocks = context.facts.network.blocks
     eager = [
@@ -189,8 +187,7 @@ def te_is_eager(context: TrialContext) -> bool:
 
 
 def some_lose(context: TrialContext) -> bool:
-    """Whether some layers, timed alone, lose even with compiled casts, and others do not. An uncompiled layer
-    loses anyway."""
+    """Return whether some layers, timed alone with compiled casts, lose, but not all."""
     if (
         not context.in_fp8
         or not timed_shapes(context.facts)

@@ -1,9 +1,8 @@
-"""The second phase: what explorations gained becomes the prescription, and that is timed.
+"""Combine the explorations that gained, and time the combination in a final round.
 
-The trial's window tells which explorations gained beyond doubt. The total of a single one was measured there.
-Several are put together and timed in a final window, beside the step as it is, every form of BF16, with what
-helps it too, and the best of them alone: each round of it shares clocks and heat. The fastest total is the
-prescription.
+The first rounds show which explorations gained beyond doubt; the total of a single one was measured there.
+Several are combined and timed again next to every form of BF16 and the best of them alone, so all share
+clocks and heat. The fastest becomes the prescription.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.trial_run import DeviceLost
 from fp8doctor.trial.planning import together
-from fp8doctor.trial.variant import ArmPlan, explores
+from fp8doctor.trial.variant import VariantPlan, explores
 
 _log = logging.getLogger("fp8doctor")
 
 
 @dataclass(frozen=True)
 class Window:
-    """A window of the trial: who was timed, and the samples."""
+    """A window of the trial: the variants and their samples."""
 
     tracer: Tracer
     attempts: Sequence[Attempt]
     samples: Samples
 
     def timed(self, name: str) -> Attempt | None:
-        """Return the arm of that name, if it has a number."""
+        """Return the variant of that name, if it was timed."""
         return next(
             (
                 each
@@ -52,14 +51,14 @@ class Window:
         return full_ms(self.tracer.bench.plan, self.samples, attempt.plan)
 
     def gain(self, attempt: Attempt, over: Attempt) -> Interval:
-        """Subtract an arm's time from another's, in ms, round by round."""
+        """Subtract a variant's time from another's, in ms, round by round."""
         return interval([a - b for a, b in zip(self.ms(over), self.ms(attempt), strict=True)])
 
 
 def best_total(window: Window, against: NoNumber | None) -> Final | None:
-    """Find the prescription after the explorations; None when it stays what it is.
+    """Find the best prescription after the explorations; None if it stays what it is.
 
-    ``against`` forbids another window.
+    ``against`` forbids more rounds.
     """
     as_is = window.timed(ArmName.AS_IS)
     base = window.timed(ArmName.PRESCRIBED) or as_is
@@ -97,7 +96,7 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
 
 
 def winners_of(window: Window, base: Attempt) -> list[Attempt]:
-    """Pick the explorations of ``base`` that gained beyond doubt, the best of each family."""
+    """Pick the explorations of ``base`` that clearly gained, the best of each family."""
     gains: dict[str, tuple[float, Attempt]] = {}
     for attempt in filter(None, (_as_a_change_of(base, each, window) for each in window.attempts)):
         gain, kind = window.gain(attempt, base), family(attempt.plan.treatments[0])
@@ -107,9 +106,9 @@ def winners_of(window: Window, base: Attempt) -> list[Attempt]:
 
 
 def _as_a_change_of(base: Attempt, attempt: Attempt, window: Window) -> Attempt | None:
-    """Return an exploration of ``base``, or of one of these, as all that it changes of ``base``; else None.
+    """Return an exploration as a change of ``base``; None if it is none.
 
-    What changes an exploration has to gain on top of it.
+    A change of an exploration has to gain on top of it.
     """
     plan = attempt.plan
     below = window.timed(plan.base) if plan.base and explores(plan) and window.timed(plan.name) else None
@@ -121,9 +120,11 @@ def _as_a_change_of(base: Attempt, attempt: Attempt, window: Window) -> Attempt 
     return both if window.gain(attempt, below).low > 0 else None
 
 
-def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
-    """Pick single proposals that are faster beyond doubt than all proposals together, or than the step as it
-    is where these have no number, as when they do not fit together."""
+def rivals_of(window: Window, base: Attempt) -> list[tuple[VariantPlan, Attempt]]:
+    """Pick single proposals that are faster beyond doubt than all together.
+
+    If all together have no time, as when they do not fit, the step as it is counts instead.
+    """
     alone = [
         each
         for each in window.attempts
@@ -137,7 +138,7 @@ def rivals_of(window: Window, base: Attempt) -> list[tuple[ArmPlan, Attempt]]:
 
 
 def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
-    """Time what gained together beside the best of it alone; the faster of the two is the prescription."""
+    """Time the combination next to the best change alone, and prescribe the faster."""
     tracer, run = window.tracer, window.tracer.run
     references = _references(window, single, both)
     attempts = [*references, single, both]
@@ -160,17 +161,16 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
 
 
 def _references(window: Window, *totals: Attempt) -> list[Attempt]:
-    """List every form of BF16 that totals are timed beside."""
+    """List every form of BF16 to time the totals with."""
     return [each for name in (*BASELINES, *_alike(*totals)) if (each := window.timed(name))]
 
 
 def _alike(*totals: Attempt) -> Iterator[ArmName]:
-    """Name the BF16 with those changes of a total that help it too, as
-    `fp8doctor.analysis.arms.fair_bf16`."""
+    """Name BF16 with the changes of a total that help it too, as `fair_bf16` does."""
     shared = {frozenset(that_help_bf16_too(total.plan.treatments)) for total in totals}
     yield from (name for changes, name in BF16_WITH.items() if changes in shared)
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:
-    """Copy the samples of one arm under another name."""
+    """Copy the samples of a variant under another name."""
     return {(renamed, number): values for (each, number), values in samples.items() if each == name}

@@ -1,10 +1,9 @@
-"""Which arms a trial has: the job as it is, the best BF16 of the same model, what the checks would change,
-and what may help.
+"""Plan the variants of a trial: as it is, BF16, the checks' fixes, explorations.
 
-An arm's ``base`` is the arm that it changes: its time minus the arm's own is what the change saves. Proposals
-change ``as_is``; an exploration changes ``prescribed`` where there is one, else ``as_is``. Of a job in one
-graph the recipes change ``compile-blocks``, which it is tried with: blocks compile in 8 to 17 s where the
-graph takes 44 to 50 at each of two depths (a 1.7B decoder, H200, torch 2.11).
+A variant's ``base`` is the one that it changes: the difference of their times is what the change saves.
+Proposals change ``as_is``; an exploration changes ``prescribed`` if there is one, else ``as_is``. Of a job in
+one graph the recipes change ``compile-blocks``: blocks compile in 8 to 17 s, the graph in 44 to 50 at each
+depth (a 1.7B decoder, H200, torch 2.11).
 """
 
 from __future__ import annotations
@@ -37,59 +36,59 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES, stack_of
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
-from fp8doctor.trial.explorations import TrialContext, compiled_as_one, explorations
+from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph
 from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.treatments.switches import flags, keep_activations
-from fp8doctor.trial.variant import ArmPlan, Change, as_it_is
+from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 
 IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS})
-"""Treatments that take the user's own compile marks off and compile in another form."""
+"""Treatments that replace the user's own compile marks."""
 
 BY_BLOCK = frozenset({COMPILE_BLOCKS, CUDA_GRAPHS})
-"""Those that compile single blocks."""
+"""Treatments that compile single blocks."""
 
 
-def arms(facts: Facts, prescription: Sequence[Step], job: Job) -> list[ArmPlan]:
-    """Plan the arms for these facts, the most important first."""
-    builder = ArmBuilder(facts, job)
+def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
+    """Plan the variants for these facts, the most important first."""
+    planner = VariantPlanner(facts, job)
     proposals = [
         each
         for each in known(with_timed_shapes(prescription, facts))
         if not traits(each.name).is_an_arm_already
     ]
     in_fp8 = uses_fp8(facts)
-    as_is = ArmPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
-    prescribed = builder.prescribed(as_is, proposals) if in_fp8 and proposals else None
+    as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
+    prescribed = planner.prescribed(as_is, proposals) if in_fp8 and proposals else None
     if prescribed:
-        prescribed = replace(prescribed, if_host_bound=builder.recorded_kernels(prescribed))
+        prescribed = replace(prescribed, if_host_bound=planner.recorded_kernels(prescribed))
     else:
-        as_is = replace(as_is, if_host_bound=builder.recorded_kernels(as_is))
+        as_is = replace(as_is, if_host_bound=planner.recorded_kernels(as_is))
     base = prescribed or as_is
     return [
         as_is,
-        *builder.baselines(in_fp8),
-        ArmPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
-        *([prescribed] if prescribed else [] if in_fp8 else builder.conversions()),
-        *(builder.prescribed_as_compiled(as_is, proposals) if prescribed else []),
-        *(builder.arm(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
-        *builder.measurements(base),
-        *builder.tried_unasked(base, proposals),
+        *planner.baselines(in_fp8),
+        VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
+        *([prescribed] if prescribed else [] if in_fp8 else planner.conversions()),
+        *(planner.prescribed_as_compiled(as_is, proposals) if prescribed else []),
+        *(planner.single(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
+        *planner.measurements(base),
+        *planner.tried_unasked(base, proposals),
     ]
 
 
 @dataclass(frozen=True)
-class ArmBuilder:
-    """What the arms of one job are made from."""
+class VariantPlanner:
+    """Plans the variants of one job."""
 
     facts: Facts
     job: Job
 
-    def baselines(self, in_fp8: bool) -> list[ArmPlan]:
-        """Plan every form of BF16 that the user could write, without the one that equals the step as it is.
+    def baselines(self, in_fp8: bool) -> list[VariantPlan]:
+        """Plan every form of BF16 that the user could write, except for the step as it is.
 
-        If the step is compiled, compiled BF16 comes first. FP8 is compared with it, and the first BF16 is
+        If the step is compiled, compiled BF16 comes first: FP8 is compared with it, and the first BF16 is
         built whatever it is expected to take.
         """
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
@@ -101,7 +100,7 @@ class ArmBuilder:
         }
         first = ArmName.BF16_COMPILED if compiled else ArmName.BF16
         return [
-            ArmPlan(
+            VariantPlan(
                 form,
                 in_form(form, self.facts),
                 own,
@@ -115,18 +114,16 @@ class ArmBuilder:
 
     @functools.cached_property
     def compiles_otherwise(self) -> bool:
-        """Whether the user compiles the job, and in another form than the trial's own."""
+        """Whether the user compiles the job in another form than the trial."""
         return compiles_otherwise(self.job.model, self.facts)
 
     def own_autocast(self) -> tuple[str, ...]:
-        """Name the treatment that brings an fp32 step without autocast to BF16 before it is compared; none
-        elsewhere, and none where nobody saw the step: then it is not timed."""
+        """Name the treatment that brings an fp32 step without autocast to BF16, if needed."""
         bare = recorded(self.facts, "training.autocast") and self.facts.training.autocast is None
         return (AUTOCAST_BF16,) if bare and mostly_fp32(self.job.model) else ()
 
-    def conversions(self) -> list[ArmPlan]:
-        """Convert a model without FP8, one arm for each recipe, and one more where the user compiles it in
-        another form than the trial's own."""
+    def conversions(self) -> list[VariantPlan]:
+        """Convert a model without FP8 by each recipe, and in each form of compilation."""
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         plans = []
         for recipe in (each.name for each in RECIPES.values() if each.converts):
@@ -136,14 +133,14 @@ class ArmBuilder:
                 plans.append(self.conversion(conversion_to(recipe, as_compiled=True), names))
         return plans
 
-    def conversion(self, name: str, names: tuple[str, ...], first: Change = as_it_is) -> ArmPlan:
-        """Carry these treatments out on a model without FP8, after what comes first."""
+    def conversion(self, name: str, names: tuple[str, ...], first: Change = as_it_is) -> VariantPlan:
+        """Plan these treatments of a model without FP8, after the change ``first``."""
         make = chain(first, *(self.change(Treatment(name=each, summary="", code="")) for each in names))
         by_block = compiles_by_block(names)
-        return ArmPlan(name, make, names, fp8=True, base=ArmName.AS_IS, compiled=True, by_block=by_block)
+        return VariantPlan(name, make, names, fp8=True, base=ArmName.AS_IS, compiled=True, by_block=by_block)
 
-    def prescribed(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> ArmPlan:
-        """Put everything that can be carried out into one arm."""
+    def prescribed(self, as_is: VariantPlan, proposals: Sequence[Treatment]) -> VariantPlan:
+        """Combine all proposals in one variant."""
         change, names = (
             chain(*(self.change(each) for each in proposals)),
             tuple(each.name for each in proposals),
@@ -152,7 +149,7 @@ class ArmBuilder:
             lambda product, each: product * traits(each.name).tokens_ratio, proposals, 1.0
         )
         compiled = any(traits(name).compiles for name in names)
-        return ArmPlan(
+        return VariantPlan(
             ArmName.PRESCRIBED,
             change,
             names,
@@ -165,21 +162,23 @@ class ArmBuilder:
             by_block=compiles_by_block(names),
         )
 
-    def prescribed_as_compiled(self, as_is: ArmPlan, proposals: Sequence[Treatment]) -> list[ArmPlan]:
-        """Put everything but the compilation into one arm, where the user compiles in another form than is
-        proposed. A single one of them is tried alone anyway."""
+    def prescribed_as_compiled(self, as_is: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
+        """Combine all proposals but the compilation, if the user compiles in another form.
+
+        A single one is tried alone anyway.
+        """
         kept = [each for each in proposals if each.name not in IN_PLACE_OF_THE_USERS]
         if not self.compiles_otherwise or len(kept) < 2 or len(kept) == len(proposals):
             return []
         plan = self.prescribed(as_is, kept)
         return [replace(plan, name=ArmName.PRESCRIBED_AS_COMPILED, compiled=True)]
 
-    def arm(self, base: ArmPlan, treatment: Treatment) -> ArmPlan:
-        """Put one treatment alone on top of ``base``."""
+    def single(self, base: VariantPlan, treatment: Treatment) -> VariantPlan:
+        """Plan one treatment alone on top of ``base``."""
         change, ratio = self.change(treatment), base.tokens_ratio * traits(treatment.name).tokens_ratio
         fp8 = True if treatment.name == TE_AUTOCAST else base.fp8
         compiled = base.compiled or traits(treatment.name).compiles
-        return ArmPlan(
+        return VariantPlan(
             treatment.name,
             chain(base.make, change),
             (treatment.name,),
@@ -192,38 +191,41 @@ class ArmBuilder:
             by_block=compiles_by_block((treatment.name,), base.by_block),
         )
 
-    def tried_unasked(self, base: ArmPlan, proposals: Sequence[Treatment]) -> list[ArmPlan]:
-        """Plan what no finding proposes, on top of ``base``. One graph of several blocks is asked for recipes
-        block by block, because it would be compiled anew for each of them."""
+    def tried_unasked(self, base: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
+        """Plan the explorations on top of ``base``.
+
+        If one graph holds several blocks, recipes are tried block by block: the graph would compile anew for
+        each of them.
+        """
         found = self.explored(proposals)
-        plans = {each.name: replace(self.arm(base, each), explored=True) for each in found}
+        plans = {each.name: replace(self.single(base, each), explored=True) for each in found}
         blocks = plans.get(COMPILE_BLOCKS)
         recipes = [each for each in found if family(each.name) == "recipe"]
-        if blocks is None or not recipes or not compiled_as_one(self.context(proposals)):
+        if blocks is None or not recipes or not is_one_graph(self.context(proposals)):
             return list(plans.values())
-        on_blocks = {each.name: replace(self.arm(blocks, each), explored=True) for each in recipes}
+        on_blocks = {each.name: replace(self.single(blocks, each), explored=True) for each in recipes}
         first = min(list(plans).index(name) for name in (blocks.name, *on_blocks))
         others = [each for each in plans.values() if each is not blocks]
         ordered = [*others[:first], blocks, *others[first:]]
         return [on_blocks.get(each.name, each) for each in ordered]
 
     def context(self, proposals: Iterable[Treatment]) -> TrialContext:
-        """Say what decides on explorations."""
+        """Collect what decides on explorations."""
         return TrialContext(self.facts, self.job, {each.name for each in proposals})
 
     def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
-        """Describe the treatments that no finding proposes and that may help."""
+        """Describe the explorations."""
         unasked = explorations(self.context(proposals))
         return [described for name in unasked if (described := describe(name, self.facts))]
 
-    def measurements(self, base: ArmPlan) -> list[ArmPlan]:
-        """Plan arms that tell the share of something and are never prescribed."""
+    def measurements(self, base: VariantPlan) -> list[VariantPlan]:
+        """Plan variants that measure a share and are never prescribed."""
         plans = []
         unasked = explorations(TrialContext(self.facts, self.job, ()))
         if CHECKPOINTING_OFF in unasked and uses_fp8(self.facts):
             form = self.form_of(base)
             plans.append(
-                ArmPlan(
+                VariantPlan(
                     ArmName.BF16_WITHOUT_CHECKPOINTING,
                     chain(in_form(form, self.facts), on_model(keep_activations, asking=flags(self.facts))),
                     fp8=False,
@@ -235,7 +237,7 @@ class ArmBuilder:
             )
         if self.facts.network.adapter_parameters:
             plans.append(
-                ArmPlan(
+                VariantPlan(
                     ArmName.WITHOUT_ADAPTERS,
                     chain(base.make, without_adapters),
                     fp8=base.fp8,
@@ -247,12 +249,11 @@ class ArmBuilder:
             )
         return plans
 
-    def recorded_kernels(self, base: ArmPlan) -> tuple[ArmPlan, ...]:
-        """Plan ``base`` and compiled BF16 with their kernels recorded as CUDA graphs, where FP8 runs in
-        torchao's compiled layers, and nothing is recorded yet.
+    def recorded_kernels(self, base: VariantPlan) -> tuple[VariantPlan, ...]:
+        """Plan ``base`` and compiled BF16 as CUDA graphs, for compiled layers of torchao.
 
-        The next micro-batch would overwrite what the backward of a graph still needs. Into a compiled step
-        blocks are traced as if they were not compiled.
+        Not with several micro-batches: the next would overwrite what a graph's backward still needs. Not in a
+        compiled step, which traces its blocks as if they were not compiled.
         """
         in_fp8 = self.context(()).in_fp8
         by_block = COMPILE_BLOCKS in base.treatments
@@ -265,7 +266,7 @@ class ArmBuilder:
         if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
             return ()
         graphs = Treatment(name=CUDA_GRAPHS, summary="", code="")
-        bf16 = ArmPlan(
+        bf16 = VariantPlan(
             ArmName.BF16_CUDA_GRAPHS,
             chain(in_form(ArmName.BF16_COMPILED, self.facts), self.change(graphs)),
             fp8=False,
@@ -274,10 +275,10 @@ class ArmBuilder:
             compiled=True,
             by_block=True,
         )
-        return replace(self.arm(base, graphs), explored=True), bf16
+        return replace(self.single(base, graphs), explored=True), bf16
 
-    def form_of(self, plan: ArmPlan) -> ArmName:
-        """Name the form of BF16 that is compiled as this arm is."""
+    def form_of(self, plan: VariantPlan) -> ArmName:
+        """Name the form of BF16 that is compiled as this variant is."""
         if not TrialContext(self.facts, self.job, plan.treatments).compiled:
             return ArmName.BF16
         own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
@@ -289,8 +290,8 @@ class ArmBuilder:
         return lambda variant: function_of(treatment.name)(variant, context)
 
 
-def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
-    """Put ``base`` and the arms that gained on top of it into one; of one family the last stands."""
+def together(base: VariantPlan, winners: Sequence[VariantPlan], name: str) -> VariantPlan:
+    """Combine ``base`` with the variants that gained on it, one of each family."""
     replaced = {family(treatment) for winner in winners for treatment in winner.treatments}
     kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
     change = chain(base.change, *(winner.change for winner in winners))
@@ -299,7 +300,7 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
         lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio
     )
     compiled = any(plan.compiled for plan in (base, *winners))
-    return ArmPlan(
+    return VariantPlan(
         name,
         change,
         (*kept, *added),
@@ -313,7 +314,7 @@ def together(base: ArmPlan, winners: Sequence[ArmPlan], name: str) -> ArmPlan:
 
 
 def compiles_by_block(names: Iterable[str], before: bool = False) -> bool:
-    """Tell whether single blocks are compiled after these treatments, by the last that compiles."""
+    """Return whether the last of these treatments that compiles does so by block."""
     forms = [name for name in names if name in IN_PLACE_OF_THE_USERS]
     return forms[-1] in BY_BLOCK if forms else before
 

@@ -16,15 +16,15 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import ArmBuilder, arms
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.planning import VariantPlanner, plan_variants
+from fp8doctor.trial.variant import VariantPlan
 
 
 def tried(
     model: nn.Module,
     batch: Any,
     *names: str,
-    more: Callable[[ArmBuilder, ArmPlan], list[ArmPlan]] = lambda of, as_is: [],
+    more: Callable[[VariantPlanner, VariantPlan], list[VariantPlan]] = lambda of, as_is: [],
     **fields: Any,
 ) -> Facts:
     """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as
@@ -45,9 +45,9 @@ def tried(
         **fields,
     )
     facts = examine(job)
-    plans = [plan for plan in arms(facts, (), job) if plan.name in names]
+    plans = [plan for plan in plan_variants(facts, (), job) if plan.name in names]
     assert [plan.name for plan in plans] == list(names)
-    plans += more(ArmBuilder(facts, job), plans[0])
+    plans += more(VariantPlanner(facts, job), plans[0])
     most, timer.MOST_ROUNDS = timer.MOST_ROUNDS, timer.LEAST_ROUNDS
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

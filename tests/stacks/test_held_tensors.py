@@ -24,7 +24,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import move
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -177,5 +177,5 @@ def test_a_step_that_reads_parts_of_its_batch_by_name_is_timed(name: str) -> Non
         batch=batch,
         training_step=lambda model, batch: model(batch),
     )
-    trial = conduct(job, [], [ArmPlan("as_is", as_it_is)], TrialRun(CPU, Budget(30.0)))
+    trial = conduct(job, [], [VariantPlan("as_is", as_it_is)], TrialRun(CPU, Budget(30.0)))
     assert [(arm.tried, arm.reason) for arm in trial.arms] == [(True, None)]

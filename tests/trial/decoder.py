@@ -15,7 +15,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import eager_bf16, on_model
 from fp8doctor.trial.treatments import compile_blocks
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -64,16 +64,20 @@ def job(blocks: int = 26, **settings: Any) -> Job:
     )
 
 
-AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
-BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
-PRESCRIBED = ArmPlan("prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True)
+AS_IS = VariantPlan("as_is", as_it_is, fp8=True)
+BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
+PRESCRIBED = VariantPlan(
+    "prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True
+)
 
 
 def run(
-    of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0
+    of: Job, *arms: VariantPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0
 ) -> dict[str, Arm]:
     return {arm.name: arm for arm in trial(of, *arms, lists=lists, budget_s=budget_s).arms}
 
 
-def trial(of: Job, *arms: ArmPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0) -> Trial:
+def trial(
+    of: Job, *arms: VariantPlan, lists: tuple[str, ...] = ("blocks",), budget_s: float = 600.0
+) -> Trial:
     return conduct(of, lists, arms, TrialRun(CPU, Budget(budget_s)))

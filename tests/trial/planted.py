@@ -10,7 +10,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.planning import chain
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import BF16, Decoder, job
 
 
@@ -54,9 +54,12 @@ PROPOSED = 0.9
 
 
 def explored(
-    name: str, change: Callable[[Variant], Variant], base: ArmPlan, treatments: tuple[str, ...] | None = None
-) -> ArmPlan:
-    return ArmPlan(
+    name: str,
+    change: Callable[[Variant], Variant],
+    base: VariantPlan,
+    treatments: tuple[str, ...] | None = None,
+) -> VariantPlan:
+    return VariantPlan(
         name,
         chain(base.make, change),
         (name,) if treatments is None else treatments,
@@ -75,18 +78,18 @@ def ticking() -> Job:
     )
 
 
-TICKING_BF16 = ArmPlan("bf16", chain(BF16.make, faster(0.5)), fp8=False)
-PLANTED = ArmPlan("prescribed", faster(PROPOSED), ("proposal",), True, "as_is", faster(PROPOSED))
+TICKING_BF16 = VariantPlan("bf16", chain(BF16.make, faster(0.5)), fp8=False)
+PLANTED = VariantPlan("prescribed", faster(PROPOSED), ("proposal",), True, "as_is", faster(PROPOSED))
 
 
-def failing(error: Exception) -> ArmPlan:
+def failing(error: Exception) -> VariantPlan:
     def make(variant: Variant) -> Variant:
         raise error
 
-    return ArmPlan("failing", make)
+    return VariantPlan("failing", make)
 
 
-def worn(steps: int = 5) -> ArmPlan:
+def worn(steps: int = 5) -> VariantPlan:
     """An arm that raises in the window, after so many steps."""
 
     def make(variant: Variant) -> Variant:
@@ -101,4 +104,4 @@ def worn(steps: int = 5) -> ArmPlan:
         variant.model.forward = ending  # type: ignore[method-assign]
         return variant
 
-    return ArmPlan("worn", make)
+    return VariantPlan("worn", make)

@@ -19,7 +19,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 
 AFTER_THE_FIRST_STEP = 3
 """The forward at which a replica begins to misbehave: the guard's is the first."""
@@ -91,6 +91,6 @@ def attempt(job: Job, budget_s: float = 60) -> Trial:
     return conduct(
         job,
         [],
-        [ArmPlan("as_is", as_it_is)],
+        [VariantPlan("as_is", as_it_is)],
         TrialRun(torch.device("cpu"), Budget(budget_s)),
     )

@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is, explores
+from fp8doctor.trial.variant import VariantPlan, as_it_is, explores
 from tests.trial.decoder import CPU
 
 
@@ -199,7 +199,7 @@ def took(
 
     monkeypatch.setattr(timer, "block_ms", block_ms)
     plans = [
-        ArmPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
+        VariantPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
         for arm, of in seen.items()
     ]
     command_began = clock()

@@ -27,8 +27,8 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.host_bound_probe import STAYS_IN_THIS_PROCESS, saves, waits_for_host
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import arms
-from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from fp8doctor.trial.planning import plan_variants
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
@@ -78,8 +78,8 @@ def steps(*names: str) -> list[Step]:
     ]
 
 
-def plans(of: Job, *proposed: str) -> dict[str, ArmPlan]:
-    return {plan.name: plan for plan in arms(examine(of), steps(*proposed), of)}
+def plans(of: Job, *proposed: str) -> dict[str, VariantPlan]:
+    return {plan.name: plan for plan in plan_variants(examine(of), steps(*proposed), of)}
 
 
 def test_a_bf16_model_whose_shapes_were_timed_on_a_gpu_has_its_arms() -> None:
@@ -94,7 +94,7 @@ def test_a_bf16_model_whose_shapes_were_timed_on_a_gpu_has_its_arms() -> None:
     timed = msgspec.structs.replace(
         facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=())
     )
-    names = [plan.name for plan in arms(timed, [], of)]
+    names = [plan.name for plan in plan_variants(timed, [], of)]
     assert {"as_is", "bf16_compiled"} <= set(names)
     assert "keep-in-bf16" not in names
 
@@ -156,7 +156,7 @@ def test_uncompiled_fp8_without_its_cure_tries_no_recipe() -> None:
 def test_a_recipe_that_does_not_run_on_this_gpu_is_not_tried() -> None:
     of = job(float8(Stacked().bfloat16()))
     facts = msgspec.structs.replace(examine(of), recipe_tries={"rowwise": "not supported"})
-    assert [plan.name for plan in arms(facts, steps("compile-blocks"), of) if plan.explored] == [
+    assert [plan.name for plan in plan_variants(facts, steps("compile-blocks"), of) if plan.explored] == [
         "recipe-rowwise-with-gw-hp"
     ]
 
@@ -228,7 +228,7 @@ def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
     if own:
         with te.autocast(recipe=own()):
             of.model(torch.ones(4, 32))
-    found = {plan.name: plan for plan in arms(on_gpu(examine(of), compute_capability, cuda), [], of)}
+    found = {plan.name: plan for plan in plan_variants(on_gpu(examine(of), compute_capability, cuda), [], of)}
     assert [name for name in found if name.startswith("te-")] == tried
     assert {found[name].base for name in tried} <= {"as_is"}
 
@@ -258,7 +258,7 @@ def test_a_trial_takes_every_step_of_an_arm_under_its_recipe_and_leaves_the_user
         seen.setdefault(layer.__dict__.get("arm", "user"), set()).add(type(layer.fp8_meta["recipe"]).__name__)
         return out
 
-    def named(plan: ArmPlan) -> ArmPlan:
+    def named(plan: VariantPlan) -> VariantPlan:
         def make(variant: Variant) -> Variant:
             made = plan.make(variant)
             for module in made.model.modules():
@@ -270,7 +270,7 @@ def test_a_trial_takes_every_step_of_an_arm_under_its_recipe_and_leaves_the_user
     monkeypatch.setattr(te.Linear, "forward", watched)
     of = job(InItsOwnAutocast(), batch=torch.ones(4, 32), loss=lambda output, batch: output.sum())
     of.model(of.batch)
-    found = arms(on_gpu(examine(of), "9.0", "13.0"), [], of)
+    found = plan_variants(on_gpu(examine(of), "9.0", "13.0"), [], of)
     tried = [named(plan) for plan in found if plan.name in ("as_is", "te-current", "te-block")]
     result = conduct(of, [], tried, TrialRun(torch.device("cpu"), Budget(600)))
     assert {each.reason for each in result.arms} == {"no FP8 matmul was seen in its step"}
@@ -289,7 +289,10 @@ def test_of_layers_without_autocast_the_recipes_are_tried_under_the_one_that_is_
 ) -> None:
     te.install(monkeypatch)
     of = job(InTransformerEngine(te.Linear, te.Linear))
-    found = {plan.name: plan for plan in arms(on_gpu(examine(of), "9.0", "13.0"), steps("te-autocast"), of)}
+    found = {
+        plan.name: plan
+        for plan in plan_variants(on_gpu(examine(of), "9.0", "13.0"), steps("te-autocast"), of)
+    }
     assert {name: found[name].base for name in ("te-current", "te-block")} == {
         "te-current": "prescribed",
         "te-block": "prescribed",
@@ -467,7 +470,7 @@ def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
     of = job(compiled_by_block())
     planned = [
         plan
-        for plan in arms(examine(of), [], of)
+        for plan in plan_variants(examine(of), [], of)
         if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
     ]
     run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
@@ -501,7 +504,7 @@ def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
         build(self, attempt, until)
 
     monkeypatch.setattr(Bench, "build", next_arm)
-    planned = [plan for plan in arms(examine(of), [], of) if plan.name in ("as_is", "bf16")]
+    planned = [plan for plan in plan_variants(examine(of), [], of) if plan.name in ("as_is", "bf16")]
     trial = conduct(
         of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True)
     )
@@ -565,7 +568,7 @@ def test_adapters_under_checkpointing_have_gradients_in_the_copies_too(reentrant
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
     for layer in () if reentrant else model.base_model.model.model.layers:
         layer.compile(backend="eager")
-    as_is = Attempt(ArmPlan("as_is", as_it_is, fp8=True))
+    as_is = Attempt(VariantPlan("as_is", as_it_is, fp8=True))
     Bench(job(model), [], torch.device("cpu")).build(as_is)
     assert as_is.no_number is None
     assert [(ready.compiled.recompilations, bool(ready.compiled.graphs)) for ready in as_is.ready] == [
@@ -584,11 +587,11 @@ SICK_ARMS = {
 def test_every_exploration_runs_and_proves_what_it_says() -> None:
     of = sick()
     facts: Facts = examine(of)
-    wanted = {plan.name: plan.base for plan in arms(facts, [], of) if plan.explored}
+    wanted = {plan.name: plan.base for plan in plan_variants(facts, [], of) if plan.explored}
     assert wanted == SICK_ARMS
     tried = [
         plan
-        for plan in arms(facts, steps("adapters-to-bf16"), of)
+        for plan in plan_variants(facts, steps("adapters-to-bf16"), of)
         if plan.name not in ("bf16_compiled", "bf16_again")
     ]
     result = conduct(
@@ -617,7 +620,7 @@ def test_fp32_arms_run_in_bf16() -> None:
     of = job(float8(Stacked()), batch=torch.arange(32).reshape(2, 16))
     seen: dict[str, set[torch.dtype]] = {}
 
-    def watched(plan: ArmPlan) -> ArmPlan:
+    def watched(plan: VariantPlan) -> VariantPlan:
         def make(variant: Any) -> Any:
             made = plan.make(variant)
             made.model.blocks[0].register_forward_hook(

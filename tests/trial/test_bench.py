@@ -30,13 +30,13 @@ from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is, eager_bf16, on_model
 from fp8doctor.trial.treatments import compile_blocks
 from fp8doctor.trial.treatments.switches import could_be_fused
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import CPU, Block, Decoder, job
 
 pytestmark = pytest.mark.slow
 
-AS_IS = ArmPlan("as_is", as_it_is)
-BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
+AS_IS = VariantPlan("as_is", as_it_is)
+BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def of_tokens(model: nn.Module, **settings: Any) -> Job:
 
 
 def trial(
-    *arms: ArmPlan,
+    *arms: VariantPlan,
     model: nn.Module,
     progress: Callable[[str, str | None], None] = lambda text, arm: None,
     **settings: Any,
@@ -230,7 +230,7 @@ def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(
     memory: Memory, room: int, beside: str | None
 ) -> None:
     memory.blocks = room  # three of the user's model, and three for each arm with weights of its own
-    heavy = [ArmPlan(name, with_own_weights) for name in ("one", "other")]
+    heavy = [VariantPlan(name, with_own_weights) for name in ("one", "other")]
     said: list[tuple[str, str | None]] = []
     result = trial(
         AS_IS,
@@ -259,7 +259,7 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     arms = {
         arm.name: arm
         for arm in trial(
-            AS_IS, BF16, ArmPlan("heavy", with_own_weights), model=Decoder(3), loss=memory.loss
+            AS_IS, BF16, VariantPlan("heavy", with_own_weights), model=Decoder(3), loss=memory.loss
         ).arms
     }
     assert arms["bf16"].tried
@@ -351,7 +351,7 @@ def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int,
     job = of_tokens(model)
     of = bench.Bench(job, ["blocks"], torch.device("cpu"))
     attempt = Attempt(
-        ArmPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager", **settings))
+        VariantPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager", **settings))
     )
     before = compiled_so_far().frames
     of.build(attempt)
@@ -379,7 +379,7 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     model.compile(backend="eager")
     job = of_tokens(model)
     blocks = on_model(compile_blocks, lists=["blocks"], backend="eager")
-    plan = ArmPlan("compile-blocks", blocks, by_block=True)
+    plan = VariantPlan("compile-blocks", blocks, by_block=True)
     of = bench.Bench(job, ["blocks"], torch.device("cpu"))
     before = compiled_so_far().frames
     of.build(attempt := Attempt(plan))
@@ -405,7 +405,7 @@ def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
     """The graphs of the blocks are the same at both cuts where each is compiled on its own."""
     whole, of_caches = Decoder(26), iter(found)
     whole.compile(backend="eager")
-    at_cut = bench.Bench._at_cut
+    at_cut = bench.Bench._at_depth
 
     def noted(self: bench.Bench, *given: Any) -> Any:
         ready = at_cut(self, *given)
@@ -413,9 +413,9 @@ def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
         ready.from_caches_s = float(ready.compiled.from_caches)
         return ready
 
-    monkeypatch.setattr(bench.Bench, "_at_cut", noted)
+    monkeypatch.setattr(bench.Bench, "_at_depth", noted)
     of = bench.Bench(of_tokens(whole), ["blocks"], torch.device("cpu"))
-    of.build(attempt := Attempt(ArmPlan("a", as_it_is)))
+    of.build(attempt := Attempt(VariantPlan("a", as_it_is)))
     of.close()
     assert [ready.compiled.from_caches for ready in attempt.ready] == told
     assert [ready.from_caches_s for ready in attempt.ready] == seconds

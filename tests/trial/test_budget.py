@@ -18,14 +18,14 @@ from fp8doctor.trial import budget_for
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.trial.decoder import job
 
 
 def estimate(
     costs: dict[str, Cost], base: str | None, *, name: str, compiles: bool, fp8: bool | None = None
 ) -> Cost | None:
-    return expected(ArmPlan(name, as_it_is, (), fp8, base, compiled=compiles), costs)
+    return expected(VariantPlan(name, as_it_is, (), fp8, base, compiled=compiles), costs)
 
 
 COSTS = {
@@ -221,7 +221,7 @@ def enough(*built: tuple[str, bool, float, float]) -> float:
     these from the caches."""
     done = [
         Attempt(
-            ArmPlan(name, as_it_is, (), fp8, "as_is", compiled=True),
+            VariantPlan(name, as_it_is, (), fp8, "as_is", compiled=True),
             [
                 SimpleNamespace(
                     step_s=0.1,
@@ -235,7 +235,7 @@ def enough(*built: tuple[str, bool, float, float]) -> float:
         for name, fp8, build_s, from_caches_s in built
     ]
     late = Attempt(
-        ArmPlan("prescribed", as_it_is, ("compile-blocks",), True, "as_is", compiled=True),
+        VariantPlan("prescribed", as_it_is, ("compile-blocks",), True, "as_is", compiled=True),
         no_number=Budget(10.0).used_up,
     )
     found = budget.enough_for_all_s([*done, late], Budget(10.0))
@@ -280,13 +280,13 @@ def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
 def test_the_arm_that_is_built_has_its_own_window_kept_free() -> None:
     done = [
         Attempt(
-            ArmPlan("as_is", as_it_is, fp8=True),
+            VariantPlan("as_is", as_it_is, fp8=True),
             [SimpleNamespace(step_s=0.5, compiled=SimpleNamespace(graphs=0), warm_up_s=1.0)],  # type: ignore[list-item]
             build_s=2.0,
         )
     ]
     of = Budget(60.0, 1000.0)
-    found = budget.build_until(ArmPlan("bf16", as_it_is, fp8=False), done, of)
+    found = budget.build_until(VariantPlan("bf16", as_it_is, fp8=False), done, of)
     both = {name: Cost(2.0, (0.5,)) for name in ("as_is", "bf16")}
     assert found == of.build_until(both) < of.build_until({"as_is": both["as_is"]})
 

@@ -19,7 +19,7 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import CPU, Decoder, job
 from tests.trial.recorded_trials import TRIALS, Clock, Seen, took
 from tests.trial.test_budget import COSTS
@@ -97,9 +97,9 @@ def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
     of, raises_at = Budget(60.0, clock()), 1065.0
     laid_out = bench.Bench(job(model=Decoder(1).bfloat16()), [], CPU)
     attempts = [
-        Attempt(ArmPlan("as_is", ticking(math.inf), fp8=True)),
-        Attempt(ArmPlan("bf16", ticking(math.inf), fp8=False)),
-        Attempt(ArmPlan("raises", ticking(raises_at), ("x",), base="as_is")),
+        Attempt(VariantPlan("as_is", ticking(math.inf), fp8=True)),
+        Attempt(VariantPlan("bf16", ticking(math.inf), fp8=False)),
+        Attempt(VariantPlan("raises", ticking(raises_at), ("x",), base="as_is")),
     ]
     for attempt in attempts:
         laid_out.build(attempt)

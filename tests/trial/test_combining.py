@@ -18,19 +18,21 @@ from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.results import _both_windows
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
-BLOCKWISE = ArmPlan(
+BLOCKWISE = VariantPlan(
     "prescribed", as_it_is, ("keep-in-bf16", "cache-off", "compile-blocks"), True, "as_is", compiled=True
 )
-OWN = ArmPlan("prescribed_as_compiled", as_it_is, ("keep-in-bf16", "cache-off"), True, "as_is", compiled=True)
+OWN = VariantPlan(
+    "prescribed_as_compiled", as_it_is, ("keep-in-bf16", "cache-off"), True, "as_is", compiled=True
+)
 
 
 @pytest.mark.parametrize(("own_ms", "stands"), [(8.0, True), (10.0, False), (12.0, False)])
 def test_the_faster_form_of_the_prescription_stands(own_ms: float, stands: bool) -> None:
     times = {"as_is": 20.0, "prescribed": 10.0, OWN.name: own_ms}
     samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
-    attempts = [Attempt(plan) for plan in (ArmPlan("as_is", as_it_is, fp8=True), BLOCKWISE, OWN)]
+    attempts = [Attempt(plan) for plan in (VariantPlan("as_is", as_it_is, fp8=True), BLOCKWISE, OWN)]
     tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
     final = best_total(Window(tracer, attempts, samples), None)
     assert (final is not None) is stands
@@ -45,8 +47,8 @@ def test_the_faster_form_of_the_prescription_stands(own_ms: float, stands: bool)
 def test_where_the_fixes_do_not_fit_together_the_best_that_fits_alone_is_prescribed() -> None:
     times = {"as_is": 20.0, "cache-off": 15.0, "compile-blocks": 12.0, "larger-batch": 25.0}
     samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
-    alone = [ArmPlan(name, as_it_is, (name,), True, "as_is") for name in times if name != "as_is"]
-    attempts = [Attempt(plan) for plan in (ArmPlan("as_is", as_it_is, fp8=True), *alone, BLOCKWISE)]
+    alone = [VariantPlan(name, as_it_is, (name,), True, "as_is") for name in times if name != "as_is"]
+    attempts = [Attempt(plan) for plan in (VariantPlan("as_is", as_it_is, fp8=True), *alone, BLOCKWISE)]
     attempts[-1].no_number = NoNumber(Reason.DOES_NOT_FIT, "its step takes 93.0 GiB")
     tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
     final = best_total(Window(tracer, attempts, samples), None)
@@ -80,8 +82,8 @@ def test_a_recipe_that_was_timed_by_block_is_prescribed_with_the_blocks(
     times = {"as_is": 20.0, "compile-blocks": blocks_ms, "recipe-tensorwise": recipe_ms}
     samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
     done: list[str] = []
-    plans = [ArmPlan("as_is", as_it_is, fp8=True)] + [
-        ArmPlan(name, as_it_is, (name,), True, base, lambda of, name=name: done.append(name) or of, True)  # type: ignore[misc]
+    plans = [VariantPlan("as_is", as_it_is, fp8=True)] + [
+        VariantPlan(name, as_it_is, (name,), True, base, lambda of, name=name: done.append(name) or of, True)  # type: ignore[misc]
         for name, base in (("compile-blocks", "as_is"), ("recipe-tensorwise", "compile-blocks"))
     ]
     tracer = cast(Any, SimpleNamespace(bench=SimpleNamespace(plan=Plan((), (Cut({}),)))))
@@ -103,11 +105,11 @@ def test_the_fair_bf16_is_timed_in_the_window_of_the_prescription(
     times = {"as_is": 40.0, "bf16_compiled": 20.0, won: 12.0, "bf16_cuda_graphs": 8.0, "recipe-rowwise": 30.0}
     samples = {(name, 0): [ms + 0.01 * number for number in range(9)] for name, ms in times.items()}
     plans = [
-        ArmPlan("as_is", as_it_is, fp8=True),
-        ArmPlan("bf16_compiled", as_it_is, fp8=False),
-        ArmPlan(won, as_it_is, (won,), True, "as_is", as_it_is, explored=True),
-        ArmPlan("bf16_cuda_graphs", as_it_is, (), False, "bf16_compiled", explored=True),
-        ArmPlan("recipe-rowwise", as_it_is, ("recipe-rowwise",), True, "as_is", as_it_is, explored=True),
+        VariantPlan("as_is", as_it_is, fp8=True),
+        VariantPlan("bf16_compiled", as_it_is, fp8=False),
+        VariantPlan(won, as_it_is, (won,), True, "as_is", as_it_is, explored=True),
+        VariantPlan("bf16_cuda_graphs", as_it_is, (), False, "bf16_compiled", explored=True),
+        VariantPlan("recipe-rowwise", as_it_is, ("recipe-rowwise",), True, "as_is", as_it_is, explored=True),
     ]
     windows: list[list[str]] = []
 

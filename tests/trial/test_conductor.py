@@ -19,7 +19,7 @@ from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import AS_IS, BF16, CPU, PRESCRIBED, Block, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, STEP_MS, Ticking, explored, failing, ticking
 
@@ -73,7 +73,7 @@ def slowed(share: float) -> Callable[[Variant], Variant]:
 
 @pytest.mark.usefixtures("clock")
 def test_a_planted_slowdown_of_ten_percent_is_found() -> None:
-    arms = run(job(model=Ticking(3).bfloat16()), BF16, ArmPlan("slow", slowed(0.10), fp8=False))
+    arms = run(job(model=Ticking(3).bfloat16()), BF16, VariantPlan("slow", slowed(0.10), fp8=False))
     assert arms["bf16"].step_ms == pytest.approx(STEP_MS)
     assert arms["slow"].step_ms == pytest.approx(1.10 * STEP_MS)
 
@@ -82,7 +82,9 @@ def test_a_planted_slowdown_of_ten_percent_is_found() -> None:
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("share", "reliable"), [(0.0, True), (0.01, True), (0.03, False)])
 def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: bool) -> None:
-    result = trial(job(model=Ticking(3).bfloat16()), BF16, ArmPlan("bf16_again", slowed(share), fp8=False))
+    result = trial(
+        job(model=Ticking(3).bfloat16()), BF16, VariantPlan("bf16_again", slowed(share), fp8=False)
+    )
     assert result.self_check_ratio == pytest.approx(1 / (1 + share))
     assert result.reliable is reliable
     assert ("against its own copy" in (result.reason or "")) is not reliable
@@ -90,7 +92,7 @@ def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: 
 
 @pytest.mark.usefixtures("clock")
 def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
-    twice = ArmPlan(
+    twice = VariantPlan(
         "larger-batch",
         lambda variant: replace(variant, batch=torch.cat([variant.batch] * 2)),
         ("larger-batch",),
@@ -120,7 +122,7 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
         job(blocks=3),
         AS_IS,
         BF16,
-        ArmPlan("bf16_again", BF16.make, fp8=False),
+        VariantPlan("bf16_again", BF16.make, fp8=False),
         explored("unasked", BF16.make, BF16, ()),
     )
     assert result.self_check_ratio is not None

@@ -26,7 +26,7 @@ from fp8doctor.trial.measure.evidence import Compilations, StepProof, compilatio
 from fp8doctor.trial.measure.profile_step import refuted
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def tried(model: nn.Module, batch: object, step: Callable[..., torch.Tensor] | N
     (arm,) = conduct(
         job,
         [],
-        [ArmPlan("as_is", as_it_is)],
+        [VariantPlan("as_is", as_it_is)],
         TrialRun(torch.device("cpu"), Budget(30)),
     ).arms
     assert arm.cuts[0].alloc_retries is None
@@ -174,15 +174,15 @@ def with_recorded(count: int) -> Ready:
 @pytest.mark.parametrize(
     ("plan", "recorded", "why"),
     [
-        (ArmPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 2], None),
-        (ArmPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 0], Reason.NOTHING_COMPILED),
-        (ArmPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [NOT_RECORDED], None),
-        (ArmPlan("bf16_cuda_graphs", as_it_is, fp8=False), [0], Reason.NOTHING_COMPILED),
-        (ArmPlan("as_is", as_it_is), [0], None),
+        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 2], None),
+        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 0], Reason.NOTHING_COMPILED),
+        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [NOT_RECORDED], None),
+        (VariantPlan("bf16_cuda_graphs", as_it_is, fp8=False), [0], Reason.NOTHING_COMPILED),
+        (VariantPlan("as_is", as_it_is), [0], None),
     ],
 )
 def test_an_arm_of_cuda_graphs_that_recorded_none_is_no_number(
-    plan: ArmPlan, recorded: list[int], why: Reason | None
+    plan: VariantPlan, recorded: list[int], why: Reason | None
 ) -> None:
     """Inductor leaves graphs out of what it cannot record, and says so in its log alone."""
     found = refuted(Attempt(plan, list(map(with_recorded, recorded))), StepProof(fp8_gemms=0, graphs_run=1))

@@ -20,7 +20,7 @@ from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.treatments import NotTried
-from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.logged import Records
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
 from tests.trial.planted import explored, failing, worn
@@ -64,7 +64,9 @@ def test_what_an_arm_raises_is_told_to_a_maintainer_only(
 
 
 def test_an_arm_without_its_proof_has_no_number() -> None:
-    arms = run(job(blocks=3), ArmPlan("as_is", BF16.make, fp8=True), ArmPlan("bf16", as_it_is, fp8=False))
+    arms = run(
+        job(blocks=3), VariantPlan("as_is", BF16.make, fp8=True), VariantPlan("bf16", as_it_is, fp8=False)
+    )
     assert (arms["as_is"].why, arms["bf16"].why) == (Reason.NO_FP8_GEMM, Reason.FP8_IN_BF16)
     assert arms["as_is"].reason == "no FP8 matmul was seen in its step"
     assert arms["bf16"].reason == "18 FP8 matmuls were seen in a BF16 step"
@@ -86,7 +88,7 @@ def test_an_arm_that_keeps_compiling_has_no_number(monkeypatch: pytest.MonkeyPat
         variant.model.forward = growing  # type: ignore[method-assign]
         return variant
 
-    arm = run(job(blocks=3), ArmPlan("as_is", make))["as_is"]
+    arm = run(job(blocks=3), VariantPlan("as_is", make))["as_is"]
     assert (arm.why, arm.reason) == (Reason.STILL_COMPILING, "it was still compiling while it was timed")
 
 

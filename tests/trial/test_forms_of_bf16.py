@@ -21,10 +21,10 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.planning import arms
+from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.treatments import carry_out
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Stacked
@@ -88,8 +88,8 @@ def job(model: nn.Module, **fields: Any) -> Job:
     )
 
 
-def plans(of: Job) -> dict[str, ArmPlan]:
-    return {plan.name: plan for plan in arms(examine(of), [], of)}
+def plans(of: Job) -> dict[str, VariantPlan]:
+    return {plan.name: plan for plan in plan_variants(examine(of), [], of)}
 
 
 @pytest.mark.parametrize("compiled", [*WHOLE, with_head, lambda model: by_block(model, mode="max-autotune")])

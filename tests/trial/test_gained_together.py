@@ -10,7 +10,7 @@ import pytest
 from fp8doctor.facts import Trial
 from fp8doctor.trial.measure import bench, profile_step, timer
 from fp8doctor.trial.treatments import NotTried
-from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.trial.decoder import AS_IS, job, trial
 from tests.trial.planted import (
     CLOCK,
@@ -101,7 +101,7 @@ def test_several_winners_are_put_together_and_timed_beside_what_they_are_compare
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("base", [AS_IS, PLANTED], ids=["as_is", "prescribed"])
-def test_a_combination_that_is_slower_than_the_best_alone_is_dropped(base: ArmPlan) -> None:
+def test_a_combination_that_is_slower_than_the_best_alone_is_dropped(base: VariantPlan) -> None:
     plans = [explored("a", faster(0.8), base), explored("b", faster(0.7, only_alone=2.0), base)]
     result = trial(ticking(), AS_IS, TICKING_BF16, *([base] if base is PLANTED else []), *plans)
     start = PROPOSED if base is PLANTED else 1.0
@@ -159,8 +159,8 @@ def test_of_one_family_the_best_is_taken() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_a_proposal_that_is_faster_alone_than_all_together_is_the_prescription() -> None:
-    alone = ArmPlan("good", faster(0.7), ("good",), True, "as_is", faster(0.7))
-    both = ArmPlan("prescribed", faster(0.8), ("good", "bad"), True, "as_is", faster(0.8))
+    alone = VariantPlan("good", faster(0.7), ("good",), True, "as_is", faster(0.7))
+    both = VariantPlan("prescribed", faster(0.8), ("good", "bad"), True, "as_is", faster(0.8))
     result = trial(ticking(), AS_IS, TICKING_BF16, both, alone)
     assert times(result)["prescribed"] == (70, "as_is")
     assert next(arm.treatments for arm in result.arms if arm.name == "prescribed") == ("good",)
@@ -168,8 +168,8 @@ def test_a_proposal_that_is_faster_alone_than_all_together_is_the_prescription()
 
 @pytest.mark.usefixtures("clock")
 def test_a_model_without_fp8_gets_no_prescription_of_what_gained() -> None:
-    plain = ArmPlan("as_is", as_it_is, fp8=False)
-    winner = ArmPlan("winner", faster(0.5), ("winner",), False, "as_is", faster(0.5), explored=True)
+    plain = VariantPlan("as_is", as_it_is, fp8=False)
+    winner = VariantPlan("winner", faster(0.5), ("winner",), False, "as_is", faster(0.5), explored=True)
     assert times(trial(job(model=Ticking(3).bfloat16()), plain, winner)) == {
         "as_is": (100, None),
         "winner": (50, "as_is"),

@@ -19,7 +19,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 from tests.trial.reach import Net, Reach, attempt, mend, trained
 from tests.trial.users_state import entries
 
@@ -224,7 +224,7 @@ def test_scales_of_one_arm_are_updated_in_its_own_steps_only(monkeypatch: pytest
     )
     of = bench.Bench(job, [], torch.device("cpu"))
     for name in ("a", "b"):
-        of.build(Attempt(ArmPlan(name, as_it_is)))
+        of.build(Attempt(VariantPlan(name, as_it_is)))
     of.close()
     assert set(Registers.seen[2:]) == {1, 2}, "never those of the other arm"
     assert len(manager.global_amax_buffer["forward_key"]) == 2, "of the first step, which no arm took"

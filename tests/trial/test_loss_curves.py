@@ -22,7 +22,7 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is, eager_bf16
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 from tests.trial.test_numerics import CPU, NEVER, Block, batch, fp8, job, loss, stack
 
 pytestmark = pytest.mark.slow
@@ -190,7 +190,7 @@ def test_a_deep_model_is_followed_at_its_smaller_cut(
 def test_a_trial_follows_it_last_and_leaves_the_model_alone() -> None:
     model = fp8(stack(Block))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    plans = [ArmPlan(ArmName.AS_IS, as_it_is), ArmPlan(ArmName.BF16, eager_bf16, fp8=False)]
+    plans = [VariantPlan(ArmName.AS_IS, as_it_is), VariantPlan(ArmName.BF16, eager_bf16, fp8=False)]
     parts: list[str | None] = []
     run = TrialRun(CPU, Budget(600), lambda text, part: parts.append(part))
     trial = conduct(job(model), [], plans, run)

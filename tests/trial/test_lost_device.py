@@ -18,7 +18,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.undisturbed import CONTEXT
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import AS_IS, BF16, CPU, job, trial
 from tests.trial.planted import worn
 
@@ -52,7 +52,7 @@ def test_the_part_that_runs_is_named() -> None:
         laid_out.append(said[-1])
         return output.float().mean()
 
-    arms = [ArmPlan("as_is", noting("eager"), fp8=True), ArmPlan("other", noting("other"))]
+    arms = [VariantPlan("as_is", noting("eager"), fp8=True), VariantPlan("other", noting("other"))]
     conduct(job(blocks=3, loss=loss), ["blocks"], arms, TrialRun(CPU, Budget(600), doing(said)))
     assert laid_out[0] == "copying the model to the device"
     assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]

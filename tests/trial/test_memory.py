@@ -33,7 +33,7 @@ from fp8doctor.trial.measure.peak_memory import (
 )
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.stand_ins import transformer_engine
 from tests.trial.decoder import Decoder
 
@@ -305,7 +305,7 @@ def at_full_depth(peaks: list[float | None], holds: list[Held]) -> float | None:
 
 
 def warm(bench: Bench) -> list[Held]:
-    attempt = Attempt(ArmPlan("as_is", as_it_is))
+    attempt = Attempt(VariantPlan("as_is", as_it_is))
     bench.build(attempt)
     assert attempt.no_number is None
     return [ready.held for ready in attempt.ready]

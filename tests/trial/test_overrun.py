@@ -17,7 +17,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, budget
 from fp8doctor.trial.measure.budget import Budget, Overrun, given_up
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.trial.decoder import CPU, Decoder, job
 
 
@@ -76,7 +76,7 @@ def test_an_arm_that_never_ends_costs_itself_only(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Budget, "build_until", soon)
     now_s = time.monotonic()
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now_s))  # a build takes 0 s
-    plans = (ArmPlan("as_is", as_it_is), ArmPlan("never", never, ("x",), base="as_is"))
+    plans = (VariantPlan("as_is", as_it_is), VariantPlan("never", never, ("x",), base="as_is"))
     found = conduct(
         job(model=Decoder(1).bfloat16()), [], plans, TrialRun(CPU, Budget(600.0), own_process=True)
     )
@@ -98,7 +98,10 @@ def test_no_further_cut_is_begun_that_would_not_end(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(bench.Bench, "_further_s", lambda *_, **settings: math.inf)
     found = conduct(
-        job(model=Decoder(26).bfloat16()), ["blocks"], [ArmPlan("as_is", noted)], TrialRun(CPU, Budget(600.0))
+        job(model=Decoder(26).bfloat16()),
+        ["blocks"],
+        [VariantPlan("as_is", noted)],
+        TrialRun(CPU, Budget(600.0)),
     )
     assert len(made) == 1
     assert (found.arms[0].tried, found.arms[0].why) == (False, Reason.NO_TIME_LEFT)

@@ -14,10 +14,10 @@ from fp8doctor.trial.measure.evidence import Compilations, StepProof
 from fp8doctor.trial.measure.peak_memory import Held, Turn
 from fp8doctor.trial.measure.results import _arm, _self_check, _unknown_peaks
 from fp8doctor.trial.treatments.bf16 import eager_bf16
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
-AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
-BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
+AS_IS = VariantPlan("as_is", as_it_is, fp8=True)
+BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
 REFUTED = NoNumber(Reason.FP8_IN_BF16, "3 FP8 matmuls were seen in a BF16 step")
 TIMES = {"as_is": 20.0, "bf16": 10.0}
 
@@ -33,12 +33,12 @@ TIMES = {"as_is": 20.0, "bf16": 10.0}
     ],
 )
 def test_a_copy_is_held_to_what_it_is_a_copy_of(
-    copied: ArmPlan, timed: tuple[str, ...], refuted: bool, ratio: float | None
+    copied: VariantPlan, timed: tuple[str, ...], refuted: bool, ratio: float | None
 ) -> None:
     attempts = [
         Attempt(AS_IS),
         Attempt(BF16, no_number=REFUTED if refuted else None),
-        Attempt(ArmPlan("bf16_again", copied.make, fp8=copied.fp8)),
+        Attempt(VariantPlan("bf16_again", copied.make, fp8=copied.fp8)),
     ]
     samples: Samples = {(name, 0): [TIMES[name]] * 9 for name in timed}
     samples["bf16_again", 0] = [TIMES[copied.name]] * 9
@@ -65,7 +65,7 @@ def at_cuts(name: str, *peaks: float | None) -> Attempt:
         )
         for peak, allocated in zip(peaks, (7.0, 9.0), strict=True)
     ]
-    return Attempt(ArmPlan(name, as_it_is), ready)
+    return Attempt(VariantPlan(name, as_it_is), ready)
 
 
 def test_peaks_that_the_cuts_leave_open_are_a_gap() -> None:

@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.memory_fit import (
 from fp8doctor.trial.measure.peak_memory import Held, Turn
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -44,8 +44,8 @@ def measured(peak_gib: float | None, weights_gib: float = 10.0, gradients_gib: f
     return Ready(lambda: torch.zeros(()), None, compiled, held, peak_gib, None, 0.0, 0.0, None)
 
 
-def planned(name: str, *treatments: str, base: str | None = "as_is", times: float = 1.0) -> ArmPlan:
-    return ArmPlan(name, as_it_is, treatments, base=base, tokens_ratio=times)
+def planned(name: str, *treatments: str, base: str | None = "as_is", times: float = 1.0) -> VariantPlan:
+    return VariantPlan(name, as_it_is, treatments, base=base, tokens_ratio=times)
 
 
 AS_IS = Attempt(planned("as_is", base=None), [measured(50.0), measured(90.0)])
@@ -93,7 +93,7 @@ def test_a_larger_batch_is_held_to_what_is_free(room: float | None, frees: float
     ],
     ids=lambda plan: plan.name,
 )
-def test_what_may_save_memory_and_what_is_like_its_base_are_tried(plan: ArmPlan) -> None:
+def test_what_may_save_memory_and_what_is_like_its_base_are_tried(plan: VariantPlan) -> None:
     assert not_fitting(plan, [AS_IS], 90.0, 0.0) is None
 
 
@@ -283,8 +283,9 @@ def test_cuts_that_cannot_fit_are_not_laid_out(
 ) -> None:
     of = Bench.__new__(Bench)
     of.job, of.device = Job(model=ten_blocks(), target=Target(), workload=Workload()), CPU
-    asked: list[Plan] = []
+    of._plans, of._deeper = [PLAN, Plan((), (Cut({}),))], []
+    made: list[Cut] = []
     monkeypatch.setattr(layout, "room_gib", lambda device: room())
-    monkeypatch.setattr(of, "_lay_out", asked.append)
-    assert of._fits(PLAN) is laid_out
-    assert asked == ([PLAN] if laid_out else [])
+    monkeypatch.setattr(of, "_add", made.append)
+    assert of._laid_out(PLAN) is laid_out
+    assert made == (list(PLAN.cuts) if laid_out else [])

@@ -35,9 +35,9 @@ from fp8doctor.trial.layers import shapes
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import arms
+from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state import library_state
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 
 pytestmark = pytest.mark.slow
 
@@ -524,8 +524,8 @@ def compiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def plans(of: Job, facts: Facts, *steps: Step) -> dict[str, ArmPlan]:
-    return {plan.name: plan for plan in arms(facts, steps, of)}
+def plans(of: Job, facts: Facts, *steps: Step) -> dict[str, VariantPlan]:
+    return {plan.name: plan for plan in plan_variants(facts, steps, of)}
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import rounds, timer
 from fp8doctor.trial.measure.budget import CLOSING_S, HARD_LIMIT, ROUNDS_SHARE, Budget, Cost
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
 from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
 def test_explorations_go_first_when_the_time_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "fits", lambda self, cost, name, costs, by: by == self.last)
-    proposal = ArmPlan("proposal", as_it_is, ("proposal",), True, "as_is")
+    proposal = VariantPlan("proposal", as_it_is, ("proposal",), True, "as_is")
     arms = run(
         job(blocks=3),
         AS_IS,
@@ -69,8 +69,8 @@ def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None
     arms = run(
         job(blocks=3),
         AS_IS,
-        ArmPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"),
-        ArmPlan("float8_rowwise", as_it_is, ("x",), base="as_is"),
+        VariantPlan("float8_tensorwise", as_it_is, ("x",), base="as_is"),
+        VariantPlan("float8_rowwise", as_it_is, ("x",), base="as_is"),
     )
     assert (arms["float8_tensorwise"].tried, arms["float8_rowwise"].tried) == (True, False)
 
@@ -99,8 +99,8 @@ def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> 
     budget = Budget(60.0, 0.0)
     costs = {name: Cost(5.0, (0.1,)) for name in ("as_is", "a", "b")}
     plans = [
-        ArmPlan("as_is", as_it_is, fp8=True),
-        *(ArmPlan(each, as_it_is, (each,), None, "as_is", explored=True) for each in "ab"),
+        VariantPlan("as_is", as_it_is, fp8=True),
+        *(VariantPlan(each, as_it_is, (each,), None, "as_is", explored=True) for each in "ab"),
     ]
 
     def until(a_ms: float, b_ms: float) -> float:

@@ -27,7 +27,7 @@ from fp8doctor.trial.measure.timer import (
     is_decided,
     sign_is_known,
 )
-from fp8doctor.trial.variant import ArmPlan, as_it_is
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -169,13 +169,13 @@ def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
 
 WHOLE = Plan((), (Cut({}),))
 AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
-    ArmPlan(ArmName.AS_IS, as_it_is, fp8=True),
-    ArmPlan(ArmName.BF16, as_it_is, fp8=False),
-    ArmPlan(ArmName.BF16_COMPILED, as_it_is, fp8=False),
-    ArmPlan(ArmName.AS_IS, as_it_is, fp8=False),
-    ArmPlan(conversion_to("tensorwise"), as_it_is, fp8=True),
+    VariantPlan(ArmName.AS_IS, as_it_is, fp8=True),
+    VariantPlan(ArmName.BF16, as_it_is, fp8=False),
+    VariantPlan(ArmName.BF16_COMPILED, as_it_is, fp8=False),
+    VariantPlan(ArmName.AS_IS, as_it_is, fp8=False),
+    VariantPlan(conversion_to("tensorwise"), as_it_is, fp8=True),
 )
-CHANGED = ArmPlan("compile-blocks", as_it_is, ("compile-blocks",), base=ArmName.AS_IS, explored=True)
+CHANGED = VariantPlan("compile-blocks", as_it_is, ("compile-blocks",), base=ArmName.AS_IS, explored=True)
 LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
 """Transformer Engine's layers at full depth, as they were recorded beside another job of the host."""
 
@@ -214,16 +214,16 @@ LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
     ],
 )
 def test_what_is_asked_is_fp8_against_the_fastest_bf16(
-    arms: dict[ArmPlan, list[float]], decided: bool
+    arms: dict[VariantPlan, list[float]], decided: bool
 ) -> None:
     samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
     assert is_decided(samples, WHOLE, list(arms)) is decided
 
 
-PRESCRIBED = ArmPlan(ArmName.PRESCRIBED, as_it_is, ("compile-blocks",), fp8=True, base=ArmName.AS_IS)
+PRESCRIBED = VariantPlan(ArmName.PRESCRIBED, as_it_is, ("compile-blocks",), fp8=True, base=ArmName.AS_IS)
 TOGETHER = replace(PRESCRIBED, name=ArmName.COMBINATION)
 FREED = replace(PRESCRIBED, treatments=("compile-blocks", "checkpointing-off"))
-BF16_FREED = ArmPlan(ArmName.BF16_WITHOUT_CHECKPOINTING, as_it_is, fp8=False)
+BF16_FREED = VariantPlan(ArmName.BF16_WITHOUT_CHECKPOINTING, as_it_is, fp8=False)
 FLUX_LIKE = {AS_IS: [67.6, 67.4, 67.0, 69.7, 63.0], COMPILED: [66.3, 65.6, 66.7, 65.8, 65.8]}
 """Five rounds on an H200 whose host was slow."""
 NOISY = [8, 11, 10, 12, 9]
@@ -264,7 +264,7 @@ NOISY = [8, 11, 10, 12, 9]
         "even in the verdict",
     ],
 )
-def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[ArmPlan, list[float]], told: bool) -> None:
+def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[VariantPlan, list[float]], told: bool) -> None:
     samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
     assert sign_is_known(samples, WHOLE, list(arms)) is told
     assert told or not is_decided(samples, WHOLE, list(arms)), "one notion of it"

@@ -41,7 +41,7 @@ from fp8doctor.trial.measure.profile_step import annotated
 from fp8doctor.trial.measure.results import breakdown
 from fp8doctor.trial.measure.trial_run import KeepTrace, TrialRun
 from fp8doctor.trial.planning import eager_bf16
-from fp8doctor.trial.variant import ArmPlan, Variant, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 
 pytestmark = pytest.mark.slow
 
@@ -122,9 +122,9 @@ def compiled_blocks(variant: Variant) -> Variant:
     return variant
 
 
-AS_IS = ArmPlan("as_is", as_it_is, fp8=True)
-BF16 = ArmPlan("bf16", eager_bf16, fp8=False)
-COMPILED = ArmPlan(
+AS_IS = VariantPlan("as_is", as_it_is, fp8=True)
+BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
+COMPILED = VariantPlan(
     "prescribed",
     compiled_blocks,
     ("compile-blocks",),
@@ -136,7 +136,7 @@ COMPILED = ArmPlan(
 
 
 def trial(
-    of: Job, *arms: ArmPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None
+    of: Job, *arms: VariantPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None
 ) -> Trial:
     return conduct(
         of,
@@ -421,7 +421,7 @@ def explained(of: Trial) -> set[str]:
 
 
 def test_what_is_not_compared_is_not_profiled() -> None:
-    other = ArmPlan("other", as_it_is, ("other",), fp8=True, base="as_is")
+    other = VariantPlan("other", as_it_is, ("other",), fp8=True, base="as_is")
     of = trial(job(), AS_IS, BF16, other)
     assert explained(of) == {"as_is", "bf16"}
     assert by_name(of)["other"].breakdown is None
@@ -440,11 +440,11 @@ def test_a_model_without_fp8_explains_its_best_conversion(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "float8_rowwise" else 2.0] * 6
     )
-    plain = ArmPlan("as_is", eager_bf16, fp8=False)
+    plain = VariantPlan("as_is", eager_bf16, fp8=False)
     of = trial(
         job(),
         plain,
-        *(ArmPlan(f"float8_{recipe}", as_it_is, fp8=True) for recipe in ("tensorwise", "rowwise")),
+        *(VariantPlan(f"float8_{recipe}", as_it_is, fp8=True) for recipe in ("tensorwise", "rowwise")),
     )
     assert explained(of) == {"as_is", "float8_rowwise"}
 
@@ -454,7 +454,7 @@ def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: py
         "fp8doctor.trial.final_round.full_ms",
         lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6,
     )
-    better = ArmPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)
+    better = VariantPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)
     of = trial(job(), AS_IS, BF16, better)
     assert by_name(of)["prescribed"].treatments == ("better",)
     assert explained(of) == {"as_is", "bf16", "prescribed"}

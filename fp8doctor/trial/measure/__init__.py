@@ -1,2 +1,1 @@
-"""One variant of the step: built, warmed up, timed in turns with the others, profiled, and proven to be what
-its name says."""
+"""Build, warm up, time, profile and prove the variants of a step, within a budget."""

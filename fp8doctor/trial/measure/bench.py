@@ -1,4 +1,4 @@
-"""The bench: an arm is built at every cut of a layout, in replicas that share its weights, and warmed up."""
+"""Build a variant at every depth, in replicas that share weights, and warm it up."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.library_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments import NotTried
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")
 
 MOST_WARM_UP = 10
-"""Steps of an arm before it is timed, at most: until one compiles nothing, and `LEAST_WARM_UP` at least."""
+"""Most steps of a variant before it is timed: until one compiles nothing, after `LEAST_WARM_UP`."""
 
 Classes = dict[type[nn.Module], type[nn.Module]]
-"""Class of a module -> its subclass with code of its own."""
+"""Class of a module -> its subclass with its own code."""
 
 
 class Bench(Layout):
-    """The cuts, and the arms that are built on them."""
+    """The truncated models, and the variants that are built on them."""
 
     def __init__(
         self,
@@ -55,22 +55,21 @@ class Bench(Layout):
         interrupts: bool = False,
         guard: Guard | None = None,
     ) -> None:
-        """Lay the cuts out. Raises `torch.OutOfMemoryError` when none fit.
+        """Lay out the truncated models. Raises `torch.OutOfMemoryError` if none fit.
 
-        ``interrupts`` says that a build may be ended by an alarm of the process.
+        With ``interrupts`` an alarm of the process may end a build.
         """
         super().__init__(job, lists, device, guard)
         self.interrupts, self._rounding = interrupts, rounding(job.model, device)
         self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
-        """The arm that is built, timed or proven now."""
+        """The variant that is built, timed or proven now."""
         self.lay_out()
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
-        """Return the optimizer of the other arms; a variant that changes parameters or optimizer gets one of
-        its own."""
+        """Return the shared optimizer, or a new one if the variant changes what it holds."""
         shared = self.optimizers[number]
         held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
         trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
@@ -80,16 +79,16 @@ class Bench(Layout):
         return like(shared, twins, variant.optimizer or {})
 
     def build(self, attempt: Attempt, until: float = math.inf) -> None:
-        """Make the arm at every cut and warm it up; on failure note the reason and free what it took.
+        """Build the variant at every depth and warm it up, or note why it failed.
 
-        The replica of the self-check is made at the first cut only. The build is given up when the clock
-        (``time.monotonic``) passes ``until``, and before a further cut that would. Raises `OriginalTouched`
-        after a write to what is the user's.
+        The self-check is built at the first depth only. The build is given up when the clock
+        (``time.monotonic``) passes ``until``, and before a further depth that would take longer. Raises
+        `OriginalTouched` after a write to the user's objects.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
             with given_up(until, interrupts=self.interrupts):
-                self._build_cuts(attempt, until)
+                self._build_depths(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
             attempt.no_number = NoNumber(
@@ -110,7 +109,7 @@ class Bench(Layout):
             self.drop(attempt, attempt.no_number)
 
     def drop(self, attempt: Attempt, no_number: NoNumber) -> None:
-        """Note why an arm has no number, and free what it took."""
+        """Note why a variant has no time, and free its memory."""
         attempt.no_number = no_number
         attempt.ready.clear()
         self.forget_gradients()
@@ -118,17 +117,16 @@ class Bench(Layout):
         self.let_go(attempt.plan.name)
 
     def forget_gradients(self) -> None:
-        """Free what a step that did not end has left."""
+        """Free the gradients of a step that failed."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _as_one(self, plan: ArmPlan) -> bool:
-        """Whether one graph of this arm holds several blocks. A step that is compiled stays one."""
+    def _as_one(self, plan: VariantPlan) -> bool:
+        """Return whether one graph holds several blocks, as a compiled training step does."""
         return self.as_one and not (plan.by_block and step_mark(self.job.training_step) is None)
 
-    def _build_cuts(self, attempt: Attempt, until: float) -> None:
-        """Make the arm at every cut. What is compiled block by block is compiled for the deepest and serves
-        the others."""
+    def _build_depths(self, attempt: Attempt, until: float) -> None:
+        """Build the variant at every depth; blocks compiled at the deepest serve all."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
         own: Classes = {}
@@ -136,20 +134,20 @@ class Bench(Layout):
         for number in numbers if as_one else reversed(numbers):
             if made and time.monotonic() + self._further_s(made, number, as_one=as_one) > until:
                 raise Overrun
-            ready = self._at_cut(attempt.plan, number, own)
+            ready = self._at_depth(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
-                ready = self._at_cut(attempt.plan, number, {})
-            elif made and own:  # as many as the cut that compiled them
+                ready = self._at_depth(attempt.plan, number, {})
+            elif made and own:  # as many as at the depth that compiled them
                 ready.compiled.graphs = next(iter(made.values())).compiled.graphs
-            if made and not next(iter(made.values())).compiled.from_caches:  # but that cut's
+            if made and not next(iter(made.values())).compiled.from_caches:  # but that depth's
                 ready.compiled.from_caches, ready.from_caches_s = False, 0.0
             made[number] = ready
             if as_one or not self._serves_others(ready.model):
                 own = {}
         attempt.ready = [made[number] for number in numbers]
 
-    def _at_cut(self, plan: ArmPlan, number: int, own: Classes) -> Ready:
-        """Make the arm at one cut and warm it up; ``own`` are the classes with code of its own."""
+    def _at_depth(self, plan: VariantPlan, number: int, own: Classes) -> Ready:
+        """Build the variant at one depth, with the classes of ``own``, and warm it up."""
         replica = replicate(self.bases[number], share=True)[0]
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
@@ -162,14 +160,15 @@ class Bench(Layout):
         return ready
 
     def _serves_others(self, model: nn.Module | None) -> bool:
-        """Whether what was compiled for an arm at one cut is what the others run: graphs of single blocks,
-        and no recorded kernels."""
+        """Return whether other depths run the same graphs: single blocks, not recorded."""
         lists = [stack.name for stack in self.plan.stacks]
         return model is not None and not one_graph(model, lists) and not records_cuda_graphs(model)
 
     def _further_s(self, made: dict[int, Ready], number: int, *, as_one: bool) -> float:
-        """Estimate the least that a further cut takes by the last: one graph compiles for every block of it,
-        and single blocks are compiled already."""
+        """Estimate the least time of a further depth.
+
+        One graph compiles for all its blocks; single blocks are compiled already.
+        """
         last = next(reversed(made))
         if not as_one:
             return LEAST_WARM_UP * made[last].step_s
@@ -234,27 +233,27 @@ class Bench(Layout):
             torch.cuda.synchronize(self.device)
 
     def frees_gib(self) -> float:
-        """Count what the arms hold beside the cuts; 0 on a CPU."""
+        """Count what the variants hold on top of the truncated models; 0 on a CPU."""
         return taken_gib(self.device) - self._laid_out_gib
 
     def close(self) -> None:
-        """Let go of every replica and give the memory back, whoever still holds an attempt."""
+        """Free every replica, whoever still holds an attempt."""
         self.observer.close()
         self.forget()
         self.batch = None
         self.let_go()
 
-    def let_go(self, arm: str | None = None) -> None:
-        """Let go of the step of an arm, or of all, and of what its replica does not share."""
+    def let_go(self, variant: str | None = None) -> None:
+        """Free the replica of a variant, or of all, except for the shared weights."""
         for name, ready in self._handed_out:
-            if arm in (None, name):
+            if variant in (None, name):
                 ready.step, ready.model = _gone, None
         self._handed_out = [each for each in self._handed_out if each[1].model is not None]
         free(self.device)
 
 
 def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Keep the modules of one arm, where they are Transformer Engine's, out of the updates of all others."""
+    """Keep Transformer Engine modules out of the other variants' amax updates."""
     own: Buffers = {}
 
     def apart() -> torch.Tensor:
@@ -270,4 +269,4 @@ def _call_all(functions: Iterable[Callable[[], None]]) -> None:
 
 
 def _gone() -> torch.Tensor:
-    raise RuntimeError("this arm was let go of")
+    raise RuntimeError("this variant was freed")

@@ -1,4 +1,4 @@
-"""Budget a trial: estimate what each variant costs, and decide whether it is still built.
+"""Budget a trial: estimate what each variant costs, and decide if it is built.
 
 Variants come in the order of their importance. Each costs its build, its steps in every round, and its proof
 or profile. One that the report needs may use the time up to the hard deadline; every other has to fit into
@@ -30,7 +30,7 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.variant import ArmPlan, explores
+from fp8doctor.trial.variant import VariantPlan, explores
 
 HARD_LIMIT = 1.25
 """Budgets within which the whole command ends: no variant is begun that is not expected to end by then, a
@@ -120,7 +120,7 @@ class Budget:
 
     @classmethod
     def since(cls, began: float, seconds: float, deadline: float | None = None) -> Budget:
-        """Make the budget of a command that began at this clock, for a trial that begins now.
+        """Make the budget of a command that began at this clock for a trial that begins.
 
         What was done before counts, but leaves the trial `LEAST_SHARE`. A trial that begins again has the
         ``deadline`` of the first, whatever that leaves.
@@ -203,11 +203,11 @@ class Budget:
         return cost.build_s + self.after_builds_s({**costs, name: cost}) - self.after_builds_s(costs)
 
     def fits(self, cost: Cost, name: str, costs: Mapping[str, Cost], by: float) -> bool:
-        """Return whether one more variant, built now, leaves time for all that follows by this clock."""
+        """Return whether one more variant, built now, leaves time for all that follows."""
         return time.monotonic() + cost.build_s + self.after_builds_s({**costs, name: cost}) <= by
 
     def build_until(self, costs: Mapping[str, Cost]) -> float:
-        """Return the clock at which a build is given up, so that what is in ``costs`` can be timed.
+        """Return the clock at which a build is given up, to time what is in ``costs``.
 
         While no step is known, half of the time beyond the budget is kept for that.
         """
@@ -224,7 +224,7 @@ class Budget:
         return time.monotonic() + ROUNDS_SHARE * self.seconds
 
     def rounds_latest(self, costs: Mapping[str, Cost]) -> float:
-        """Return the clock at which even the least rounds end: they are worth nothing without proofs."""
+        """Return the clock at which even the least rounds end, to keep time for proofs."""
         proofs_s = sum(PROOF_STEPS * cost.steps_s[-1] for cost in costs.values())
         return self.last - proofs_s - self.closing_s()
 
@@ -242,8 +242,7 @@ class Budget:
         return min(until, self.last - self._ending_s)
 
     def enough_s(self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str]) -> float:
-        """Return the budget, in steps of ten seconds, in which the variants that were ``left`` out are built
-        and timed too, and what gained together."""
+        """Return the budget, in tens of seconds, that is enough for those ``left`` out."""
         every = {**costs, **left}
         builds_s = sum(cost.build_s for cost in left.values())
         whole_s = self.elapsed_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
@@ -261,8 +260,7 @@ def round_s(costs: Iterable[Cost]) -> float:
 
 
 def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Pick what will be profiled: the step as it is, the fastest BF16, and the prescription or the fastest
-    conversion."""
+    """Pick the step as it is, the fastest BF16, and the best FP8 for the profiles."""
     groups = ([ArmName.AS_IS], BF16_BASELINES, [ArmName.PRESCRIBED], filter(is_conversion, costs))
     fastest = (
         min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
@@ -272,7 +270,7 @@ def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """Sum up the final rounds of what gained together; 0 if fewer than two can have gained."""
+    """Sum up the final rounds; 0 if fewer than two explorations can have gained."""
     tried = [costs[name] for name in explored if name in costs]
     if len(tried) < 2:
         return 0.0
@@ -285,8 +283,8 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
     )
 
 
-def expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
-    """Estimate what a variant will cost by those that were built; None if there is nothing to go by.
+def expected(plan: VariantPlan, costs: Mapping[str, Cost]) -> Cost | None:
+    """Estimate what a variant will cost by those that were built; None without any.
 
     It costs as much as its base. If it compiles, it costs as much as the slowest build of its like: FP8 or
     BF16, block by block or as one graph. Then its steps take as long as those of the fastest.
@@ -318,8 +316,11 @@ def expected(plan: ArmPlan, costs: Mapping[str, Cost]) -> Cost | None:
     return Cost(build_s, steps_s, compiles, fp8, like.by_block)
 
 
-def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
-    """Explain why a variant is not begun; None if it is. The first BF16 is begun while its build has time."""
+def no_time_for(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) -> NoNumber | None:
+    """Explain why a variant is not begun; None if it is.
+
+    The first BF16 is begun as long as its build has time, whatever it is expected to take.
+    """
     costs = costs_of(attempts)
     cost, needed = expected(plan, costs), is_needed(plan, costs)
     if time.monotonic() >= (build_until(plan, attempts, budget) if needed else budget.end):
@@ -332,14 +333,14 @@ def no_time_for(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> N
     return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
 
 
-def build_until(plan: ArmPlan, attempts: Sequence[Attempt], budget: Budget) -> float:
-    """Return the clock at which the variant's build is given up, so that it and all others can be timed."""
+def build_until(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) -> float:
+    """Return the clock at which the variant's build is given up, to time all others."""
     costs = costs_of(attempts)
     cost = expected(plan, costs)
     return budget.build_until({**costs, plan.name: cost} if cost else costs)
 
 
-def is_needed(plan: ArmPlan, costs: Mapping[str, Cost]) -> bool:
+def is_needed(plan: VariantPlan, costs: Mapping[str, Cost]) -> bool:
     """Return whether a report cannot do without the variant."""
     return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
 
@@ -364,8 +365,10 @@ def _compiled(ready: Ready) -> bool:
 
 
 def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
-    """Return the budget in which no variant would be left out for time, even if the caches hold nothing of
-    those; None if none was, or nobody knows."""
+    """Return the budget in which no variant would be left out for time.
+
+    It does not count on the compiler's caches. None if none was left out, or that is not known.
+    """
     costs = costs_of(attempts)
     anew = {each.plan.name: _compiled_anew(each, costs) for each in attempts if each.ready}
     left: dict[str, Cost] = {}
@@ -380,7 +383,7 @@ def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | Non
 
 
 def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:
-    """Raise the cost of a variant whose graphs came from the caches to what compiling them takes."""
+    """Return the cost of a variant as if the caches had been empty."""
     cost, cached_s = costs[attempt.plan.name], sum(ready.from_caches_s for ready in attempt.ready)
     if not cached_s:
         return cost
@@ -389,12 +392,12 @@ def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:
 
 
 class Overrun(BaseException):
-    """A build has no time left. No `Exception`: the compiler takes those for failures of its own."""
+    """A build has no time left. No `Exception`: the compiler would catch it."""
 
 
 @contextmanager
 def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
-    """Raise `Overrun` inside when the clock passes ``at``, in the middle of a compilation.
+    """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
 
     Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
     of its own. A call into C++ ends first.

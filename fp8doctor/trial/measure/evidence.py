@@ -1,7 +1,6 @@
-"""Proof that an arm ran what its label says: graphs compiled, broken, compiled again and run, FP8 GEMMs,
-executed blocks.
+"""Prove that a variant ran as its name says: graphs, FP8 GEMMs, executed blocks.
 
-The raw events of the profiler are counted (torch 2.11 and 2.13): its ``key_averages`` would take seconds.
+The profiler's raw events are counted (torch 2.11 and 2.13): its ``key_averages`` would take seconds.
 """
 
 from __future__ import annotations
@@ -36,40 +35,40 @@ _log = logging.getLogger("fp8doctor")
 COMPILED_REGION = "Torch-Compiled Region"
 
 FORWARDS_OF_LINEARS = ("aten::linear", "matmul_with_hp_or_float8_args")
-"""What the forward of an nn.Linear and of torchao's Float8Linear (0.10 to 0.18) is called in a profile.
-Inductor's graphs hold neither."""
+"""Names of the forward of an nn.Linear and a Float8Linear (torchao 0.10 to 0.18) in a profile. Inductor's
+graphs hold neither."""
 
 LIMIT_EXCEEDED = re.compile(r"(recompile|cache)(_size)?[ _]limit (exceeded|reached)", re.IGNORECASE)
-"""How Dynamo names the failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded``
-(torch 2.13), ``recompile_limit reached`` (2.9), ``cache_size_limit reached`` (2.6)."""
+"""Dynamo's failure of a frame that was compiled too often: ``Dynamo recompile limit exceeded`` (torch 2.13),
+``recompile_limit reached`` (2.9), ``cache_size_limit reached`` (2.6)."""
 
 PLACE = re.compile(r"\S+:\d+ in \S+$")
-"""Where a guard came from, the last comment behind it: ``model.py:12 in forward``."""
+"""A guard's last comment, its place: ``model.py:12 in forward``."""
 
 MOST_REASONS = 5
-"""Reasons that are kept of each kind."""
+"""Most reasons of each kind to keep."""
 
 SETTLE_S = 0.2
-"""Time under load after which the clocks of a GPU have settled (seen on an H200 at its power limit)."""
+"""Seconds under load until a GPU's clocks settle (seen on an H200 at its power limit)."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Frames that Dynamo compiled and graph breaks it met, since the process began."""
+    """Frames that Dynamo compiled in this process so far, and graph breaks it met."""
 
     frames: int
     breaks: int
 
 
 def compiled_so_far() -> Compiled | None:
-    """Count what Dynamo compiled; None where this torch does not tell."""
+    """Count what Dynamo compiled; None if this torch does not count it."""
     frames, breaks = torch_private.counters("frames"), torch_private.counters("graph_break")
     return None if frames is None or breaks is None else Compiled(frames.get("ok", 0), sum(breaks.values()))
 
 
 @dataclass
 class Compilations:
-    """What Dynamo did while it was watched; not recorded where this torch keeps it elsewhere."""
+    """What Dynamo did while it was watched; not recorded if this torch hides it."""
 
     graphs: int = NOT_RECORDED
     breaks: int = NOT_RECORDED
@@ -78,23 +77,20 @@ class Compilations:
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     recorded: int = NOT_RECORDED
-    """Functions whose kernels were recorded as CUDA graphs."""
+    """Functions that were recorded as CUDA graphs."""
     from_caches: bool = False
-    """Whether the compiler's caches on disk held all graphs that were asked for, and some were. Of an arm
-    that was built: from an earlier run."""
+    """Whether all graphs came from the compiler's caches on disk, and there were some."""
     took_s: float = math.inf
-    """Seconds that Dynamo and the compiler took; infinite where this torch does not tell."""
+    """Seconds that Dynamo and the compiler took; infinite if this torch does not count them."""
 
 
 @contextmanager
 def compilations(model: nn.Module) -> Iterator[Compilations]:
-    """Watch Dynamo, and fill the yielded record at the end; functions of ``model`` are named with their
-    class.
+    """Watch Dynamo, and fill the yielded record at the end.
 
-    Dynamo's own list of compilations holds the last 64: a longer one takes its place meanwhile, and the
-    user's comes back as it was.
+    Functions of ``model`` are named with their class. Dynamo's own list of compilations holds the last 64: a
+    longer one replaces it meanwhile.
     """
-
     torch_private.load_dynamo()
     seen, before, broken = Compilations(), compiled_so_far(), torch_private.counters("graph_break") or {}
     kept, log = torch_private.compilation_metrics(), deque[Any]()
@@ -131,15 +127,14 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
 
 
 def _asked_of_caches() -> tuple[int, int]:
-    """Count the graphs that Inductor found in its caches so far, and those that it compiled."""
+    """Count the graphs that Inductor took from its caches so far, and compiled."""
     counted = torch_private.counters("inductor") or {}
     compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
     return counted.get("fxgraph_cache_hit", 0), compiled
 
 
 def _recorded() -> tuple[object, int] | None:
-    """Count the functions that Inductor has recorded as CUDA graphs, beside the manager that holds them; None
-    where this torch does not tell."""
+    """Return Inductor's manager of CUDA graphs and its number of functions, if known."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None, 0
     try:
@@ -163,15 +158,14 @@ def _break(reason: str) -> str:
 
 
 def _guard(reason: str) -> str:
-    """Cut ``0/0: x == 1 # the line # file.py:1 in f`` to the guard that failed and where it came from."""
+    """Cut ``0/0: x == 1 # the line # file.py:1 in f`` to the guard and its place."""
     guard, *comments = re.split(r"\s+# ", reason.strip().partition("\n")[0])
     guard = re.sub(r"^\[?\d+/\d+\S*: ", "", guard)
     return f"{guard} ({comments[-1]})" if comments and PLACE.match(comments[-1]) else guard
 
 
 def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
-    """Name the functions that reached the limit: their last compilation failed, the ones before it tell the
-    name."""
+    """Name the functions that reached the recompile limit."""
     functions: dict[str, str] = {}
     owners = _forwards(model)
     given_up = []
@@ -200,13 +194,13 @@ def _forwards(model: nn.Module) -> Mapping[tuple[str, int], str]:
 
 @dataclass(frozen=True)
 class StepProof:
-    """What one profiled step ran."""
+    """Counts of one profiled step."""
 
     fp8_gemms: int | None
-    """None where nothing that could be watched tells."""
+    """None if they could not be counted."""
     graphs_run: int
     uncompiled_linears: int | None = None
-    """Forwards of a Linear outside of every compiled region; None where nobody counted."""
+    """Forwards of a Linear outside of every compiled region; None if they were not counted."""
 
 
 ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
@@ -215,11 +209,10 @@ OUTSIDE_THE_MAIN_THREAD = "torch's profiler works in the main thread only"
 
 
 def prove(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Watch one step and count.
+    """Run one step and count.
 
-    A process has one profiler at a time, and to start another ends the first without its events (seen on
-    torch 2.13). Beside a user's profiler, and where none starts, the observer of execution traces counts,
-    which sees operators only.
+    A second profiler would end the user's without its events (torch 2.13). If one is active, or none starts,
+    the observer of execution traces counts, which sees operators only.
     """
     if why_not_profiled() is None:
         try:
@@ -230,12 +223,12 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
 
 
 def profiler_in_use() -> bool:
-    """Whether the user profiles this process; False where this torch does not tell."""
+    """Return whether the user profiles this process."""
     return torch_private.is_profiled()
 
 
 def why_not_profiled() -> str | None:
-    """Tell why torch's profiler is left alone here; None where it is not."""
+    """Explain why torch's profiler cannot be used here; None if it can."""
     if profiler_in_use():
         return ANOTHER_PROFILER
     return None if threading.current_thread() is threading.main_thread() else OUTSIDE_THE_MAIN_THREAD
@@ -244,10 +237,10 @@ def why_not_profiled() -> str | None:
 def profiled(
     step: Callable[[], object], device: torch.device, *, to_read: bool = False
 ) -> torch.profiler.profile:
-    """Take one step under the profiler, which has stopped when this returns.
+    """Run one step under the profiler, and stop it.
 
-    ``to_read`` records the types of the operators' inputs. On CUDA it also keeps the GPU at work right up to
-    the step: after a rest its clocks are higher than in the window where the step was timed.
+    ``to_read`` records the types of the operators' inputs. On CUDA it also keeps the GPU busy right up to the
+    step: after a rest its clocks are higher than when the step was timed.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -272,10 +265,7 @@ def profiled(
 
 
 def counted(profile: torch.autograd.profiler.profile | None, device: torch.device) -> StepProof:
-    """Count what a profiled step ran.
-
-    On CUDA FP8 GEMMs are counted by kernel, which covers every stack, unless no kernel was seen.
-    """
+    """Count what a profiled step ran; FP8 GEMMs on CUDA by their kernels."""
     operators = kernels = seen = 0
     regions: list[tuple[int, int]] = []
     linears: list[int] = []
@@ -297,8 +287,7 @@ def counted(profile: torch.autograd.profiler.profile | None, device: torch.devic
 
 
 def counted_in(trace: Trace, device: torch.device) -> StepProof:
-    """Count the same in the exported trace, where it is read anyway: the raw events of a step of 0.4 s on the
-    host, 173,000, are counted in 1.2 s, and its trace in 0.13 (torch 2.13, a CPU)."""
+    """Count the same in an exported trace, in 0.13 s instead of 1.2 (173,000 events)."""
     names = [event.name for events in trace.host.values() for event in events]
     regions = sum(name.startswith(COMPILED_REGION) for name in names)
     if device.type == "cuda":
@@ -308,10 +297,7 @@ def counted_in(trace: Trace, device: torch.device) -> StepProof:
 
 
 def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Count the same by operators.
-
-    FP8 GEMMs of a stack that has no operator of its own (Transformer Engine) are not seen on CUDA.
-    """
+    """Count the same by operators, which miss Transformer Engine's FP8 GEMMs."""
     with own_folder() as folder:
         file = Path(folder, "operators.json")
         observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
@@ -331,8 +317,7 @@ def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
 
 @contextmanager
 def quiet_profiler() -> Iterator[None]:
-    """Keep the profiler's library from writing its own lines to stderr; it reads the variable when it is
-    first used."""
+    """Keep Kineto from writing to stderr; it reads the variable when it is first used."""
     before = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = "99"
     try:
@@ -346,18 +331,18 @@ def quiet_profiler() -> Iterator[None]:
 
 @dataclass
 class Executed:
-    """The modules of a model that ran in one step, by name."""
+    """Names of the modules that ran in one step."""
 
     at_all: set[str] = field(default_factory=set)
     in_backward: set[str] = field(default_factory=set)
-    """Those that ran, once more, while gradients were computed: what checkpointing recomputes."""
+    """Modules that ran again while gradients were computed: checkpointing recomputes them."""
 
     def within(self, name: str) -> bool:
-        """Whether a module ran, or one below it: a ModuleList has no forward of its own."""
+        """Return whether a module ran, or one below it, as in a ModuleList."""
         return any(each == name or each.startswith(f"{name}.") for each in self.at_all)
 
     def recomputed(self) -> tuple[str, ...]:
-        """The outermost of the modules that ran in the backward."""
+        """Return the outermost modules that ran in the backward."""
         found: list[str] = []
         for name in sorted(self.in_backward):
             if not any(above in ("", name) or name.startswith(f"{above}.") for above in found):

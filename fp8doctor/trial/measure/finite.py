@@ -1,7 +1,7 @@
-"""Whether the loss and the gradients of a step are finite, and how the weights stay so when they are not.
+"""Note if a step's loss and gradients are finite, and keep NaN out of the weights.
 
-All arms share one set of weights. A NaN that one arm's gradients carry into an update is in every arm from
-then on, BF16 too, and all their kernels then work on NaN.
+All variants share one set of weights: a NaN that one variant's update carries into them would be in every
+variant, BF16 too.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Step = Callable[[], torch.Tensor]
 
 
 class WatchedSteps:
-    """A step whose loss and gradients are looked at, and whose update sees finite gradients only.
+    """A step whose loss and gradients are watched; its update sees finite ones only.
 
-    Nothing is read from the device before `non_finite` is asked for.
+    Nothing is read from the device before `non_finite` is called.
     """
 
     def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:
@@ -38,15 +38,14 @@ class WatchedSteps:
         _clear(gradients)
 
     def non_finite(self) -> tuple[str, ...] | None:
-        """Name what was NaN or infinite so far, ``loss`` or ``gradients``; None where the optimizer let
-        nobody see."""
+        """Name what was NaN or infinite, ``loss`` or ``gradients``; None if not seen."""
         if len(self._gradients) < len(self._losses):
             return None
         seen = {"loss": self._losses, "gradients": self._gradients}
         return tuple(name for name, finite in seen.items() if finite and not bool(torch.stack(finite).all()))
 
     def unwatched(self) -> Step:
-        """Return the step itself; its update still sees finite gradients where some were not."""
+        """Return the step itself, with its update still guarded if that was needed."""
         return self._kept_finite if "gradients" in (self.non_finite() or ()) else self._step
 
     def _kept_finite(self) -> torch.Tensor:
@@ -58,8 +57,7 @@ class WatchedSteps:
 def _before_the_update(
     optimizer: torch.optim.Optimizer, act: Callable[[list[torch.Tensor]], None]
 ) -> Iterator[None]:
-    """Hand the gradients to ``act`` when the optimizer begins its step, without kinds that it cannot work
-    on."""
+    """Pass the gradients to ``act`` when the optimizer begins its step."""
 
     def hook(*_: Any) -> None:
         found = [

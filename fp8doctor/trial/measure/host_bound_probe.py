@@ -1,9 +1,9 @@
-"""Whether the host sets the pace of a step, asked without a profiler before the arms are timed.
+"""Test if the host sets the pace of a step, and try CUDA graphs if it does.
 
 The GPU is kept busy while the host launches what it can of a forward, and again of a backward and the
-optimizer, about a thousand kernels each time. What is shorter for that head start waits for its launches;
-what the GPU sets the pace of takes as long as ever. The first wait begins with what is compiled: before it a
-model of transformers asks the GPU whether sequences are packed, and would wait with it.
+optimizer, about a thousand kernels each. A step that this head start makes shorter waits for its launches.
+The first wait begins at the first compiled module: before that a model of transformers asks the GPU whether
+sequences are packed, and would wait too. No profile exists yet when this is decided.
 """
 
 from __future__ import annotations
@@ -25,20 +25,25 @@ from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 _log = logging.getLogger("fp8doctor")
 
 HOST_BOUND = 0.05
-"""Share that the head start saves from which on the host is said to set the pace. A choice, below the tenth
-of the step that STP001 speaks of, since the queue of a GPU holds only a part of the launches: a Gemma 2B that
-is idle for a fifth of its step saved 7 % (H100)."""
+"""Share of the step that the head start saves if the host sets the pace. A choice, below STP001's tenth,
+because a GPU's queue holds only a part of the launches: a Gemma 2B that is idle for a fifth of its step saved
+7 % (H100)."""
 
 ROUNDS, LONG_STEP_S = 2, 0.2
 """Steps of each kind, of which the shortest counts, and the seconds of a step of which one is enough."""
 
 CYCLES = 10**7
-"""Cycles of the GPU's clock, some 5 ms, by whose time the wait is told how long to be."""
+"""Cycles of the GPU's clock, some 5 ms, that calibrate the wait."""
+
+STAYS_IN_THIS_PROCESS = NoNumber(
+    Reason.NOT_APPLICABLE,
+    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
+    "one of its own",
+)
 
 
 def waits_for_host(ready: Ready, device: torch.device) -> bool:
-    """Whether a head start of the launches makes the step of an arm shorter, one of a single micro-batch;
-    False on a CPU, and where torch has nothing to keep a GPU busy with."""
+    """Return whether a head start of the launches shortens the step; False on a CPU."""
     wait = torch_private.busy_wait()
     if device.type != "cuda" or wait is None or ready.model is None:
         return False
@@ -55,13 +60,12 @@ def waits_for_host(ready: Ready, device: torch.device) -> bool:
 
 
 def saves(usual_ms: float, ahead_ms: float) -> bool:
-    """Whether the head start saved a good part."""
+    """Return whether the head start saved a good part."""
     return 1.0 - ahead_ms / usual_ms > HOST_BOUND
 
 
 def _step_ms(ready: Ready, first: Callable[[], object] = lambda: None) -> float:
-    """Time a step on the GPU from its first compiled module on, without what is enqueued before that and
-    before its backward."""
+    """Time a step on the GPU from its first compiled module on, without the waits."""
     begins: list[torch.cuda.Event] = []
     ends: list[torch.cuda.Event] = []
 
@@ -88,27 +92,20 @@ def _step_ms(ready: Ready, first: Callable[[], object] = lambda: None) -> float:
 
 
 def _mark() -> torch.cuda.Event:
-    """Record a moment of the GPU's current stream."""
+    """Record an event on the GPU's current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def _between_ms(begins: Sequence[torch.cuda.Event], ends: Sequence[torch.cuda.Event]) -> float:
-    """Sum up the spans, when the GPU has come to the last end."""
+    """Sum up the spans after the last end."""
     ends[-1].synchronize()
     return float(sum(begin.elapsed_time(end) for begin, end in zip(begins, ends, strict=True)))
 
 
-STAYS_IN_THIS_PROCESS = NoNumber(
-    Reason.NOT_APPLICABLE,
-    "the memory of recorded CUDA graphs would stay taken in this process; `fp8doctor model.py` times them in "
-    "one of its own",
-)
-
-
-def add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
-    """Add what is tried where the host sets the pace of this arm, if it does."""
+def add_if_host_bound(attempt: Attempt, bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
+    """Add CUDA graph variants before the explorations if this variant is host-bound."""
     plans = attempt.plan.if_host_bound
     if attempt.ready and plans and _waits(attempt, bench):
         first = next((n for n, each in enumerate(attempts) if each.plan.explored), len(attempts))
@@ -117,8 +114,7 @@ def add_against_host(attempt: Attempt, bench: Bench, attempts: list[Attempt], ru
 
 
 def _waits(attempt: Attempt, bench: Bench) -> bool:
-    """Whether the host sets the pace of an arm. Where that cannot be asked, as for want of memory, the arm
-    itself has run, and is timed all the same."""
+    """Return whether the host sets the pace of a variant; False if the test fails."""
     bench.at_work = attempt.plan.name
     try:
         return waits_for_host(attempt.ready[-1], bench.device)

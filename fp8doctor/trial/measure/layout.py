@@ -1,8 +1,8 @@
-"""Lay out truncated models on the device, as deep as fit, with an optimizer each that took one step."""
+"""Lay out truncated models on the device, as deep as fit, with an optimizer each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,22 +37,13 @@ from fp8doctor.trial.variant import Variant
 
 
 class Layout:
-    """The cuts on the device, with one set of weights and one optimizer state each."""
+    """The truncated models on the device, each with its weights and optimizer state."""
 
     plan: depth.Plan
-    """Which of the plans was laid out."""
+    """The plan that was laid out."""
 
-    def __init__(
-        self,
-        job: Job,
-        lists: Sequence[str],
-        device: torch.device,
-        guard: Guard | None,
-    ) -> None:
-        """Plan the cuts; `lay_out` makes them.
-
-        ``guard`` watches the first steps, and may stand in all others.
-        """
+    def __init__(self, job: Job, lists: Sequence[str], device: torch.device, guard: Guard | None) -> None:
+        """Plan the models; `lay_out` makes them. ``guard`` watches their first steps."""
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.guard = guard or Guard(job)
         if job.rebuild is None and not all(map(has_data, job.model.parameters())):
@@ -66,68 +57,52 @@ class Layout:
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.rates: list[list[float]] = []
-        """Of each cut: the learning rates of the job's own optimizer, one a group."""
+        """Learning rates of the job's own optimizer for each base, one per parameter group."""
         self.recomputed: tuple[str, ...] = ()
         """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
-        """Whether one graph holds several blocks, so that each depth is compiled anew."""
+        """Whether one graph holds several blocks, so each depth is compiled anew."""
         self._plans = depth.plans(root, within, as_one=self.as_one)
         self._deeper: list[depth.Plan] = []
-        """What is laid out instead where there is room beside all others: they save more than it tells."""
+        """Plans that are tried first if the GPU has room for more than their steps."""
         if is_roomy(root, whole_gib(device)):
             roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
             self._deeper = [plan for plan in roomy if plan not in self._plans]
 
     def lay_out(self) -> None:
-        """Make the largest cuts that fit. Raises `torch.OutOfMemoryError` when none do."""
-        *larger, last = self._plans
-        if not (
-            any(map(self._laid_out_roomily, self._deeper))
-            or any(map(self._fits, larger))
-            or self._laid_out(last)
-        ):
+        """Make the largest models that fit. Raises `torch.OutOfMemoryError` if none do."""
+        if not any(map(self._laid_out, (*self._deeper, *self._plans))):
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 
-    def _fits(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where it may fit."""
-        least = laid_out_gib(unwrapped(self.job.model), plan)
-        return not exceeds(least, room_gib(self.device)) and self._laid_out(plan)
-
     def _laid_out(self, plan: depth.Plan) -> bool:
-        """Lay the plan out; on a memory that is too small give back what was taken."""
-        try:
-            self._lay_out(plan)
-        except torch.OutOfMemoryError:
-            self.forget()
-        else:
-            return True
-        free(self.device)  # the error, which is gone by now, held what the step made
-        return False
+        """Lay a plan out if it fits, and give back what it took if it does not.
 
-    def _laid_out_roomily(self, plan: depth.Plan) -> bool:
-        """Lay the plan out where its step leaves memory for variants that take more."""
-        start_peak(self.device)
-        if not self._laid_out(plan):
+        A deeper plan has to leave room for variants that take more. The last plan is tried in any case.
+        """
+        deeper, least = plan in self._deeper, laid_out_gib(unwrapped(self.job.model), plan)
+        if not deeper and plan is not self._plans[-1] and exceeds(least, room_gib(self.device)):
             return False
-        if leaves_room(self.device):
-            return True
-        self.forget()
-        free(self.device)
-        return False
+        start_peak(self.device)
+        self.plan = plan
+        try:
+            for cut in plan.cuts:
+                self._add(cut)
+        except torch.OutOfMemoryError:
+            fits = False
+        else:
+            fits = not deeper or leaves_room(self.device)
+        if not fits:  # the error is gone here, and with it what it held of the step
+            self.forget()
+            free(self.device)
+        return fits
 
     def forget(self) -> None:
         """Let go of what was laid out."""
         self.bases.clear()
         self.optimizers.clear()
         self.rates.clear()
-
-    def _lay_out(self, plan: depth.Plan) -> None:
-        """Make the base of every cut, with an optimizer that took one step."""
-        self.plan = plan
-        for cut in plan.cuts:
-            self._add(cut)
 
     def _add(self, cut: depth.Cut) -> None:
         job, base, memo = cut_of(self.job, cut, self.device)
@@ -137,8 +112,10 @@ class Layout:
         self._first_step(cut)
 
     def for_many_steps(self) -> tuple[int, depth.Cut]:
-        """Return the smallest cut and the number of its base, which is made now where a deep model was laid
-        out whole. Raises `torch.OutOfMemoryError`."""
+        """Return the number and cut of the smallest base, made now if all are whole.
+
+        Raises `torch.OutOfMemoryError`.
+        """
         if self.plan not in self._deeper:
             return 0, self.plan.cuts[0]
         cut = self._plans[0].cuts[0]
@@ -146,14 +123,12 @@ class Layout:
         return len(self.bases) - 1, cut
 
     def _first_step(self, cut: depth.Cut) -> None:
-        """One eager step under the guard, which also sees what is executed and what is recomputed, and makes
-        the optimizer's state."""
+        """Take one eager step, which makes the optimizer's state and shows what ran."""
         probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
         give_own_code(probe.model)
         with self.guard.armed(), executed(probe.model) as ran:
-            WatchedSteps(
-                training_step(self.job, probe, self.optimizers[-1], self.device), self.optimizers[-1]
-            )()
+            step = training_step(self.job, probe, self.optimizers[-1], self.device)
+            WatchedSteps(step, self.optimizers[-1])()
         lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
         blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
         missed = sum(not ran.within(cleaned(block)) for block in blocks)
@@ -167,28 +142,25 @@ class Layout:
 
 
 def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
-    """Whether the step, a list of blocks or what holds one is compiled."""
+    """Return whether the step, a list of blocks or one of its parents is compiled."""
     return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
 
 
 def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
-    """Whether a list of blocks or what holds one is compiled in the model."""
-    return _any_compiles(
-        module
+    """Return whether a list of blocks or one of its parents is compiled."""
+    marks = (
+        compile_mark(module, "", ClassCache(type(module)))
         for name, module in model.named_modules()
         if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
     )
-
-
-def _any_compiles(modules: Iterable[nn.Module]) -> bool:
-    marks = (compile_mark(module, "", ClassCache(type(module))) for module in modules)
     return any(mark and mark.compiles is not False for mark in marks)
 
 
 def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
-    """Make a cut on the device: by the model file's own function where it can, else by copying the model.
+    """Truncate the model on the device, by the model file's function or by a copy.
 
-    With it come the job that it belongs to and the memo from that job's parameters to the cut's.
+    Returns the job that it belongs to, the truncated model, and the memo from that job's parameters to its
+    own.
     """
     of, cuts = job, dict(cut.indices)
     if job.rebuild is not None and len(cut.kept) == 1:

@@ -1,8 +1,8 @@
-"""What is known not to fit into the GPU's memory: predicted from what was measured, before it is tried.
+"""Predict what does not fit into the GPU's memory.
 
-Before an arm is built, every prediction is a least one. A plan of cuts takes at least its weights and
-gradients. An arm that saves no memory takes at least what the step of its base takes, and more for more
-tokens. An arm that was built at cuts is held to what it will take at full depth.
+Truncated models take at least their weights and gradients. A variant that saves no memory takes at least as
+much as its base, and more for more tokens. A variant that was built truncated is judged by its peak at full
+depth.
 """
 
 from __future__ import annotations
@@ -25,42 +25,40 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.peak_memory import gib
-from fp8doctor.trial.variant import ArmPlan
+from fp8doctor.trial.variant import VariantPlan
 from fp8doctor.wording import percent
 
 MARGIN = 0.1
-"""Share of the free memory by which a prediction has to exceed it. A choice: measured memory was mostly 1 %
-off a plain script's in 27 jobs, and the allocator cannot use every gap."""
+"""Share of the free memory by which a prediction has to exceed it. A choice: predictions were mostly 1 % off
+in 27 jobs, and the allocator cannot use every gap."""
 
 ROOMY = 0.2
-"""Share of the GPU's memory that weights and gradients take at most where a deep model is timed whole. A
-choice: Adam's two moments are as much again, and three fifths are left for the user's own model and what a
-step saves for its backward."""
+"""Most of the GPU's memory, as a share, that weights and gradients take of a deep model that is timed whole.
+A choice: Adam's moments take as much again, and the user's own model and the activations need the rest."""
 
 LEAVES = 0.4
-"""Share of the GPU's memory that the first step of a deep model has to leave where it is timed whole. A
-choice: BF16, recipes and steps without checkpointing may take more than the step as it is."""
+"""Share of the GPU's memory that such a model's first step has to leave. A choice: other variants may take
+more than the step as it is."""
 
 SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
-"""Treatments after which a step takes no less memory."""
+"""Treatments that save no memory."""
 
 ALIKE = 1.01
-"""Peak / peak of the step as it is, up to which a change takes no more memory: extrapolated peaks were within
-1 % of a plain script's."""
+"""Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1 %."""
 
 WORTH_FREEING = 0.01
-"""Share of the free memory that the other arms have to hold, for a try without them to be worth its build. A
-choice."""
+"""Share of the free memory that the other variants have to hold for a pair without them to be worth its
+build. A choice."""
 
 
 def room_gib(device: torch.device) -> float | None:
-    """Count what can still be taken: what is free, and what the allocator keeps unused; None on a CPU."""
+    """Count the free memory, and what the allocator keeps unused; None on a CPU."""
     gib = gpu_gib(device)
     return None if gib is None else gib - taken_gib(device)
 
 
 def gpu_gib(device: torch.device) -> float | None:
-    """Count what this process can have of the GPU, all of its own included; None on a CPU."""
+    """Count what this process has and can have of the GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(device)
@@ -68,46 +66,46 @@ def gpu_gib(device: torch.device) -> float | None:
 
 
 def whole_gib(device: torch.device) -> float | None:
-    """Count all memory of the GPU, whoever has it; None on a CPU."""
+    """Count all memory of the GPU; None on a CPU."""
     return torch.cuda.mem_get_info(device)[1] / 2**30 if device.type == "cuda" else None
 
 
 def taken_gib(device: torch.device) -> float:
-    """Count what tensors take of this process's memory on the GPU; 0 on a CPU."""
+    """Count what this process's tensors take on the GPU; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0
 
 
 def exceeds(least_gib: float, room: float | None) -> bool:
-    """Whether what is needed at the least is beyond doubt more than there is."""
+    """Return whether the least that is needed is clearly more than there is."""
     return room is not None and least_gib > (1.0 + MARGIN) * room
 
 
 def is_roomy(root: nn.Module, gpu_gib: float | None) -> bool:
-    """Whether all weights and their gradients take a small part of the GPU's memory; not on a CPU."""
+    """Return whether all weights and gradients take a small part of the GPU's memory."""
     return gpu_gib is not None and laid_out_gib(root, Plan((), (Cut({}),))) <= ROOMY * gpu_gib
 
 
 def start_peak(device: torch.device) -> None:
-    """Begin the peak of the memory anew."""
+    """Reset the peak of the memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def leaves_room(device: torch.device) -> bool:
-    """Whether the memory that was taken at the most since leaves a good part of the GPU's."""
+    """Return whether the peak since `start_peak` leaves enough of the GPU's memory."""
     whole = whole_gib(device)
     return whole is None or torch.cuda.max_memory_allocated(device) / 2**30 <= (1.0 - LEAVES) * whole
 
 
 def laid_out_gib(root: nn.Module, plan: Plan) -> float:
-    """Sum up the least that the cuts of a plan take: all their weights, and the gradients of the largest."""
+    """Sum up the weights of a plan's models, and the gradients of the largest."""
     every = [_kept(root, cut) for cut in plan.cuts]
     trained = (gib([each for each in kept if each.requires_grad], None) for kept in every)
     return sum(gib(kept, None) for kept in every) + max(trained)
 
 
 def _kept(root: nn.Module, cut: Cut) -> list[Tensor]:
-    """List the weights and buffers of a cut."""
+    """List the weights and buffers of a truncated model."""
     dropped = {
         id(each)
         for name, count in cut.kept.items()
@@ -118,11 +116,11 @@ def _kept(root: nn.Module, cut: Cut) -> list[Tensor]:
 
 
 def not_fitting(
-    plan: ArmPlan, attempts: Sequence[Attempt], room: float | None, frees_gib: float
+    plan: VariantPlan, attempts: Sequence[Attempt], room: float | None, frees_gib: float
 ) -> NoNumber | None:
-    """Tell why an arm that saves no memory is not tried; None where it may fit, and where nobody knows.
+    """Explain why a variant that saves no memory is not tried; None if it may fit.
 
-    ``frees_gib`` is what the other arms hold. What fits without them alone is left to a pair.
+    ``frees_gib`` is what the other variants hold. A variant that fits only without them is left to a pair.
     """
     base = next((each for each in attempts if each.plan.name == plan.base), None)
     if room is None or base is None or not plan.treatments or not SAVE_NO_MEMORY.issuperset(plan.treatments):
@@ -143,8 +141,7 @@ def not_fitting(
 
 
 def step_gib(measured: Sequence[Ready], times: float) -> float | None:
-    """Sum up the least that a step of so many times the tokens takes beside what lies there between two; None
-    without a peak.
+    """Sum up the least that a step takes with so many times the tokens.
 
     Copies of the weights in another type do not grow with the tokens: as much as the weights is left out.
     """
@@ -161,12 +158,10 @@ def step_gib(measured: Sequence[Ready], times: float) -> float | None:
 def beyond_gpu(
     attempt: Attempt, attempts: Sequence[Attempt], plan: Plan, gpu_gib: float | None
 ) -> NoNumber | None:
-    """Tell why an arm that was built at cuts does not fit at full depth; None where it may, and where nobody
-    knows.
+    """Explain why a truncated variant does not fit at full depth; None if it may.
 
-    Each is held to the most that it may take. A change may fill the usable share of ``gpu_gib``, or take what
-    the step as it is takes, which may run on more GPUs than this one; so may BF16 without checkpointing. BF16
-    is compared with such a step whatever it takes.
+    The most that it may take counts. A change, and BF16 without checkpointing, may fill the usable share of
+    ``gpu_gib``, or take what the step as it is takes, which may run on more GPUs. Other BF16 may too.
     """
     as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
     if gpu_gib is None or as_is is None or attempt is as_is or plan.whole:

@@ -1,4 +1,9 @@
-"""Watch the GPU and the host while variants are timed."""
+"""Watch the GPU and the host while variants are timed.
+
+NVML is asked once a block, between the launch of the last step and its end: the GPU is busy, and no step that
+counts waits. It ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID. Linux counts since the
+start of the machine, so its counters are read at both ends of a window.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +22,23 @@ from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_o
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+PACE_LOOPS = 5000
+"""Rounds of the fixed piece of Python: about 0.3 ms, which is less than most steps take."""
+
 
 class Observer:
-    """Looks at one GPU through NVML; sees nothing on a CPU, or where NVML does not answer."""
+    """Watches one GPU's clocks, power, heat and processes through NVML."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._open = ExitStack()
         self._nvml: Any = None
         self._card: Any = None
-        """The whole GPU: clocks, power and heat are its own."""
+        """The whole GPU, for clocks, power and heat."""
         self._part: Any = None
-        """The MIG slice that is used, else the GPU: processes are counted there."""
+        """The MIG slice in use, else the GPU, for processes."""
         self._clocks: list[int] = []
         self._watts: list[float] = []
         self._celsius: list[int] = []
@@ -60,7 +70,7 @@ class Observer:
         return next((handle for handle in found if handle is not None), None)
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask NVML; None where it has no answer."""
+        """Ask NVML; None if it has no answer."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError:
@@ -87,15 +97,17 @@ class Observer:
         self._look_at_others()
 
     def _throttled(self) -> int | None:
-        """Read the bits of the reasons; drivers before 535 know only the old name."""
+        """Read the bits of the reasons; drivers before 535 know only the old function."""
         bits: int | None = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._card)
         if bits is None:
             bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._card)
         return bits
 
     def _look_at_others(self) -> None:
-        """Note what other processes used since the last look, in percent. In a container this one cannot be
-        told from them."""
+        """Note the use by other processes since the last look, in percent.
+
+        In a container this process cannot be told from them.
+        """
         used = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, self._card, self._since)
         if not used:
             return
@@ -105,7 +117,7 @@ class Observer:
             self._shares.append(float(sum(share for pid, share in latest.items() if pid != os.getpid())))
 
     def health(self) -> Health | None:
-        """Sum up what was seen; None on a CPU, not recorded where NVML does not answer."""
+        """Sum up the samples; None on a CPU, not recorded without NVML."""
         if self._device.type != "cuda" or not self._looks:
             unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
             return unknown
@@ -140,38 +152,32 @@ def _is_nvmls(error: Exception) -> bool:
     return any(cls.__name__ == "NVMLError" for cls in type(error).__mro__)
 
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-
-PACE_LOOPS = 5000
-"""Rounds of the fixed piece of Python: about 0.3 ms, so that it ends before most steps do."""
-
-
 @dataclass(frozen=True)
 class Counters:
-    """What Linux has counted so far; None where it does not tell."""
+    """The counters of Linux since the start of the machine."""
 
     clock_s: float
     total: float
-    """Time of the cores that this process may use, in ticks of `os.sysconf`, as all below."""
+    """Time of this process's cores, in ticks of `os.sysconf`, as the next three."""
     busy: float
     steal: float
     own: float
     waited_ns: dict[str, int]
-    """Thread of this process -> time for which it was ready and had no core."""
+    """Thread of this process -> time for which it waited for a core."""
     quota: tuple[int, int] | None
-    """Periods of the cgroup's quota, and those in which it was used up."""
+    """Periods of the cgroup's CPU quota, and the throttled ones; None without a quota."""
 
 
 @dataclass
 class HostObserver:
-    """Sums up the windows of a trial; sees nothing where there is no ``/proc``."""
+    """Sums up the load on the host over the windows of a trial, from ``/proc``."""
 
     windows: list[tuple[Counters, Counters]] = field(default_factory=list)
     paces_ms: list[float] = field(default_factory=list)
 
     @contextmanager
     def window(self) -> Iterator[None]:
-        """Count what happens inside."""
+        """Read the counters at both ends."""
         before = counters()
         yield
         after = counters()
@@ -179,14 +185,14 @@ class HostObserver:
             self.windows.append((before, after))
 
     def look(self) -> None:
-        """Time the fixed piece of Python."""
+        """Time a fixed piece of Python, the host's own self-check."""
         began, value = time.perf_counter(), 1
         for number in range(PACE_LOOPS):
             value = (value * 3 + number) & 0xFFFF
         self.paces_ms.append((time.perf_counter() - began) * 1e3)
 
     def load(self) -> HostLoad:
-        """Sum up what was seen; not recorded where the system does not tell."""
+        """Sum up the windows; not recorded without counters."""
         if not self.windows or not self.paces_ms:
             unknown: HostLoad = NOT_RECORDED
             return unknown
@@ -208,7 +214,7 @@ class HostObserver:
 
 
 def _waited_pct(windows: list[tuple[Counters, Counters]], seconds: float) -> float | None:
-    """Tell how much of the windows the thread that waited the longest for a core waited."""
+    """Return the share of the windows that the most delayed thread waited for a core."""
     waited: dict[str, int] = {}
     for before, after in windows:
         for thread, until_then in before.waited_ns.items():
@@ -217,14 +223,14 @@ def _waited_pct(windows: list[tuple[Counters, Counters]], seconds: float) -> flo
 
 
 def _throttled_pct(windows: list[tuple[Counters, Counters]]) -> float | None:
-    """Tell in how many of its periods the quota was used up; None without a quota."""
+    """Return the share of throttled periods; None without a quota."""
     known = [(before.quota, after.quota) for before, after in windows if before.quota and after.quota]
     periods = sum(after[0] - before[0] for before, after in known)
     return 100 * sum(after[1] - before[1] for before, after in known) / periods if periods else None
 
 
 def counters() -> Counters | None:
-    """Read what Linux has counted so far; None elsewhere, and where it counts nothing."""
+    """Read the counters; None if the system has none."""
     try:
         lines = (PROC / "stat").read_text().splitlines()
     except OSError:
@@ -249,12 +255,12 @@ def counters() -> Counters | None:
 
 
 def own_cores() -> set[int]:
-    """Name the cores that this process may use."""
+    """Return the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _waited_ns() -> dict[str, int]:
-    """Read how long each thread waited for a core, of those that ran and were counted."""
+    """Read how long each thread that ran has waited for a core."""
     waited = {}
     with suppress(OSError):
         for thread in os.listdir(PROC / "self" / "task"):
@@ -266,7 +272,7 @@ def _waited_ns() -> dict[str, int]:
 
 
 def _quota() -> tuple[int, int] | None:
-    """Read the periods of the cgroup's quota, of cgroups of either version."""
+    """Read the periods of the CPU quota, of cgroups of either version."""
     for folder in (CGROUPS / _own_cgroup(), CGROUPS, CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"):
         with suppress(OSError, ValueError):
             found = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
@@ -276,7 +282,7 @@ def _quota() -> tuple[int, int] | None:
 
 
 def _own_cgroup() -> str:
-    """Name this process's cgroup of version 2; the root where nothing tells."""
+    """Return this process's cgroup of version 2, else the root."""
     with suppress(OSError):
         groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
         return next((path.strip("/") for _, names, path in groups if not names), "")

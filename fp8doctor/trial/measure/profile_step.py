@@ -1,7 +1,7 @@
-"""One profiled step of the arms that the report compares, at every cut: where their time goes.
+"""Profile the compared variants, and prove that every variant ran as named.
 
-The profile of the deepest cut is the arm's proof too. What the profiler exports is read at once and removed;
-whoever asked for the traces is handed each before that.
+The deepest profile is the variant's proof too. An exported trace is read at once and removed; the caller can
+keep it before that.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 BREAKDOWN = "breakdown"
-"""The profiles' name in progress and ``skip``, as if they were an arm. A process that dies of one is followed
-by one without."""
+"""Name of the profiles in progress and ``skip``: if a process dies in one, the next runs without."""
 
 
 @dataclass
 class Tracer:
-    """Profiles the arms of one bench, and remembers why that failed."""
+    """Profiles the variants of one bench, and remembers why that failed."""
 
     bench: Bench
     run: TrialRun
@@ -60,11 +59,11 @@ class Tracer:
 
     @property
     def gaps(self) -> dict[str, str]:
-        """Return the gap of the trial's facts, where there is one."""
+        """Return the gap of the trial's facts, if there is one."""
         return {"trial.arms.breakdown": "; ".join(dict.fromkeys(self.failures))} if self.failures else {}
 
     def compared(self, attempts: Sequence[Attempt], samples: Samples) -> list[Attempt]:
-        """List the step as it is, the fastest BF16, and the prescription or the fastest conversion."""
+        """List the step as it is, the fastest BF16, and the best FP8."""
         timed = {
             each.plan.name: each
             for each in attempts
@@ -84,12 +83,12 @@ class Tracer:
         ]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
-        """Profile and prove what is compared. An arm that is refuted gives its place to the next."""
+        """Profile and prove the compared variants; the next replaces one that is refuted."""
         while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
             self.prove(left[0])
 
     def prove(self, attempt: Attempt, *, explain: bool = True) -> None:
-        """Judge by one step of the deepest cut whether the arm ran what it says, and learn where it goes."""
+        """Prove by one step that the variant ran as named, and profile it if asked."""
         self.bench.at_work = attempt.plan.name
         last = attempt.ready[-1]
         try:
@@ -103,8 +102,10 @@ class Tracer:
             attempt.no_number = refuted(attempt, attempt.proof)
 
     def trace(self, attempt: Attempt) -> StepProof:
-        """Profile a step at every cut, the deepest first, which proves the arm. A failure costs the breakdown
-        only."""
+        """Profile a step at every depth, the deepest first as the proof.
+
+        A failure costs the breakdown only.
+        """
         attempt.profiled, device = (), self.bench.device
         if reason := self._why_not(attempt):
             self.failures.append(reason)
@@ -136,7 +137,7 @@ class Tracer:
         return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
     def _why_not(self, attempt: Attempt) -> str | None:
-        """Tell why its step is not profiled; None when it is."""
+        """Explain why its step is not profiled; None if it is."""
         if BREAKDOWN in self.run.skip:
             return self.run.skip[BREAKDOWN]
         if reason := why_not_profiled():
@@ -145,7 +146,7 @@ class Tracer:
         return None if self.run.budget.profile_fits(cost) else "the budget was used up before it"
 
     def _profile(self, ready: Ready) -> torch.profiler.profile:
-        """Profile a step with its modules named, and without names where naming compiled something."""
+        """Profile a step with its modules named, or without if naming compiled something."""
         before, modules = compiled_so_far(), _nameable(ready, self.bench.job.training_step)
         with annotated(modules):
             profile = profiled(ready.step, self.bench.device, to_read=True)
@@ -157,7 +158,7 @@ class Tracer:
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
-    """Tell why the arm did not run what its name says; None when it did."""
+    """Explain why the variant did not run as its name says; None if it did."""
     if attempt.plan.fp8 is True and proof.fp8_gemms is None:
         return NoNumber(
             Reason.FP8_UNSEEN,
@@ -181,8 +182,8 @@ def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
 def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
     """List the modules that are in no compiled region and contain none.
 
-    A hook inside a region would be compiled with it, and what contains a region would own kernels of modules
-    without a name. A mark that compiles no frame of its module lets Dynamo meet a hook all the same.
+    A hook inside a region would be compiled with it. A module around one would own kernels of unnamed
+    modules. Dynamo meets a hook even if a mark compiles no frame of its module.
     """
     if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
         return {}
@@ -202,9 +203,9 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
 
 @contextmanager
 def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Name every call of these modules in a profile, the way `fp8doctor.profiling.trace` reads it.
+    """Name every call of these modules in a profile, for `profiling.trace` to read.
 
-    A call that raises is closed too: checkpointing ends a recomputation so, as soon as it has what it needs.
+    A call that raises is closed too: checkpointing ends a recomputation that way.
     """
     calls = _Calls()
     handles: list[Any] = []
@@ -224,20 +225,19 @@ def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 class _Calls(threading.local):
-    """The calls under way, per thread: a GPU's backward, and a recomputation in it, has a thread of its
-    own."""
+    """The open calls of each thread, because a GPU's backward has its own."""
 
     def __init__(self) -> None:
-        self.under_way: list[tuple[nn.Module, Any]] = []
+        self.open: list[tuple[nn.Module, Any]] = []
 
     def beginning(self, text: str) -> Callable[[nn.Module, Any], None]:
         def hook(module: nn.Module, arguments: Any) -> None:
             annotation: Any = torch.profiler.record_function(text)
             annotation.__enter__()
-            self.under_way.append((module, annotation))
+            self.open.append((module, annotation))
 
         return hook
 
     def ending(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self.under_way and self.under_way[-1][0] is module:
-            self.under_way.pop()[1].__exit__(None, None, None)
+        if self.open and self.open[-1][0] is module:
+            self.open.pop()[1].__exit__(None, None, None)

@@ -1,4 +1,4 @@
-"""Turn attempts and their samples into facts, at every depth and at full depth."""
+"""Turn attempts and samples into facts: times, memory, and where the time goes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
 from fp8doctor.trial.measure.peak_memory import memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import gpu_name
+
+MOST_SCALE = 1.15
+"""Profiled kernel time / unprofiled step up to which the profile divides that step. A convention: one
+recorded profile on an H200 had 1.09 (Llama with 8B widths, compiled FP8, torch 2.11)."""
+
+MOST_CLIPPED = 0.05
+"""Share of the busy time that the line through the depths may put below zero. A convention."""
+
+MOST_GROUPS, MOST_MODULES = 30, 40
+"""Kernels and modules to keep, the longest first; unknown kernels are kept in addition."""
 
 
 def report(
@@ -57,8 +67,7 @@ def report(
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
-    """Divide the time of an arm by that of its own replica at the first cut, round by round; None when one
-    was not timed. Of what it is a replica does not hang on what became of the arm's number."""
+    """Divide the time of a variant by that of its own replica, if both were timed."""
     plans = {each.plan.name: each.plan for each in attempts if (each.plan.name, 0) in samples}
     check, as_is = plans.get(ArmName.SELF_CHECK), plans.get(ArmName.AS_IS)
     if check is None:
@@ -72,8 +81,7 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
 
 
 def _too_few(*windows: Samples) -> str | None:
-    """Tell why the intervals hold the true medians with less confidence than they say; None when they do
-    not."""
+    """Explain why there are too few rounds for an interval; None if there are enough."""
     rounds = min(
         (len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS
     )
@@ -86,10 +94,10 @@ def _too_few(*windows: Samples) -> str | None:
 
 
 def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Put the arms of the final window before those of the first.
+    """Put the variants of the final window before those of the first.
 
-    An arm of the first window that was timed again keeps a place, under another name, where it is the base of
-    an arm of its own window, or the BF16 that one is held to, and where it does not fit.
+    A variant that was timed again keeps its first time, under another name, if it is the base of a variant of
+    the first window or the BF16 of one, and its reason if it does not fit.
     """
     again = {arm.name for arm in final}
     aside = [
@@ -172,7 +180,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
 
 
 def _unknown_peaks(plan: Plan, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Tell which peaks the cuts leave open, as a gap of the facts."""
+    """Name the peaks that the depths leave open, as a gap of the facts."""
     peaks = {each.plan.name: each.full_peak(plan) for each in attempts if each.no_number is None}
     between = [
         f"{variant_in_a_sentence(name)} between {peak.least_gib:.1f} and {peak.most_gib:.1f} GiB"
@@ -189,7 +197,7 @@ def _unknown_peaks(plan: Plan, attempts: Sequence[Attempt]) -> dict[str, str]:
 
 
 def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
-    """Name what was NaN or infinite at any cut; None when nobody could see at one, and none was elsewhere."""
+    """Name what was NaN or infinite at any depth; None if that is not known."""
     seen = [ready.non_finite for ready in attempt.ready]
     found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
     return None if not found and None in seen else found
@@ -201,24 +209,12 @@ def _breakdown(plan: Plan, attempt: Attempt, step_ms: float) -> Breakdown | None
     return breakdown(plan, attempt.profiled, step_ms, attempt.plan.tokens_ratio)
 
 
-MOST_SCALE = 1.15
-"""Profiled kernel time / unprofiled step, above which the profile does not divide that step. A convention of
-this tool: one arm of the recorded profiles on an H200 was busy for 1.09 of its step (Llama with 8B widths,
-compiled FP8, torch 2.11)."""
-
-MOST_CLIPPED = 0.05
-"""Share of the busy time that the line through the cuts may put below zero. A convention of this tool."""
-
-MOST_GROUPS, MOST_MODULES = 30, 40
-"""Kernels and modules that are kept, the longest first; kernels that no rule knows are kept beside them."""
-
-
 def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_ratio: float) -> Breakdown:
-    """Divide the step at full depth into its parts.
+    """Divide the step at full depth into its parts, by a profiled step at each depth.
 
-    ``steps`` are those of ``plan``'s cuts, ``step_ms`` is the unprofiled step at full depth for the tokens of
-    the step as it is. What a profiled step is longer by is taken off the communication first: ranks are
-    profiled unequally fast, and who is early waits inside the kernels of the exchange.
+    ``step_ms`` is the unprofiled step at full depth, for the tokens of the step as it is. If a profiled step
+    is longer, communication is shortened first: ranks are not equally fast under a profiler, and the early
+    ones wait inside the kernels of the exchange.
     """
     names = list(dict.fromkeys(name for step in steps for name in step.families_ms))
     on_the_line = {

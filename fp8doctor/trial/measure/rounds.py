@@ -1,4 +1,4 @@
-"""Time the variants of a trial in turn, and those that the memory does not hold in pairs."""
+"""Time the variants of a trial in turn, and in pairs if not all fit into memory."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _watched(bench: Bench, name: str, ready: Ready) -> Callable[[], object]:
 
 
 def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples) -> None:
-    """Time every variant that did not fit, each alone next to the reference, and add it to ``samples``.
+    """Time every variant that did not fit next to the reference, into ``samples``.
 
     The reference is eager BF16, else the step as it is.
     """
@@ -99,7 +99,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
 
 
 def _built_by(reference: Attempt, budget: Budget) -> float:
-    """Return the clock by which a pair has to be built; both are taken for as slow as the reference."""
+    """Return the clock by which a pair has to be built, each as slow as the reference."""
     cost = Cost(reference.build_s, tuple(ready.step_s for ready in reference.ready))
     return budget.build_until({"reference": cost, "other": cost})
 
@@ -107,7 +107,7 @@ def _built_by(reference: Attempt, budget: Budget) -> float:
 def _pair(
     tracer: Tracer, attempt: Attempt, reference: Attempt, as_is: Attempt, samples: Samples
 ) -> tuple[Attempt, Samples]:
-    """Let go of everything else, build the variant again next to the reference, and time both.
+    """Free everything else, build the variant again with the reference, and time both.
 
     Its samples are those of the reference in the common window times the ratio of the pair.
     """

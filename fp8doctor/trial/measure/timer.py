@@ -1,8 +1,8 @@
-"""Time variants in turn, B C A C A B ..., so all share clocks, heat and neighbors, until enough is known.
+"""Time variants in turn, B C A C A B ..., until enough is known.
 
-A measurement block runs some steps of one variant and drops the first ones, which run with the caches and at
-the clocks that the variant before left. Its figure is the median of the rest. CUDA events time the GPU, the
-clock of the host a CPU.
+All share clocks, heat and neighbors. A measurement block runs some steps of one variant and drops the first
+ones, which run with the caches and at the clocks that the variant before left. Its figure is the median of
+the rest. CUDA events time the GPU, the clock of the host a CPU.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
-from fp8doctor.trial.variant import ArmPlan, explores
+from fp8doctor.trial.variant import VariantPlan, explores
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
@@ -77,7 +77,7 @@ class Block:
 
 
 def blocks(steps_ms: Sequence[float]) -> list[Block]:
-    """Choose a variant's block at each depth by the time of a step; 0 if that is not known yet.
+    """Choose a variant's block at each depth by the time of a step, or 0 if unknown.
 
     The last depth is timed first. The others follow at once, on a GPU that has settled.
     """
@@ -99,7 +99,7 @@ def _at_least(least: int, together_ms: float, step_ms: float) -> int:
 def block_ms(
     step: Callable[[], object], device: torch.device, block: Block, look: Callable[[], None] = lambda: None
 ) -> float:
-    """Run a block and return the median of its kept steps, in ms; call ``look`` during the last step."""
+    """Run a block, call ``look`` in its last step, and return the median in ms."""
     if device.type == "cuda":
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(block.steps + 1)]  # type: ignore[no-untyped-call]
         for mark in marks[:-1]:
@@ -143,7 +143,7 @@ def interleave(
     sign_known: Callable[[Samples], bool] = lambda samples: True,
     decided: Callable[[Samples], bool] = lambda samples: True,
 ) -> Samples:
-    """Time every step once a round, and return one sample in ms a round for each variant and depth.
+    """Time every step once a round, and return a sample in ms for each round.
 
     `LEAST_ROUNDS` are taken, and then more up to ``limits.soon`` or `MOST_ROUNDS`, unless all times are sharp
     before. From there on rounds are added while ``decided`` denies, and after ``limits.until`` while
@@ -189,16 +189,16 @@ def _sharp(samples: list[float]) -> bool:
     return known.high - known.low <= 2 * SHARP * known.median
 
 
-def is_decided(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> bool:
-    """Return whether the rounds tell FP8 from BF16, and confirm every gain that they seem to show."""
+def is_decided(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
+    """Return whether the rounds tell FP8 from BF16, and confirm what seems to gain."""
     gained = [gain for gain in gains(samples, plan, variants).values() if gain.median > 1 + EVEN]
     return all(gain.low > 1 for gain in gained) and all(
         map(significance.is_decided, _speedups(samples, plan, variants))
     )
 
 
-def sign_is_known(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> bool:
-    """Return whether the verdict will tell FP8 from the best BF16, or call the two even.
+def sign_is_known(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
+    """Return whether the verdict will tell FP8 from BF16, or call the two even.
 
     FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription if that
     seems to be faster. True without both. `is_decided` asks for more, within the time that there is.
@@ -206,7 +206,7 @@ def sign_is_known(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> 
     return not any(map(swallows_effect, _speedups(samples, plan, variants)))
 
 
-def _speedups(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> Iterator[Interval]:
+def _speedups(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> Iterator[Interval]:
     """Divide the times of BF16 by those of each FP8 that the verdict compares with it."""
     times = _times(samples, plan, variants)
 
@@ -232,7 +232,7 @@ def _speedups(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> Iter
         yield _ratio(times[bf16], times[prescribed])
 
 
-def gains(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> dict[str, Interval]:
+def gains(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> dict[str, Interval]:
     """Divide the time of each exploration's base by its own."""
     times = _times(samples, plan, variants)
     return {
@@ -242,7 +242,7 @@ def gains(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> dict[str
     }
 
 
-def _times(samples: Samples, plan: Plan, variants: Sequence[ArmPlan]) -> dict[str, list[float]]:
+def _times(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> dict[str, list[float]]:
     return {each.name: full_ms(plan, samples, each) for each in variants if each.name != ArmName.SELF_CHECK}
 
 

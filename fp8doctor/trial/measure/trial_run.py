@@ -1,4 +1,4 @@
-"""What one trial is given beside the job, and its device."""
+"""Describe one run of a trial: its device, budget and callbacks."""
 
 from __future__ import annotations
 
@@ -18,43 +18,41 @@ from fp8doctor.trial.state.guard import Guard
 from fp8doctor.wording import sentence
 
 KeepTrace = Callable[[str, Path], object]
-"""Takes the name of an arm and the trace of its step at the deepest cut, a file that is removed
-afterwards."""
+"""Takes a variant's name and the trace of its deepest step, a file that is removed afterwards."""
 
 
 def _ignore(*_: object) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Where a trial runs, how long, what it leaves out and who is told what."""
+    """The settings and callbacks of one trial."""
 
     device: torch.device
     budget: Budget
     progress: Callable[[str, str | None], object] = _ignore
-    """Receives what is being done, and with which arm."""
+    """Receives a line of progress, and the variant that it is about."""
     skip: Mapping[str, str] = field(default_factory=dict)
-    """Arm or part that is left out -> the reason, for a trial that begins again after that part took the
-    process down."""
+    """Variant or part that is left out -> the reason, after it crashed an earlier process."""
     keep: Callable[[Trial], object] = _ignore
     """Receives the partial trial before each optional part starts."""
     keep_trace: KeepTrace | None = None
-    """Receives the trace of every arm that is profiled."""
+    """Receives the trace of every profiled variant."""
     begin: Callable[[Stage], object] = _ignore
-    """Receives the stage of the trial that begins."""
+    """Receives each stage as it begins."""
     own_process: bool = False
-    """Whether the process is there for the trial, and no user's."""
+    """Whether the process runs only this trial, and is not the user's."""
     guard: Guard | None = None
-    """Who stands before what is the user's in every step."""
+    """Watches for writes to the user's objects in every step."""
 
-    def skipped(self, arm: str) -> NoNumber | None:
-        """Tell why the arm is left out; None when it is not."""
-        return NoNumber(Reason.TOOK_PROCESS_DOWN, self.skip[arm]) if arm in self.skip else None
+    def skipped(self, part: str) -> NoNumber | None:
+        """Return why a variant or part is left out; None if it is not."""
+        return NoNumber(Reason.TOOK_PROCESS_DOWN, self.skip[part]) if part in self.skip else None
 
 
 def choose_device(name: str | None) -> torch.device | None:
-    """Choose the device to time on: the named one, else the current CUDA device, else None.
+    """Return the named device, else the current CUDA device, else None.
 
     Raises `UserError` for a name that is no device here.
     """
@@ -83,23 +81,22 @@ def _named(name: str) -> torch.device:
 
 
 class DeviceLost(Exception):
-    """An arm left the GPU unusable for this process (a sticky CUDA error). ``arm`` names it, or the part of
-    the trial that did."""
+    """A variant or part of the trial, ``arm``, left the GPU unusable (sticky error)."""
 
     def __init__(self, arm: str, reason: str) -> None:
         super().__init__(reason)
         self.arm = arm
         self.trial: Trial | None = None
-        """What was known before, where every arm had been timed and proven."""
+        """The trial so far, if every variant was timed and proven."""
 
     @property
     def no_number(self) -> NoNumber:
-        """Tell why the arm has no number."""
+        """The reason why the variant has no time."""
         return NoNumber(Reason.TOOK_PROCESS_DOWN, str(self))
 
 
 def still_there(device: torch.device, part: str) -> None:
-    """Raise `DeviceLost` when the failure of ``part`` of the trial left the GPU's context unusable."""
+    """Raise `DeviceLost` if ``part`` of the trial left the GPU's context unusable."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)

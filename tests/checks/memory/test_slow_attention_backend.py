@@ -31,9 +31,9 @@ from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, 
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
 from fp8doctor.registry import discover, run, select
-from fp8doctor.trial.planning import ArmBuilder
+from fp8doctor.trial.planning import VariantPlanner
 from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
-from fp8doctor.trial.variant import ArmPlan, Variant
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import SIZES, llama, lora
@@ -361,14 +361,14 @@ def test_asking_torch_raises_where_it_would_fall_back() -> None:
         exec(ASK_TORCH.code, names)
 
 
-def alone(name: str) -> Callable[[ArmBuilder, ArmPlan], list[ArmPlan]]:
+def alone(name: str) -> Callable[[VariantPlanner, VariantPlan], list[VariantPlan]]:
     """The arm of the treatment that the finding names."""
 
-    def plans(of: ArmBuilder, as_is: ArmPlan) -> list[ArmPlan]:
+    def plans(of: VariantPlanner, as_is: VariantPlan) -> list[VariantPlan]:
         (finding,) = run(select(discover(), ["MEM004"]), of.facts)[0]
         assert finding.treatment is not None
         assert finding.treatment.name == name
-        return [of.arm(as_is, finding.treatment)]
+        return [of.single(as_is, finding.treatment)]
 
     return plans
 

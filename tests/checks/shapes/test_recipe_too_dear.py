@@ -185,7 +185,9 @@ def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -
         layer,
         torch.ones(16, 16, dtype=torch.bfloat16),
         "as_is",
-        more=lambda of, as_is: [of.arm(as_is, Treatment(name=name, summary="", code="")) for name in names],
+        more=lambda of, as_is: [
+            of.single(as_is, Treatment(name=name, summary="", code="")) for name in names
+        ],
     )
     assert {
         arm.name: (arm.tried, arm.reason) for arm in facts.trial.arms if arm.name in names
