@@ -171,33 +171,21 @@ def eager_layers(report: Report) -> list[str]:
     return [linear.name for linear in report.facts.network.linears if linear.compiled is None]
 
 
-@pytest.mark.gate("InLists", "InDicts")
+@pytest.mark.gate("InLists", "InDicts", "Deeper")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("build", MODELS)
-def test_applied_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None:
-    model = converted(build)
+def test_applied_and_by_its_lines_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None:
+    model, another = converted(build), converted(build)
     before = inspect_model(model)
     assert len(eager_layers(before)) == len(before.facts.network.linears) > 0
-    model = before.prescription.apply(model)
-    after = inspect_model(model)
-    assert graphs(model) > 0
-    assert eager_layers(after) == []
-    assert "CMP001" not in [finding.code for finding in after.findings]
-    assert all(each.compiled == each.count for each in after.facts.network.blocks)
-
-
-@pytest.mark.gate("InLists", "Deeper")
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("build", MODELS)
-def test_the_printed_lines_compile_the_same(build: Callable[[], nn.Module]) -> None:
-    model = converted(build)
-    code = next(step.treatment.code for step in inspect_model(model).prescription if "CMP001" in step.mends)
-    names = {"model": model, "torch": torch}
-    exec(code, names)
-    after = inspect_model(names["model"])
-    assert graphs(names["model"]) > 0
-    assert eager_layers(after) == []
-    assert "CMP001" not in [finding.code for finding in after.findings]
+    names = {"model": another, "torch": torch}
+    exec(next(step.treatment.code for step in before.prescription if "CMP001" in step.mends), names)
+    for changed in (before.prescription.apply(model), names["model"]):
+        after = inspect_model(changed)
+        assert graphs(changed) > 0
+        assert eager_layers(after) == []
+        assert "CMP001" not in [finding.code for finding in after.findings]
+        assert all(each.compiled == each.count for each in after.facts.network.blocks)
 
 
 @pytest.mark.gate("InLists-False", "InHolders-True")
