@@ -96,7 +96,7 @@ def _of_a_fork(job: Job, result: Callable[[], object], kind: Any) -> Any:
 
 
 def on_fakes(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
-    """Count the rows of every call of the ``wanted`` layers. Raises what the forward does."""
+    """Count the rows of every call of the ``wanted`` layers. Raises the forward's exceptions."""
     original = unwrapped(job.model)
     plan = depth.plans(original, depth.named_in(original, lists))[-1]
     mode, model, batch = _faked(job, plan)
@@ -106,7 +106,7 @@ def on_fakes(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
 
 
 def _calls(job: Job, wanted: list[str]) -> Seen | None:
-    """See the calls of a training forward around the ``wanted`` layers. Raises what the forward does."""
+    """See a training forward's calls around the ``wanted`` layers. Raises the forward's exceptions."""
     job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
     original = unwrapped(job.model)
     plan = depth.Plan((), (depth.Cut({}),))

@@ -92,7 +92,7 @@ def count_rows(
 
 
 def on_a_copy(job: Job, lists: Collection[str], wanted: Iterable[str], device: torch.device) -> Rows:
-    """Count the rows of the ``wanted`` layers on an uncompiled copy. Raises what the forward does."""
+    """Count the rows of the ``wanted`` layers on an uncompiled copy. Raises the forward's exceptions."""
     job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
     original = unwrapped(job.model)
     plan = depth.plans(original, depth.named_in(original, lists))[-1]
@@ -116,9 +116,10 @@ def counted(
     experts: Mapping[str, nn.Parameter],
     lists: Collection[str],
 ) -> Rows:
-    """Count the rows of every call of the layers and of every expert, by their names. Raises what it raises.
+    """Count the rows of every call of the layers and of every expert, by their names.
 
-    It runs the forward until every block of the ``lists`` was called: with LayerDrop each one skips others.
+    Raises the forward's exceptions. It runs the forward until every block of the ``lists`` was called: with
+    LayerDrop each one skips others.
     """
     blocks = {block for name in (*layers, *experts) if (block := _block(name, lists))}
     rows: Rows = {}

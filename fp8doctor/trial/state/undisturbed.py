@@ -32,7 +32,7 @@ from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.state import library_state, process_settings
 from fp8doctor.trial.state.library_state import buffers_apart
-from fp8doctor.trial.state.user_state import Belongings, OptimizerSettings, of_the_job, settings_of
+from fp8doctor.trial.state.user_state import OptimizerSettings, UserObjects, of_the_job, settings_of
 
 
 class Undisturbed:
@@ -54,7 +54,7 @@ class Undisturbed:
         self._workers = None if keep_workers else library_state.workers()
         self._handlers = self._settings.pop(process_settings.HANDLERS, {})
         roots, optimizers = of_the_job(job)
-        self._optimizers, self._belongings = OptimizerSettings(optimizers), Belongings(roots)
+        self._optimizers, self._objects = OptimizerSettings(optimizers), UserObjects(roots)
         self._entries = library_state.Entries(job.model, job.loss, job.training_step)
         self._around = ExitStack()
         self._entered = self._left = False
@@ -89,7 +89,7 @@ class Undisturbed:
                 self._left = True
 
     def _put_back(self) -> None:
-        """Put all of it back. What fails costs nothing of the rest, and is raised at the end."""
+        """Put everything back, also if one part fails; its exception is raised at the end."""
         with ExitStack() as last_first:
             last_first.callback(self._clear_autocast)
             last_first.callback(self._forget_compiled)
@@ -100,7 +100,7 @@ class Undisturbed:
             last_first.callback(self._around.close)
 
     def _put_users_objects_back(self) -> None:
-        self._named += [f"{name} (put back)" for name in self._belongings.put_back()]
+        self._named += [f"{name} (put back)" for name in self._objects.put_back()]
         if self._optimizers.put_back():
             self._named.append("optimizer settings (put back)")
 
@@ -239,7 +239,7 @@ def _version(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """List the plain tensors with data that a tensor is made of: itself, or what a subclass wraps."""
+    """List the plain tensors with data in a tensor: itself, or those that a subclass wraps."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             if isinstance(inner := getattr(tensor, name), torch.Tensor):  # a DTensor names its mesh too

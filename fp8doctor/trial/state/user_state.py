@@ -41,7 +41,7 @@ Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and a copy of the value if it is a container."""
 
 
-class Belongings:
+class UserObjects:
     """The user's modules and tensors as they were when this was made."""
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
@@ -276,7 +276,7 @@ def _look(value: Any, found: list[Any], seen: set[int], depth: int) -> None:
 
 
 def _named(value: Any) -> Iterator[Any]:
-    """Find what a function names, and what an object or a container holds."""
+    """Yield the objects that a function names, or that an object or a container holds."""
     kind = type(value)
     if kind is MethodType:
         yield from (value.__func__, value.__self__)
