@@ -258,7 +258,7 @@ def jobs() -> Iterator[tuple[str | None, Facts]]:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_environment_gets_contradicting_fixes() -> None:
     count = 0
     for backend, facts in jobs():

@@ -90,6 +90,7 @@ def outcomes(report: Document) -> dict[str, str]:
     return {each.code: each.outcome for each in report.outcomes}
 
 
+@pytest.mark.gate("torchao, eager", "Transformer Engine, timed")
 @pytest.mark.parametrize("recording", KINDS.values(), ids=KINDS)
 @pytest.mark.slow
 def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:

@@ -584,6 +584,7 @@ SICK_ARMS = {
 }
 
 
+@pytest.mark.nightly
 def test_every_exploration_runs_and_proves_what_it_says() -> None:
     of = sick()
     facts: Facts = examine(of)
