@@ -194,11 +194,12 @@ def example_batch():
 @pytest.mark.parametrize(
     ("convert", "why"),
     [
-        ("convert_to_float8_training(model)", ""),
+        pytest.param("convert_to_float8_training(model)", "", marks=pytest.mark.nightly),
         ("", "No layer of this model trains in FP8 (0 of 2 Linears). "),
-        (
+        pytest.param(
             "convert_to_float8_training(model, module_filter_fn=lambda *_: False)",
             "No layer of this model trains in FP8 (0 of 2 Linears: the filter of the conversion took none). ",
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_the_plan_ends_in_a_state(name: str) -> None:
     assert outlook(replayed(name)).sentence == ENDS[name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_that_fp8_cannot_win_is_said_only_below_a_limit_that_holds() -> None:
     """A change that was not tried may win where the limit leaves room, or the times are not relied on."""
     said = 0

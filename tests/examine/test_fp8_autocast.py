@@ -295,6 +295,7 @@ def of_a_closure() -> Callable[..., Any]:
 DECORATED = te.autocast()(plain)
 
 
+@pytest.mark.gate("of_the_model", "of_a_cache", "of_a_text", "plain")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step",

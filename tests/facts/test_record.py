@@ -167,7 +167,7 @@ def test_many_threads_may_read_the_first_document_at_once() -> None:
     assert ended == [0] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupt_is_not_lost_while_the_first_document_is_read() -> None:
     """msgspec 0.22.0 alone loses KeyboardInterrupt at 88 of the first 3000 calls of this program, in the hash
     of an annotation; the worker's parent then waited for a script that nobody wanted any more."""

@@ -18,9 +18,8 @@ IN_THE_GATE = (
     "fp32 weights-compiled",
     "adapters converted-ddp",
     "accelerate-plain",
-    "mxfp8 with biases-plain",
 )
-"""One of each way to wrap a model, Accelerate, and MXFP8. All take 600 s of CPU."""
+"""One of each way to wrap a model, and Accelerate. All take 600 s of CPU."""
 
 PROGRAM = """
 import sys

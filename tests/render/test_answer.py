@@ -279,7 +279,7 @@ def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_upper_bound_is_not_called_measured() -> None:
     bounds = [said for path in RECORDINGS if (said := answer(load_report(path)).limit)]
     assert bounds

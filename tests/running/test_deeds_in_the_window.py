@@ -165,8 +165,8 @@ print(loss.item())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.gate("script")
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["script", "compile"])
 def test_a_script_under_run_prints_what_it_prints_under_python(how: str, tmp_path: Path) -> None:
     file = tmp_path / "train.py"

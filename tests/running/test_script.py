@@ -225,6 +225,9 @@ ENDS = {
 }
 
 
+@pytest.mark.gate(
+    "returns", "raises", "exits with a sentence", "interrupted", "os._exit", "killed", "a thread", "own hook"
+)
 @pytest.mark.parametrize("end", ENDS)
 def test_it_ends_as_it_would_end(tmp_path: Path, end: str) -> None:
     plain, watched = both(script(tmp_path, ENDS[end]), tmp_path)  # waiting for the daemon fails
@@ -236,6 +239,7 @@ def test_it_ends_as_it_would_end(tmp_path: Path, end: str) -> None:
     assert ("without Python's own end" not in watched[2]) == ordinary
 
 
+@pytest.mark.gate("returns", "killed")
 @pytest.mark.parametrize("end", ["returns", "exits with a number", "killed", "os._exit"])
 def test_it_ends_as_it_would_end_below_a_gate(tmp_path: Path, end: str) -> None:
     plain, watched = both(script(tmp_path, ENDS[end]), tmp_path, "--fail-on", "error")

@@ -28,6 +28,7 @@ from tests.trial.planted import explored, failing, worn
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
 
+@pytest.mark.gate("error0-raises-it raises RuntimeError: shapes differ")
 @pytest.mark.parametrize(
     ("error", "why", "reason"),
     [
@@ -54,6 +55,7 @@ def test_where_nothing_could_be_built_every_variant_keeps_its_reason() -> None:
     assert found.why is None
 
 
+@pytest.mark.nightly
 def test_what_an_arm_raises_is_told_to_a_maintainer_only(
     logged: Records, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_step_that_fails_while_it_is_timed_leaves_a_reason() -> None:
     assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
 
 
+@pytest.mark.nightly
 def test_a_variant_that_fails_while_it_is_proven_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Tracer.trace
 

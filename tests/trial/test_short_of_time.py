@@ -64,6 +64,7 @@ def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budg
     assert arms[-1].tried is (spent < (1.0 if name == "keep-in-bf16" else HARD_LIMIT))
 
 
+@pytest.mark.nightly
 def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Budget, "fits", lambda self, cost, name, costs, by: by == self.last)
     arms = run(
@@ -111,6 +112,7 @@ def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> 
     assert until(90.0, 95.0) == budget.rounds_until(costs, ["a", "b"]) < until(90.0, 110.0)
 
 
+@pytest.mark.nightly
 def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What seemed to gain nothing may have compiled for long: it is not put together with anything."""
     found = {name: Interval(median, median, median) for name, median in (("a", 1.2), ("b", 1.1), ("c", 0.9))}

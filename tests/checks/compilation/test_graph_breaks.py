@@ -115,14 +115,24 @@ def whole_compiled(**where: Any) -> nn.Module:
         pytest.param(
             gives_up, "a print, warning or log call", "log-outside-graph", marks=pytest.mark.nightly
         ),
-        (takes_a_branch, "control flow or a shape that depends on data", "select-without-branch"),
+        pytest.param(
+            takes_a_branch,
+            "control flow or a shape that depends on data",
+            "select-without-branch",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             branches,
             "control flow or a shape that depends on data",
             "select-without-branch",
             marks=pytest.mark.nightly,
         ),
-        (calls_a_disabled, "a function under torch.compiler.disable", "allow-in-graph"),
+        pytest.param(
+            calls_a_disabled,
+            "a function under torch.compiler.disable",
+            "allow-in-graph",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_break_inside_the_blocks(between: Any, words: str, treatment: str) -> None:
@@ -244,7 +254,7 @@ def transformers_own(inside: Any) -> nn.Module:
     return model.train()
 
 
-@pytest.mark.gate("called-regions0", "transformers_own-regions3")
+@pytest.mark.gate("transformers_own-regions3")
 @pytest.mark.parametrize(
     ("build", "regions"),
     [(called, (8,)), (wrapped_inside, (4,)), (wrapped_around, (8,)), (transformers_own, (2, 4))],
@@ -299,6 +309,7 @@ def test_bf16_has_no_casts_to_lose() -> None:
     assert isinstance(graph_breaks(timed(tried(Decoder().bfloat16(), BATCH, "as_is"))), NotApplicable)
 
 
+@pytest.mark.nightly
 def test_transformer_engines_modules_are_information(
     monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
 ) -> None:

@@ -122,6 +122,7 @@ def test_without_compile_there_is_nothing_to_recompile(look: Look) -> None:
     assert isinstance(recompilation(look(llama(num_hidden_layers=12, use_cache=True))), NotApplicable)
 
 
+@pytest.mark.nightly
 def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
     finding = recompilation(tried(compiled_llama(10, use_cache=True), text(), "as_is"))
     assert isinstance(finding, Finding)

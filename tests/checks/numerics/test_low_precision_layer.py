@@ -48,6 +48,7 @@ def test_the_layer_with_the_outlier_is_named_and_bf16_mends_it() -> None:
     assert low_precision_layer(again) is None
 
 
+@pytest.mark.gate("None")
 @pytest.mark.parametrize("between", [None, outlier_channels, massive_token])
 def test_outliers_that_fp8_can_hold(between: Any) -> None:
     assert low_precision_layer(tried(in_fp8(decoder(None, between)), batch(), "as_is", "bf16")) is None
@@ -105,6 +106,7 @@ def vit() -> tuple[nn.Module, Any]:
     return ViTForImageClassification(ViTConfig(**sizes)), images
 
 
+@pytest.mark.gate("llama")
 @pytest.mark.parametrize("make", [llama, opt, vit])
 def test_transformers(
     make: Callable[[], tuple[nn.Module, Any]], monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
