@@ -12,13 +12,10 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
 
     If nobody recorded whether it may, it counts.
     """
-    if not recorded(facts, "training.accelerate"):
-        return None
-    accelerate = facts.training.accelerate
+    accelerate = facts.accelerate()
     if accelerate is None or accelerate.prepared:
         return accelerate
-    excluded = accelerate.get("may_prepare") is False
-    return None if excluded else accelerate
+    return None if accelerate.get("may_prepare") is False else accelerate
 
 
 def was_prepared(facts: Facts) -> bool:
@@ -33,10 +30,8 @@ NOT_FP8 = ("bf16", "no")
 
 def may_have_converted(facts: Facts) -> bool:
     """Return whether Accelerate's ``prepare`` may have converted this model."""
-    accelerate = facts.accelerate()
-    if accelerate is None or not accelerate.prepared:
-        return False
-    return accelerate.get("mixed_precision", "fp8") not in NOT_FP8
+    precision = facts.get("training.accelerate.mixed_precision", "fp8")
+    return was_prepared(facts) and precision not in NOT_FP8
 
 
 def under_unsloth(facts: Facts) -> bool:

@@ -12,7 +12,7 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.waiting import counts
+from fp8doctor.analysis.waiting import FIX_FIRST, counts
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, if_recorded, recorded
 
 
@@ -114,8 +114,7 @@ def slowest_first(facts: Facts) -> str:
         return ""
     return (
         f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:,.1f} of "
-        f"{worst.step_ms:,.1f} ms {worst.what}, they take {worst.others_ms:,.1f} ms. "
-        "FP8 does not shorten that; mend it first."
+        f"{worst.step_ms:,.1f} ms {worst.what}, they take {worst.others_ms:,.1f} ms. {FIX_FIRST}"
     )
 
 

@@ -194,9 +194,9 @@ def why_not_divided(*arms: Arm) -> str:
     return "; ".join(f"{each.name} {why_unknown(each)}" for each in arms if waterfall(each, each) is None)
 
 
-def part_ms(breakdown: Breakdown, part: str) -> float:
+def part_ms(of: Breakdown | Side, part: str) -> float:
     """Sum up one of `PARTS` in a step."""
-    return sum(breakdown.families_ms.get(family, 0.0) for family in PARTS[part])
+    return sum(of.families_ms.get(family, 0.0) for family in PARTS[part])
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
@@ -221,10 +221,6 @@ class Side(msgspec.Struct, frozen=True):
     fuses: bool
     """True if compiled kernels of it do several kinds of work at once."""
 
-    def part_ms(self, part: str) -> float:
-        """Sum up one of `PARTS`."""
-        return sum(self.families_ms.get(family, 0.0) for family in PARTS[part])
-
 
 def difference(of: Side, against: Side) -> Waterfall:
     """Divide the difference of two steps.
@@ -232,7 +228,7 @@ def difference(of: Side, against: Side) -> Waterfall:
     A compiled cast kernel does the norm or the activation before it as well. What the other step spends on
     those and this one does not is therefore no cost of the casts.
     """
-    parts = {part: of.part_ms(part) - against.part_ms(part) for part in PARTS}
+    parts = {part: part_ms(of, part) - part_ms(against, part) for part in PARTS}
     fused = max(0.0, min(parts["casts"], -parts["norms and pointwise"])) if of.fuses else 0.0
     parts["casts"] -= fused
     parts["norms and pointwise"] += fused

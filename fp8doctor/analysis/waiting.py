@@ -20,7 +20,7 @@ LEAST_MS = 1.0
 """Part of a step, in ms, below which it is not reported, whatever its share. A choice: a loop in Python takes
 tenths of it between two steps, and more on a busy host."""
 
-MEND_FIRST = "FP8 does not shorten that; mend it first."
+FIX_FIRST = "FP8 does not shorten that; mend it first."
 
 
 class Waiting(Struct, frozen=True):
@@ -109,7 +109,7 @@ def waiting_first(facts: Facts) -> str:
             f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
             "not torch's"
         )
-    return f"The step {' and '.join(told)}. {MEND_FIRST}" if told else ""
+    return f"The step {' and '.join(told)}. {FIX_FIRST}" if told else ""
 
 
 def script_overhead(facts: Facts) -> str:
@@ -126,7 +126,7 @@ def script_overhead(facts: Facts) -> str:
         return ""
     return (
         f"The script's own step takes {own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f}), a copy of it "
-        f"{copy.step_ms:,.1f} ms: {_where(facts)}. {MEND_FIRST}"
+        f"{copy.step_ms:,.1f} ms: {_where(facts)}. {FIX_FIRST}"
     )
 
 

@@ -158,17 +158,6 @@ def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) 
             raise UserError(f"{one} and {other} name one file, {path}; name two")
 
 
-def own_step_failed(report: Document) -> str | None:
-    """Say why the job's own training step raised in the trial; None if it did not."""
-    from fp8doctor.facts import recorded
-    from fp8doctor.facts.arm_names import OWN_STEP_FAILED
-    from fp8doctor.facts.no_number import why_of
-
-    if not recorded(report.facts, "trial") or why_of(report.facts.trial) not in OWN_STEP_FAILED:
-        return None
-    return report.facts.trial.reason
-
-
 def examine_and_deliver(
     target: str | None, options: dict[str, Any], trace: Path | None = None, **workload: Any
 ) -> int:
@@ -178,6 +167,7 @@ def examine_and_deliver(
 
     import msgspec
 
+    from fp8doctor.diagnosis.answer import own_step_failed
     from fp8doctor.diagnosis.diagnose import diagnose
     from fp8doctor.worker.parent import examine_in_worker
     from fp8doctor.worker.printed import Printed
@@ -192,7 +182,8 @@ def examine_and_deliver(
     report = diagnose(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
-    failed = examination.problem or own_step_failed(report)
+    raised = report.facts.trial.reason if own_step_failed(report.facts) else None
+    failed = examination.problem or raised
     if examination.problem is None:
         deliver(report, wanted)
     else:

@@ -137,13 +137,7 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
 
 def summary(check: Heading) -> dict[str, Any]:
     """Describe a check as ``list`` and ``explain`` write it in JSON."""
-    return {
-        "code": check.code,
-        "name": check.name,
-        "area": check.area,
-        "severity": check.severity,
-        "title": check.title,
-    }
+    return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
 
 
 def _word_within(text: str) -> tuple[str, Word] | None:

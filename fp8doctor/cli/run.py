@@ -197,10 +197,8 @@ def of_many(facts: Facts, ranks: Ranks) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it is timed."""
     import msgspec
 
-    gaps = dict(facts.get("gaps", {}))
-    return msgspec.structs.replace(
-        facts, ranks=ranks, gaps={**gaps, "trial": IN_PLACE.format(ranks.world_size)}
-    )
+    gaps = {**facts.get("gaps", {}), "trial": IN_PLACE.format(ranks.world_size)}
+    return msgspec.structs.replace(facts, ranks=ranks, gaps=gaps)
 
 
 def say_what_was_not_seen(seen: ScriptState, needed: int) -> None:
