@@ -87,7 +87,7 @@ def all_fp8(facts: Facts) -> list[Linear]:
 
     Emulated FP8 has none, a router decides on those of experts, and a user's own configuration is not read.
     """
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     told = all(
         linear.recipe != "custom" and linear.role != "experts" and not linear.features.get("emulate")
         for linear in fp8

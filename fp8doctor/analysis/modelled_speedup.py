@@ -101,7 +101,7 @@ def unknown_part(facts: Facts) -> str:
     """Name the FP8 layers without numbers; empty without any, or without a GPU."""
     if modelled_gpu(facts) is None:
         return ""
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
         return "No estimate: FP8 layers have a forward of their own that does other work."
     rows = [(each, rows) for each in fp8 if (rows := rows_of(each, facts))]
@@ -136,7 +136,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
 
     None if it is not, by more than the model's error, or if the batch is not the user's.
     """
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
         return None
     step, speedup = modelled_step(facts), modelled_speedup(facts)

@@ -119,7 +119,7 @@ def outside_autocast(facts: Facts) -> bool:
     They are Transformer Engine's, which compute in BF16 outside of one. Raises `Unrecorded` if the step could
     not be read.
     """
-    fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    fp8 = facts.network.fp8
     return (
         all(stack_of(linear).under_autocast and linear.engaged is None for linear in fp8)
         and facts.training.fp8_autocast is False

@@ -106,7 +106,7 @@ def _modelled(facts: Facts, as_it_seems: bool) -> Iterator[tuple[str, float]]:
     }
     if uses_fp8(facts) and as_it_seems and if_recorded(modelled_speedup, facts) is not None:
         variants[ArmName.AS_IS.value] = facts
-        fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+        fp8 = facts.network.fp8
         if all(stack_of(linear).fuses_casts for linear in fp8):
             variants["as_is_compiled"] = with_linears_compiled(facts, yes=True)
         variants |= _parts_left_out(facts, best_bf16=variants[ArmName.BF16_COMPILED.value])

@@ -45,7 +45,7 @@ def _without_fp8_layers(facts: Facts) -> str:
 
 def why_fp8_does_not_run(facts: Facts) -> str:
     """Say what prevents every FP8 layer from running in FP8; empty if unknown."""
-    in_fp8 = [linear for linear in facts.network.linears if linear.use == "training"]
+    in_fp8 = facts.network.fp8
     if all(linear.get("engaged") is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
     if never_ran_in_script(facts):

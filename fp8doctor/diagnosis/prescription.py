@@ -28,6 +28,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import (
     describe,
     fastest_bf16,
+    keep,
     keep_in_bf16,
     nothing_helps,
     replaces_own_compile,
@@ -378,7 +379,6 @@ def convert(facts: Facts, name: str, fp8: str) -> Treatment:
     recipe, linears = recipe_of(fp8), facts.network.linears
     kept = [each.name for each in linears if may_be_taken(each) and not would_be_converted(each)]
     sets = names_in_python(kept)
-    lines = [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
     arguments = ["model"]
     arguments += [] if recipe == "tensorwise" else [f'config=Float8LinearConfig.from_recipe_name("{recipe}")']
     arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
@@ -386,7 +386,7 @@ def convert(facts: Facts, name: str, fp8: str) -> Treatment:
     return Treatment(
         name=name,
         summary=f"convert to FP8 ({recipe})",
-        code="\n".join([*own, *lines, f"convert_to_float8_training({', '.join(arguments)})"]),
+        code="\n".join([*own, *keep(sets), f"convert_to_float8_training({', '.join(arguments)})"]),
     )
 
 

@@ -152,12 +152,12 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     return Treatment(
         name=KEEP_IN_BF16,
         summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
-        code="\n".join((*_keep(sets), _conversion(linears, named, facts) + note)),
+        code="\n".join((*keep(sets), _conversion(linears, named, facts) + note)),
         layers=tuple(layers),
     )
 
 
-def _keep(sets: Sequence[str]) -> list[str]:
+def keep(sets: Sequence[str]) -> list[str]:
     """Write the lines that collect the names of layers to leave out."""
     return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
 
@@ -189,14 +189,14 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     only = "" if only and only in kept and sets else only
     if wanted := " and ".join(filter(None, (only, kept if sets else ""))):
         arguments.append(f"module_filter_fn=lambda layer, name: {wanted}")
-    return "\n".join((*_keep(sets), f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
+    return "\n".join((*keep(sets), f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
 
 
 def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
     sets, note = _left_out_now(facts.linears())
     kept = kept_out(facts.linears()) if sets else ""
-    return mxfp8_treatment(name, facts.linears(), _keep(sets), kept, note)
+    return mxfp8_treatment(name, facts.linears(), keep(sets), kept, note)
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
@@ -209,7 +209,7 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
     if len(sets) > MOST_LINES:
         return None
     converted = {linear.name for linear in linears if linear.use == "training"}
-    return "\n".join((*_keep(sets), _conversion(linears, converted, facts)))
+    return "\n".join((*keep(sets), _conversion(linears, converted, facts)))
 
 
 def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
@@ -258,7 +258,7 @@ def _in_mxfp8(facts: Facts) -> str:
     fp8 = [linear for linear in linears if linear.use == "training"]
     sets, note = _left_out_now(linears)
     kept = kept_out(linears) if sets else ""
-    return "\n".join((*_keep(sets), *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
+    return "\n".join((*keep(sets), *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
 
 
 def compile_blocks(facts: Facts) -> Treatment:

@@ -88,6 +88,14 @@ class Answer(Struct, frozen=True):
     sure: str
     """The basis of the answer, and how far to trust it."""
 
+    @property
+    def rows(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Label each question's sentences; leave out questions without an answer."""
+        told = (self.why, self.fix, (self.then.sentence,), (self.limit,), (self.sure,))
+        for label, sentences in zip(LABELS, told, strict=True):
+            if known := tuple(filter(None, sentences)):
+                yield label, known
+
 
 def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     """Write the answer of a report; the whole of it is in the summary of the verdict.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from fp8doctor.render.box import LABELS, Answer, Tone
+from fp8doctor.render.box import Answer, Tone
 from fp8doctor.render.rank_lines import RankLines
 from fp8doctor.render.screen import DifferenceBars, Fix, Screen, VariantRow
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
@@ -192,14 +192,13 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
         head = [what + canvas.own("   ") + numbers]
     else:
         head = [what, canvas.own("  ") + numbers]
-    told = (answer.why, answer.fix, (answer.then.sentence,), (answer.limit,), (answer.sure,))
     mended = answer.tone == "bad" and answer.then.basis == "measured"
     rows = Table.grid(padding=(0, GAP, 0, 0))
     rows.add_column(no_wrap=True, style="bold")
     rows.add_column(overflow="fold")
-    for label, sentences in zip(LABELS, told, strict=True):
+    for label, sentences in answer.rows:
         style = "green" if label == "Then" and mended else ""
-        for at, sentence in enumerate(filter(None, sentences)):
+        for at, sentence in enumerate(sentences):
             rows.add_row("" if at else label, canvas.text(sentence, style))
     return Panel(
         Group(*head, rows),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import environment_page
-from fp8doctor.render.box import LABELS, Answer, Tone
+from fp8doctor.render.box import Answer, Tone
 from fp8doctor.render.details import Details, Entry, details
 from fp8doctor.render.screen import Fix, Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
@@ -98,12 +98,7 @@ def _answer(answer: Answer) -> Iterator[str]:
     """Write the box: the verdict, and a row for each question."""
     numbers = f": {escaped(answer.numbers)}" if answer.numbers else ""
     yield f"**{GLYPHS[TONES[answer.tone]]} {escaped(answer.what)}{numbers}**"
-    told = (answer.why, answer.fix, (answer.then.sentence,), (answer.limit,), (answer.sure,))
-    rows = [
-        (f"**{label}**", "<br>".join(map(escaped, filter(None, sentences))))
-        for label, sentences in zip(LABELS, told, strict=True)
-        if any(sentences)
-    ]
+    rows = [(f"**{label}**", "<br>".join(map(escaped, sentences))) for label, sentences in answer.rows]
     yield table(("", ""), rows)
 
 

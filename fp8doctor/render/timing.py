@@ -149,28 +149,25 @@ def _of_a_script(facts: Facts) -> Timing | None:
     )
 
 
-def _is_prescribed(arm: Arm, trial: Trial) -> bool:
+def _is_prescribed(shown: Arm, trial: Trial) -> bool:
     """Return whether it is the prescription's own row, because nothing else gained."""
-    prescribed = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
-    return (
-        prescribed is not None
-        and arm is not prescribed
-        and arm.tried
-        and arm.rounds_ms == prescribed.rounds_ms
-    )
+    prescribed = arm(trial, ArmName.PRESCRIBED)
+    if prescribed is None or shown is prescribed:
+        return False
+    return shown.tried and shown.rounds_ms == prescribed.rounds_ms
 
 
-def _is_on_the_way(arm: Arm, trial: Trial, fixes: Mapping[str, int]) -> bool:
+def _is_on_the_way(shown: Arm, trial: Trial, fixes: Mapping[str, int]) -> bool:
     """Return whether it is the part of the plan that other rows are built on."""
-    whole = next((each for each in trial.arms if each.name == ArmName.PRESCRIBED and each.tried), None)
+    whole = arm(trial, ArmName.PRESCRIBED)
     return (
         whole is not None
-        and arm.tried
-        and arm.name == in_first_window(ArmName.PRESCRIBED)
-        and bool(arm.treatments)
-        and set(arm.treatments) < set(whole.treatments)
-        and all(each in fixes for each in arm.treatments)
-        and share_rounds(arm, whole)
+        and shown.tried
+        and shown.name == in_first_window(ArmName.PRESCRIBED)
+        and bool(shown.treatments)
+        and set(shown.treatments) < set(whole.treatments)
+        and all(each in fixes for each in shown.treatments)
+        and share_rounds(shown, whole)
     )
 
 
