@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,242 +28,46 @@ def outputs(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def llama(**more: Any) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    small = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 128,
-        "max_position_embeddings": 64,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**small, **more}))
+def of_transformers(name: str, **settings: Any) -> nn.Module:
+    """Build a model of transformers from the settings of its configuration."""
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**settings))
 
 
-def gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+BERT = {**SMALL, "vocab_size": 64, "max_position_embeddings": 40}
+T5 = {
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 64,
+    "decoder_start_token_id": 0,
+}
+VISION = {**SMALL, "image_size": 32, "patch_size": 8}
 
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=48))
-
-
-def moe() -> nn.Module:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            moe_intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
-            vocab_size=64,
-            num_experts=4,
-            num_experts_per_tok=2,
-            max_position_embeddings=32,
-        )
-    )
-
-
-def t5() -> nn.Module:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    return T5ForConditionalGeneration(
-        T5Config(
-            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
-        )
-    )
-
-
-def t5_without_head() -> nn.Module:
-    from transformers import T5Config, T5Model
-
-    return T5Model(
-        T5Config(
-            d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, vocab_size=64, decoder_start_token_id=0
-        )
-    )
-
-
-def classifier() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    return BertForSequenceClassification(
-        BertConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            vocab_size=64,
-            max_position_embeddings=40,
-            num_labels=3,
-        )
-    )
-
-
-def regressor() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    return BertForSequenceClassification(
-        BertConfig(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            vocab_size=64,
-            max_position_embeddings=40,
-            num_labels=1,
-        )
-    )
-
-
-def tagger() -> nn.Module:
-    from transformers import BertConfig, BertForTokenClassification
-
-    return BertForTokenClassification(
-        BertConfig(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            vocab_size=64,
-            max_position_embeddings=40,
-            num_labels=5,
-        )
-    )
+llama = partial(of_transformers, "LlamaForCausalLM", **SMALL, vocab_size=128, max_position_embeddings=64)
+vit = partial(of_transformers, "ViTForImageClassification", **VISION, num_labels=10)
+wav2vec = partial(
+    of_transformers,
+    "Wav2Vec2ForCTC",
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    vocab_size=32,
+    conv_dim=(16,) * 7,
+    num_conv_pos_embeddings=16,
+    num_conv_pos_embedding_groups=2,
+)
 
 
 def lora() -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(llama(), LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-
-
-def vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    return ViTForImageClassification(
-        ViTConfig(
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=64,
-            image_size=32,
-            patch_size=8,
-            num_labels=10,
-        )
-    )
-
-
-def swin() -> nn.Module:
-    from transformers import SwinConfig, SwinForImageClassification
-
-    return SwinForImageClassification(
-        SwinConfig(
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=[1, 1],
-            num_heads=[2, 2],
-            window_size=4,
-            num_labels=3,
-        )
-    )
-
-
-def timesformer() -> nn.Module:
-    from transformers import TimesformerConfig, TimesformerForVideoClassification
-
-    return TimesformerForVideoClassification(
-        TimesformerConfig(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            image_size=32,
-            patch_size=8,
-            num_frames=2,
-        )
-    )
-
-
-def roberta() -> nn.Module:
-    """Positions are counted from behind the padding, so that two of the table are no token's."""
-    from transformers import RobertaConfig, RobertaForMaskedLM
-
-    return RobertaForMaskedLM(
-        RobertaConfig(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            vocab_size=64,
-            max_position_embeddings=40,
-        )
-    )
-
-
-def big_bird() -> nn.Module:
-    """``block_size`` is that of its sparse attention."""
-    from transformers import BigBirdConfig, BigBirdForMaskedLM
-
-    return BigBirdForMaskedLM(
-        BigBirdConfig(
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            intermediate_size=64,
-            vocab_size=80,
-            max_position_embeddings=40,
-            block_size=8,
-        )
-    )
-
-
-def whisper() -> nn.Module:
-    from transformers import WhisperConfig, WhisperForConditionalGeneration
-
-    return WhisperForConditionalGeneration(
-        WhisperConfig(
-            d_model=16,
-            encoder_layers=1,
-            decoder_layers=1,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=32,
-            decoder_ffn_dim=32,
-            vocab_size=64,
-            num_mel_bins=8,
-            max_source_positions=20,
-            max_target_positions=16,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            decoder_start_token_id=1,
-            suppress_tokens=[],
-            begin_suppress_tokens=[],
-        )
-    )
-
-
-def wav2vec() -> nn.Module:
-    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
-
-    return Wav2Vec2ForCTC(
-        Wav2Vec2Config(
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-            vocab_size=32,
-            conv_dim=(16,) * 7,
-            num_conv_pos_embeddings=16,
-            num_conv_pos_embedding_groups=2,
-        )
-    )
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    return peft.get_peft_model(llama(), config)
 
 
 class Decoder(nn.Module):
@@ -359,19 +164,89 @@ def cnn() -> nn.Module:
 
 HUGGING_FACE = {
     "llama": (llama, 8, 64, 512),
-    "gpt2": (gpt2, 8, 48, 384),
-    "moe": (moe, 8, 32, 256),
-    "t5": (t5, 8, 2048, 16384),
-    "classifier": (classifier, 8, 40, 320),
-    "regressor": (regressor, 8, 40, 320),
-    "tagger": (tagger, 8, 40, 320),
+    "gpt2": (
+        partial(
+            of_transformers, "GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=48
+        ),
+        *(8, 48, 384),
+    ),
+    "moe": (
+        partial(
+            of_transformers,
+            "Qwen3MoeForCausalLM",
+            **{**BERT, "max_position_embeddings": 32, "num_key_value_heads": 2, "head_dim": 8},
+            moe_intermediate_size=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+        ),
+        *(8, 32, 256),
+    ),
+    "t5": (partial(of_transformers, "T5ForConditionalGeneration", **T5), 8, 2048, 16384),
+    "classifier": (
+        partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=3),
+        8,
+        40,
+        320,
+    ),
+    "regressor": (
+        partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=1),
+        8,
+        40,
+        320,
+    ),
+    "tagger": (partial(of_transformers, "BertForTokenClassification", **BERT, num_labels=5), 8, 40, 320),
     "lora": (lora, 8, 64, 512),
     "vit": (vit, 8, 17, 136),
-    "swin": (swin, 8, None, None),
-    "timesformer": (timesformer, 8, None, None),
-    "roberta": (roberta, 8, 38, 304),
-    "big bird": (big_bird, 8, 40, 320),
-    "whisper": (whisper, 8, None, None),
+    "swin": (
+        partial(
+            of_transformers,
+            "SwinForImageClassification",
+            image_size=32,
+            patch_size=4,
+            embed_dim=16,
+            depths=[1, 1],
+            num_heads=[2, 2],
+            window_size=4,
+            num_labels=3,
+        ),
+        *(8, None, None),
+    ),
+    "timesformer": (
+        partial(of_transformers, "TimesformerForVideoClassification", **VISION, num_frames=2),
+        *(8, None, None),
+    ),
+    "roberta, whose positions begin behind the padding": (
+        partial(of_transformers, "RobertaForMaskedLM", **BERT),
+        *(8, 38, 304),
+    ),
+    "big bird, whose block_size is of its sparse attention": (
+        partial(of_transformers, "BigBirdForMaskedLM", **{**BERT, "vocab_size": 80, "block_size": 8}),
+        *(8, 40, 320),
+    ),
+    "whisper": (
+        partial(
+            of_transformers,
+            "WhisperForConditionalGeneration",
+            d_model=16,
+            encoder_layers=1,
+            decoder_layers=1,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=32,
+            decoder_ffn_dim=32,
+            vocab_size=64,
+            num_mel_bins=8,
+            max_source_positions=20,
+            max_target_positions=16,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=1,
+            suppress_tokens=[],
+            begin_suppress_tokens=[],
+        ),
+        *(8, None, None),
+    ),
     "wav2vec": (wav2vec, 8, None, None),
 }
 """Model, and the batch, sequence and tokens of what is made up for it."""
@@ -391,7 +266,6 @@ PLAIN = {
 def test_transformers_models_run_on_it_with_a_loss(
     build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None
 ) -> None:
-    pytest.importorskip("transformers")
     model = build()
     short = 16 if sequence == 2048 else None
     batch = resolve(model, None, size=1 if build is wav2vec else None, sequence=short)
@@ -420,8 +294,7 @@ def test_plain_models_run_on_it(
 
 
 def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
-    pytest.importorskip("transformers")
-    model = t5_without_head()
+    model = of_transformers("T5Model", **T5)
     batch = resolve(model, None, size=2, sequence=8)
     assert set(batch.value) == {"input_ids", "decoder_input_ids"}
     outputs(model, batch.value)
@@ -555,12 +428,8 @@ def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str
     batch = resolve(model, None)
     workload = described(model, batch)
     assert batch.value is None
-    assert (workload.batch_source, workload.batch_size, workload.sequence_length, workload.tokens) == (
-        None,
-        None,
-        None,
-        None,
-    )
+    sizes = (workload.batch_size, workload.sequence_length, workload.tokens)
+    assert (workload.batch_source, *sizes) == (None, None, None, None)
     assert workload.note == f"no batch could be made up: {reason}"
 
 
@@ -601,34 +470,26 @@ def test_the_size_of_a_given_batch_is_read_from_its_shapes(
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "reason"),
+    ("model", "reason"),
     [
-        ("PatchTSTForPrediction", "PatchTSTConfig", "the inputs of PatchTSTForPrediction are not known"),
-        (
-            "DecisionTransformerModel",
-            "DecisionTransformerConfig",
-            "the inputs of DecisionTransformerModel are not known",
-        ),
-        ("CLIPModel", "CLIPConfig", "forward takes text and images"),
-        ("BlipForConditionalGeneration", "BlipConfig", "forward takes text and images"),
-        ("ClapModel", "ClapConfig", "forward takes text and sound"),
-        ("SpeechT5ForTextToSpeech", "SpeechT5Config", "forward takes text and makes sound"),
+        ("PatchTSTForPrediction", "the inputs of PatchTSTForPrediction are not known"),
+        ("DecisionTransformerModel", "the inputs of DecisionTransformerModel are not known"),
+        ("CLIPModel", "forward takes text and images"),
+        ("BlipForConditionalGeneration", "forward takes text and images"),
+        ("ClapModel", "forward takes text and sound"),
+        ("SpeechT5ForTextToSpeech", "forward takes text and makes sound"),
     ],
 )
-def test_inputs_of_other_kinds_are_not_made_up(model: str, config: str, reason: str) -> None:
-    transformers = pytest.importorskip("transformers")
+def test_inputs_of_other_kinds_are_not_made_up(model: str, reason: str) -> None:
     with torch.device("meta"):
-        built = getattr(transformers, model)(getattr(transformers, config)())
+        built = of_transformers(model)
     assert resolve(built, None).note == f"no batch could be made up: {reason}"
 
 
 def test_it_says_that_a_batch_of_text_holds_no_images() -> None:
-    transformers = pytest.importorskip("transformers")
     two = {"num_hidden_layers": 2}
     with torch.device("meta"):
-        model = transformers.Gemma3ForConditionalGeneration(
-            transformers.Gemma3Config(text_config=two, vision_config=two)
-        )
+        model = of_transformers("Gemma3ForConditionalGeneration", text_config=two, vision_config=two)
     assert resolve(model, None).note == "made up: 8 x 2048 random tokens of a vocabulary of 262208, no images"
 
 
