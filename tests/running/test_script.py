@@ -385,11 +385,13 @@ def test_a_script_that_cannot_be_started_is_a_sentence(tmp_path: Path, gate: lis
     assert "internal error" not in err
 
 
-def test_an_interrupt_ends_it_as_python_ends(tmp_path: Path) -> None:
-    arguments = script(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+def test_its_process_is_the_one_that_was_started_and_an_interrupt_ends_it_as_python_ends(
+    tmp_path: Path,
+) -> None:
+    arguments = script(tmp_path, "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
     process = started(["-m", "fp8doctor", "run", *arguments], tmp_path)
     assert process.stdout is not None
-    process.stdout.readline()
+    assert int(process.stdout.readline()) == process.pid
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == -signal.SIGINT
@@ -397,29 +399,39 @@ def test_an_interrupt_ends_it_as_python_ends(tmp_path: Path) -> None:
     assert "running" not in err
 
 
-def test_its_own_process_is_the_one_that_was_started(tmp_path: Path) -> None:
-    arguments = script(tmp_path, "import os\nprint(os.getpid())\n")
-    process = started(["-m", "fp8doctor", "run", *arguments], tmp_path)
-    out, _ = process.communicate(timeout=TIMEOUT_S)
-    assert int(out) == process.pid
+WRONG = {
+    "": "no script was named",
+    "-m": "no script was named",
+    "-o -mx -m": "no script was named",
+    "nosuch.py": "no such file: nosuch.py",
+    "--steps 2 train.py": "2 is not in the range x>=3",
+    "-o train.py train.py": "would overwrite",
+}
+"""What follows ``run`` -> what is said of it."""
+
+ALL_WRONG = """
+import contextlib, io, json, sys
+from fp8doctor.cli import main
+answers = []
+for line in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main(["run", *line.split()])
+        except SystemExit as end:
+            answers.append([end.code, said.getvalue()])
+print(json.dumps(answers))
+"""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "no script was named"),
-        (["-m"], "no script was named"),
-        (["-o", "-mx", "-m"], "no script was named"),
-        (["nosuch.py"], "no such file: nosuch.py"),
-        (["--steps", "2", "train.py"], "2 is not in the range x>=3"),
-        (["-o", "train.py", "train.py"], "would overwrite"),
-    ],
-)
-def test_wrong_usage(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_wrong_usage(tmp_path: Path) -> None:
+    """All in one process, which a script that is run would replace."""
     script(tmp_path, "print('ran')")
-    code, out, err = run(["-m", "fp8doctor", "run", *arguments], tmp_path)
-    assert (code, out) == (2, "")
-    assert said in err
+    _, out, err = run(["-c", ALL_WRONG, json.dumps(list(WRONG))], tmp_path)
+    answers = json.loads(out)
+    assert [code for code, _ in answers] == [2] * len(WRONG), err
+    for said, (_, answer) in zip(WRONG.values(), answers, strict=True):
+        assert said in answer
 
 
 @pytest.mark.parametrize(
