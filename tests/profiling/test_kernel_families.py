@@ -19,40 +19,28 @@ SEEN_ON_AN_H200: dict[Family, tuple[str, ...]] = {
     # torch 2.11.0+cu130, torchao 0.18.0, Transformer Engine 2.20.2; kernels.md 1.1 to 1.3.
     "gemm_fp8": (
         "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT",
-        "nvjet_sm90_qqtst_320x128_128x3_1x2_h_bz_coopB_TNT",
         "nvjet_sm90_qqtst_192x192_128x4_2x1_v_bz_coopB_TNN",
         "nvjet_sm90_qrtst_128x128_128x6_2x1_v_bz_coopA_algo2_TNT",
-        "nvjet_sm90_qrtst_128x160_128x5_2x1_v_bz_coopA_algo2_TNT",
         "nvjet_sm90_qrtst_128x64_128x8_1x2_h_bz_algo2_TNT",
         "nvjet_sm90_qrtst_144x128_128x6_1x2_h_bz_coopA_algo2_TNN",
     ),
     "gemm_16bit": (
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
-        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
         "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
-        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NNT",
-        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_NTT",
-        "nvjet_sm90_tst_320x128_64x3_1x2_h_bz_coopB_TNT",
         "nvjet_sm90_tst_128x128_64x6_1x2_h_bz_splitK_NTT",
-        "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN",
     ),
     "cast": (
         "void at::native::vectorized_elementwise_kernel<4, "
         "at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#1}, ...>",
-        "void at::native::vectorized_elementwise_kernel<4, "
-        "at::native::float8_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda(float)#2}, ...>",
         "void at::native::elementwise_kernel<128, 4, "
         "at::native::gpu_kernel_impl_nocast<at::native::float8_copy_kernel_cuda(...)>>",
         "triton_poi_fused__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_t_view_3",
         "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_13",
-        "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_silu_t_view_14",
         "triton_poi_fused__fused_rms_norm__scaled_mm__to_copy_clamp_clone_mul_reciprocal_silu_silu_backward_t_view_8",
         "triton_red_fused_abs_max_mul_silu_view_13",
         "triton_red_fused_abs_max_mul_silu_silu_backward_view_4",
         "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e4m3*, "
         "__nv_fp8_e4m3*, float const*)",
-        "void cast_transpose_optimized_kernel(__nv_bfloat16 const*, float const*, __nv_fp8_e5m2*, "
-        "__nv_fp8_e5m2*, float const*)",
         "void transformer_engine::(anonymous namespace)::amax_kernel<16, true, __nv_bfloat16>",
         "transformer_engine::(anonymous namespace)::compute_scale_from_amax_kernel",
         "void transformer_engine::delayed_scaling_recipe::(anonymous "
@@ -60,9 +48,7 @@ SEEN_ON_AN_H200: dict[Family, tuple[str, ...]] = {
     ),
     "attention": (
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0",
         "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1_cga1x1x1_kernel0_0",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0",
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, "
         "cutlass::bfloat16_t>>",
         "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, "
@@ -153,7 +139,6 @@ PUBLIC_TRACES_AND_SOURCES: dict[Family, tuple[str, ...]] = {
         "triton_red_fused_abs_max_2",
         "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3",
         "void transformer_engine::(anonymous namespace)::cast_fp8_2D_kernel<...>",
-        "void transformer_engine::(anonymous namespace)::cast_fp8_1D_kernel<...>",
         "void transformer_engine::(anonymous namespace)::cast_fp8_gated_kernel<...>",
         "void transformer_engine::unary_kernel<...>",
         "void transformer_engine::cast_transpose_fusion_kernel_optimized<...>",
@@ -331,8 +316,6 @@ UNSLOTH: dict[Family, tuple[str, ...]] = {
         "_bf16_down_finalize_kernel",
     ),
     "cast": (
-        "weight_dequant_kernel",
-        "act_quant_kernel",
         "_e4m3fn_bytes_dequant_kernel",
         "_e4m3fn_scale_dequant_kernel",
         "_nvfp4_dequant_kernel",
@@ -340,7 +323,6 @@ UNSLOTH: dict[Family, tuple[str, ...]] = {
     ),
     "attention": ("_lh_fwd", "_lh_bwd_pre", "_lh_bwd_dq", "_lh_bwd_dkdv"),
     "norm": (
-        "_rms_layernorm_forward",
         "_rms_layernorm_backward",
         "_rms_layernorm_forward_rows",
         "_rms_layernorm_backward_rows",
