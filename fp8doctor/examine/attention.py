@@ -124,10 +124,7 @@ DROPPED = "`use_cache` argument is changed to `False` since `labels`"
 
 
 def use_cache(tree: Tree, arguments: Any) -> bool | None:
-    """Tell if a module builds a cache in every training forward; None if none can.
-
-    ``arguments`` are a Trainer's, or None.
-    """
+    """Tell if every training forward builds a cache; None if no module can."""
     models = [place.module for place in tree.places if PRETRAINED in place.kind.lineage]
     makers = [place for place in tree.places if place.module in models and makes_cache(place.module)]
     if not makers:
@@ -172,10 +169,7 @@ def cache_holder(tree: Tree, switch: str | None) -> str | None:
 
 
 def cache_switch(tree: Tree, arguments: Any) -> str | None:
-    """Name the outermost module with the configuration that asks for a cache.
-
-    Checkpointing may prevent the cache. None if no configuration asks.
-    """
+    """Name the outermost module whose configuration asks for a cache, or None."""
     models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
     if read(arguments, "use_cache") is False or any(drops_cache(place.module) for place in models):
         return None

@@ -179,10 +179,7 @@ def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
-    """Return process-wide checkpointing: unsloth's patch, the compiler's budget.
-
-    ``active``: a module asks for checkpointing, which unsloth's patch then runs.
-    """
+    """Return process-wide checkpointing: unsloth's patch, the compiler's budget."""
     found = []
     torch_checkpoint = sys.modules.get("torch.utils.checkpoint")
     if getattr(getattr(torch_checkpoint, "checkpoint", None), "__name__", None) in UNSLOTH:

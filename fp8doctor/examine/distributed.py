@@ -51,10 +51,7 @@ def _backend() -> str | None:
 
 
 def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
-    """Return the data-parallel wrapper and its module's name.
-
-    ``replicate`` leaves no wrapper, and is DDP.
-    """
+    """Return the data-parallel wrapper (``replicate`` leaves none) and its module."""
     for place in tree.places:
         for each in (*place.wrappers, place.module):
             for kind, name in WRAPPERS.items():
@@ -111,10 +108,7 @@ def is_fsdp2(place: Place) -> bool:
 
 
 def gathered_as(place: Place) -> str | None:
-    """Name the dtype that FSDP casts a module's weights to in the forward, or None.
-
-    The nearest sharded module decides.
-    """
+    """Return the dtype of FSDP's weights in the forward, by the nearest shard."""
     at: Place | None = place
     while at is not None:
         policies = [read(each, "mixed_precision") for each in at.wrappers]

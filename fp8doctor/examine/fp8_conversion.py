@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from fp8doctor.examine.compile_marks import compile_mark
-from fp8doctor.examine.walk import Place, Tree, parameters
+from fp8doctor.examine.walk import Place, Tree, hooks, parameters
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -46,8 +46,6 @@ from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
 from fp8doctor.stacks.torchao_private import CONVERTER_HOME, CONVERTER_TRACE
 
 _log = logging.getLogger("fp8doctor")
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 @dataclass(frozen=True)
@@ -147,16 +145,8 @@ def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) 
     )
 
 
-def hooks(module: nn.Module) -> int:
-    """Count forward and backward hooks on this module."""
-    return sum(len(state_of(module).get(each, ())) for each in HOOKS)
-
-
 def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str, str]) -> Any:
-    """Return what the model's layers have lost; None if nothing was watched.
-
-    ``NOT_RECORDED`` if something was missed.
-    """
+    """Return what the layers have lost; ``NOT_RECORDED`` if something was missed."""
     if watch is None:
         return None
     if watch.problem:
@@ -181,7 +171,10 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
         unfrozen=names(
             place
             for place, each in found
-            if each.frozen and any(weight is not None and weight.requires_grad for weight in weights(place))
+            if each.frozen
+            and any(
+                weight is not None and weight.requires_grad for weight in parameters_of(place.module).values()
+            )
         ),
         untied=untied(tree, found),
     )

@@ -136,10 +136,7 @@ SIDE = 64
 
 
 def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
-    """Map each torchao recipe of the model to its error on this GPU, or None.
-
-    Empty on AMD, and before CUDA is initialized, which a try would do.
-    """
+    """Map the model's torchao recipes to errors; empty before CUDA is initialized."""
     if not cuda_in_use() or scaled_mm() is None:
         return {}
     used = {

@@ -172,10 +172,7 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
 
 
 def chooses_experts(place: Place, layer: Layer) -> bool:
-    """Tell if a layer has one output per expert next to it or its holder.
-
-    Its holder may only have such layers, like the gates of several tasks.
-    """
+    """Tell if a layer has an output for each expert next to it or its holder."""
     holder = place.parent
     for level in range(2):
         if holder is None or (level and place.parent and not place.parent.outputs <= {layer.out_features}):
@@ -256,10 +253,7 @@ def find_heads(
 def _ends(
     found: Sequence[Found], candidates: Sequence[int], tree: Tree, blocks: Sequence[Blocks]
 ) -> set[int]:
-    """Find the last layer after blocks or convolutions, if its width feeds no layer.
-
-    Includes such layers next to it in their own module, like a detector's.
-    """
+    """Find the last layers after blocks or convolutions, whose width feeds none."""
     convolves = any(map(is_convolution, tree.places))
     if not candidates or not (blocks or convolves):
         return set()

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
-from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, parameters, wrapped_child
+from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, hooks, parameters, wrapped_child
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -26,7 +26,6 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""
 VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
@@ -74,12 +73,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
-        hooks=sum(
-            len(state.get(hook, ()))
-            for place in tree.places
-            for state in map(state_of, (*place.wrappers, place.module))
-            for hook in HOOKS
-        ),
+        hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
@@ -273,10 +267,7 @@ def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]
 def called_parts(
     block: Place, inside: Counter[int], layers: set[int], level: int = 0
 ) -> list[tuple[int, Place]]:
-    """Return the called parts of a block with layers, and their levels.
-
-    That is the block, or what it contains if it has no forward (ModuleList).
-    """
+    """Return the called parts of a block with layers (not ModuleLists), and levels."""
     if is_called(block.module):
         return [(level, block)]
     return [

@@ -43,10 +43,7 @@ class NoDriverError(Exception):
 
 
 def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """List all GPUs: this process's in its own order, then the others.
-
-    Not recorded, with a gap, if a driver is there and does not answer.
-    """
+    """List this process's GPUs in its order, then the others; a gap if NVML fails."""
     import torch
 
     gpus: tuple[Gpu, ...] = NOT_RECORDED
@@ -231,10 +228,7 @@ def count_others(processes: Sequence[Any], ours: bool) -> int:
 
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """List torch's devices without NVML.
-
-    Raises RuntimeError before torch has initialized CUDA or HIP itself.
-    """
+    """List torch's devices. Raises RuntimeError before CUDA or HIP is initialized."""
     if not torch.cuda.device_count():
         return ()
     if not torch.cuda.is_initialized():

@@ -79,10 +79,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:
-    """Return the step's autocast: the job's, the forward's, or the current one.
-
-    ``NOT_RECORDED`` if no call of the step was seen.
-    """
+    """Return the step's autocast; ``NOT_RECORDED`` if no call of it was seen."""
     if job.autocast is not None:
         return _name(job.autocast)
     around = next((dtype for link in chain(forward) if (dtype := _autocast_around(link)) is not None), None)
@@ -192,10 +189,7 @@ def accelerator_waits() -> bool:
 
 
 def runs_te_autocast(tree: Tree) -> bool:
-    """Tell if a forward runs ``contextual_fp8_autocast`` (1.0 to 1.15).
-
-    The model's own, or with DDP and FSDP the wrapper's.
-    """
+    """Tell if the forward runs Accelerate's FP8 autocast (1.0 to 1.15)."""
     forwards = (state_of(module).get("forward") for module in _wrapped_and_root(tree))
     codes = (read(link, "__code__") for forward in forwards for link in chain(forward))
     return any(

@@ -25,6 +25,7 @@ from fp8doctor.stacks.looking import (
     lineage,
     parameters_of,
     read_class,
+    state_of,
     tensor,
     tensors_of,
 )
@@ -216,20 +217,8 @@ class _Walk:
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
-            place = Place(
-                name,
-                module,
-                kind,
-                parent,
-                [],
-                wrappers,
-                cover.compiled,
-                cover.checkpointed,
-                cover.adapter,
-                cover.experts,
-                cover.idle,
-                self.trainable,
-            )
+            inherited = (cover.compiled, cover.checkpointed, cover.adapter, cover.experts, cover.idle)
+            place = Place(name, module, kind, parent, [], wrappers, *inherited, self.trainable)
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)
@@ -263,7 +252,9 @@ class _Walk:
                 flag_above = True
             elif found.form == "called_in_forward" and checkpointed is None:
                 checkpointed = NOT_RECORDED
-        return Cover(compiled, watched, checkpointed, flag_above, cover.adapter, cover.experts, cover.idle)
+        return replace(
+            cover, compiled=compiled, watched=watched, checkpointed=checkpointed, flag_above=flag_above
+        )
 
     def compiled(
         self, module: nn.Module, name: str, kind: ClassCache, cover: Cover
@@ -320,7 +311,7 @@ def below(place: Place, child_name: str, child: ClassCache, full_name: str, cove
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
-    return Cover(cover.compiled, cover.watched, checkpointed, flag_above, adapter, cover.experts, idle)
+    return replace(cover, checkpointed=checkpointed, flag_above=flag_above, adapter=adapter, idle=idle)
 
 
 def experts_of(place: Place) -> dict[str, int]:
@@ -342,10 +333,7 @@ def experts_of(place: Place) -> dict[str, int]:
 
 
 def _has_a_router(place: Place, experts: int) -> bool:
-    """Tell if a router with so many outputs is next to this list or its holder.
-
-    The holder's class must be one of experts.
-    """
+    """Tell if a router with so many outputs is next to this list of experts."""
     holder, of_experts = place.parent, False
     for _ in range(2):
         if holder is None:
@@ -371,6 +359,14 @@ def wrapped_child(module: nn.Module) -> nn.Module | None:
         if each in WRAPPERS:
             return children_of(module).get(WRAPPERS[each])
     return None
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def hooks(module: nn.Module) -> int:
+    """Count forward and backward hooks on this module."""
+    return sum(len(state_of(module).get(each, ())) for each in HOOKS)
 
 
 def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:

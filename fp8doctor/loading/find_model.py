@@ -45,10 +45,7 @@ def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate
 
 
 def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
-    """Build the found model or Trainer, and its optimizer, if any.
-
-    Raises `UserError` if that fails or gives something else.
-    """
+    """Build the model or Trainer, and its optimizer, if any. Raises `UserError`."""
     import torch
 
     value, call = found.value, f"{found.attribute}() in {file}"

@@ -42,10 +42,7 @@ def resolve(
     plan: Plan | None = None,
     trainer: Any = None,
 ) -> Batch:
-    """Return the user's batch, the Trainer's, or a synthetic one.
-
-    Without a value if the model does not show its inputs.
-    """
+    """Return the user's batch, the Trainer's, a synthetic one, or none."""
     if given is not None:
         return Batch(given, "given", None)
     if (
@@ -132,10 +129,7 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def _leading(shape: tuple[int, ...], width: Any) -> tuple[int, ...] | None:
-    """Return the dimensions of rows, before those the first Linear takes flattened.
-
-    None for images that the model turns into rows in an unknown way.
-    """
+    """Return the dimensions of rows, or None for images with unknown rows."""
     if isinstance(width, int) and shape[-1:] != (width,):
         for at in range(1, len(shape) - 1):
             if math.prod(shape[at:]) == width:

@@ -144,10 +144,7 @@ def checked_accumulate(value: Any) -> int:
 
 
 def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
-    """Check a given batch. Raises TypeError if no model can be called with it.
-
-    A list, as a DataLoader makes of pairs, is only for the user's own step (``own_step``).
-    """
+    """Check a batch; a list is only for the user's own step. Raises TypeError."""
     import torch
 
     if isinstance(value, (Mapping, tuple, torch.Tensor)):

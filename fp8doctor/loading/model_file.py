@@ -108,10 +108,7 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
 def _maker(
     found: ModelCandidate, names: dict[str, Any], file: str
 ) -> Callable[[int | None], tuple[Any, Any]]:
-    """Return a function that builds model and optimizer with so many layers.
-
-    None leaves the layers to the file.
-    """
+    """Return a function that builds model and optimizer; layers None: the file's."""
 
     def make(layers: int | None) -> tuple[Any, Any]:
         built, optimizer = build(found, file, layers)

@@ -138,10 +138,7 @@ def declared_image(model: Any) -> tuple[int, ...] | None:
 
 
 def made_before(model: Any, first: Any) -> Any:
-    """Return a parameter-free module before a layer in its Sequential, or None.
-
-    For example einops' Rearrange; torch.nn's modules do not count.
-    """
+    """Return a parameter-free module, like Rearrange, before a layer, or None."""
     import torch
 
     for _, module in modules_of(model):

@@ -46,10 +46,7 @@ class Source:
 
 
 def locate(target: str) -> Source:
-    """Resolve ``model.py[:attr]``, ``pkg.module[:attr]`` or ``./list``.
-
-    Raises `UserError` for a missing file.
-    """
+    """Resolve ``model.py[:attr]`` or ``pkg.module[:attr]``. Raises `UserError`."""
     name, attribute = target, None
     if not os.path.exists(target) and os.sep not in target.rpartition(":")[2]:
         name, colon, attribute = target.rpartition(":") if ":" in target else (target, "", None)

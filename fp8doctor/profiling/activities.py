@@ -96,10 +96,7 @@ def launching_operators(
 def operators_of(
     trace: Trace, modules: Modules, wanted: set[int], without_id: dict[Thread, list[Event]]
 ) -> dict[int, Operator]:
-    """Find the wanted operators, and those open at launches without one.
-
-    Goes through each thread once and tracks what is open.
-    """
+    """Find the wanted operators, and those open at launches without an id."""
     found: dict[int, Operator] = {}
     links, effects = _link(trace), _Effects()
     for thread in {*trace.host, *without_id}:
@@ -253,10 +250,7 @@ def gpu_activities(trace: Trace, modules: Modules) -> Works:
 
 
 def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
-    """Name kernels from an amax to a copy to FP8 its cast, if no operator is known.
-
-    This happens in CUDA graphs and traces of the GPU alone.
-    """
+    """Name kernels from an amax to a copy to FP8 casts, as in CUDA graphs."""
     casts: dict[int, WorkKind] = {}
     for last, kind in enumerate(kinds):
         if kind.operator is None and _LAST_OF_A_CAST.search(kind.name):
@@ -273,10 +267,7 @@ def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
 
 
 def cpu_activities(trace: Trace, modules: Modules) -> Works:
-    """Collect computing operators; the innermost owns each instant.
-
-    An FP8 matmul, emulated on a CPU, owns its inside.
-    """
+    """Collect computing operators; the innermost, or FP8 matmul, owns an instant."""
     events = [event for thread in trace.host.values() for event in thread if event.cat == "cpu_op"]
     operators = operators_of(trace, modules, {event.args.external for event in events}, {})
     works = Works()

@@ -27,10 +27,7 @@ Gap = tuple[int, int, int]
 
 
 def sweep(works: Works) -> tuple[list[int], list[Gap]]:
-    """Give each instant to one work; return the owned times and the gaps.
-
-    Of several at one time, the lowest rank owns it, then the first.
-    """
+    """Give each instant to the lowest rank, then the first; also return the gaps."""
     spans = sorted(works.spans)
     following = [*[start for start, _, _, _ in spans[1:]], inf]
     owned, busy_until = [0] * len(works.kinds), spans[0][0]
@@ -69,10 +66,7 @@ def _share(spans: Sequence[Span], owned: list[int]) -> None:
 
 
 def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
-    """Merge kinds of one name and family, longest first.
-
-    The operator becomes None if there are several.
-    """
+    """Merge kinds of one name and family, longest first."""
     groups: dict[tuple[str, Family], WorkKind] = {}
     for kind in {id(each): each for each in kinds}.values():
         group = groups.setdefault((kind.name, kind.family), WorkKind(kind.name, kind.family, kind.operator))

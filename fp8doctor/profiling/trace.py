@@ -179,10 +179,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def unpacked(content: Any) -> Iterator[bytes]:
-    """Unpack gzip in pieces.
-
-    Raises EOFError if the end is missing, zlib.error if damaged, `TooLarge` if too large.
-    """
+    """Unpack gzip in pieces. Raises EOFError, zlib.error or `TooLarge`."""
     size, packed = 0, zlib.decompressobj(_OF_GZIP)
     for start in range(0, len(content), _PIECE):
         rest, full = content[start : start + _PIECE], False

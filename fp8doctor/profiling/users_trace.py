@@ -36,10 +36,7 @@ class Timeline:
 
 @collector_paused()
 def traced_step(path: Path) -> TracedStep:
-    """Read a trace.
-
-    Raises `fp8doctor.facts.record.UnreadableDocument` with what the file holds.
-    """
+    """Read a trace. Raises `fp8doctor.facts.record.UnreadableDocument`."""
     trace = read_or_explain(path)
     device, gpus = _busiest_gpu(trace.gpu)
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
@@ -256,10 +253,7 @@ class StepMarks:
 
 
 def marks_of(trace: Trace) -> StepMarks:
-    """Find the profiler's steps, else those between an optimizer's, if it has two.
-
-    Of several optimizers the most frequent counts, else the last.
-    """
+    """Find the profiler's steps, else those of the most frequent optimizer."""
     profiler = sorted(map(span, _annotated(trace, PROFILER_STEP)))
     if profiler:
         return StepMarks("profiler", tuple(profiler))

@@ -37,10 +37,7 @@ NAMESAKE = (
 
 
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
-    """Wait for the import of torch and for the end of the process.
-
-    ``before`` names the modules from before ours.
-    """
+    """Wait for torch and for the end; ``before`` has the modules before ours."""
     attached = _Attached(
         Channel(request["channel"]), request["reported"], WatchOptions(**request["settings"])
     )
@@ -126,10 +123,7 @@ def _uncaught() -> str | None:
 
 
 class PythonsOwn:
-    """Modules imported before the script's folder was on the path.
-
-    They replace the script's modules of the same name within ``with``.
-    """
+    """Modules from before the script's path; active within ``with``."""
 
     def __init__(self, names: Sequence[str]) -> None:
         new = [name for name in names if name not in sys.modules]

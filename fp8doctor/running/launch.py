@@ -228,10 +228,7 @@ def run_below(
     report: Callable[[ScriptState], int],
     others: Others = None,
 ) -> int:
-    """Run the script as a child, report, and return an exit code.
-
-    It is the script's if the script failed, else the report's.
-    """
+    """Run the script as a child, and report; return its failure or the report's code."""
     pipes = _Pipes()
     _flush()
     ours = {getattr(signal, name) for name in (*KEYS, *FORWARDED)}
@@ -266,10 +263,7 @@ def run_below(
 
 
 def _forward_keys(keys: Iterable[int], child: int) -> None:
-    """Forward signals sent by a process: a terminal signals the whole group.
-
-    Every thread has these signals blocked.
-    """
+    """Forward signals sent by a process: a terminal signals the whole group."""
     while True:
         arrived = signal.sigwaitinfo(keys)
         if arrived.si_code <= 0 and arrived.si_pid != child:

@@ -104,10 +104,7 @@ class Observer:
         self.handle = register_optimizer_step_post_hook(self.hook)
 
     def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
-        """Watch conversions; a framework's callback reports the steps with `stepped`.
-
-        ``converted``: a conversion happened before.
-        """
+        """Watch conversions; ``converted`` if one happened before."""
         if target is not None:
             self.name_target(target)
         if converted:

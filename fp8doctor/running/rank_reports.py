@@ -46,10 +46,7 @@ class RankPlace:
 
 
 def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
-    """Read this process's place; None if it is alone.
-
-    Raises `UserError` if the rank is not set.
-    """
+    """Read this process's place; None if alone. Raises `UserError` without a rank."""
     world = _number(environment, "WORLD_SIZE")
     if world is None or world < 2:
         return None
@@ -113,10 +110,7 @@ def gpu_of(facts: Facts) -> Gpu | None:
 
 
 def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
-    """Name the failed, running, uneven and missing ranks.
-
-    ``order`` has the ranks by the time of their last message.
-    """
+    """Name failed (in ``order``), running, uneven and missing ranks."""
     by_rank = {each.rank: each for each in ranks.processes}
     failed = [by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")]
     sentences = []
@@ -243,10 +237,7 @@ def _peer_of(peer: socket.socket) -> tuple[int, int]:
 
 
 class RankCollector:
-    """Rank 0: collects the other ranks' messages, with a timeout.
-
-    The messages wait in the socket until the script of rank 0 has ended.
-    """
+    """Rank 0: collects the other ranks' messages at the end, with a timeout."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place

@@ -123,10 +123,7 @@ class StepProfiler:
             torch_private.prepare_profilers_with(self._own)
 
     def added_to(self, seen: Observation) -> Observation:
-        """Add the profiled step to the observation.
-
-        Raises `fp8doctor.facts.record.UnreadableDocument` if the profile is empty.
-        """
+        """Add the profiled step. Raises `UnreadableDocument` if it is empty."""
         device = torch.device("cuda" if self.on_gpu else "cpu")
         proof, step = counted(self._profile, device), self._read()
         return msgspec.structs.replace(

@@ -120,10 +120,7 @@ class StepWindow:
         return len(self._done) >= self.steps
 
     def begin_step_again(self) -> None:
-        """Drop what ran since the last step, such as an evaluation.
-
-        Does nothing if the step has already called the model.
-        """
+        """Drop what ran since the last step, if the model was not called."""
         if not self._step.calls:
             self._step = _TimedStep(self._clock.now())
 

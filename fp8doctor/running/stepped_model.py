@@ -102,10 +102,7 @@ def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
 
 
 def _by_gradients(stepped: list[nn.Parameter], living: LiveObjects) -> Ownership | None:
-    """Find the model by the stepped parameters with a gradient.
-
-    A conversion may have replaced the others, which the optimizer then steps in vain.
-    """
+    """Find the model by stepped parameters with a gradient; others may be replaced."""
     trained = [each for each in stepped if each.grad is not None]
     found = owner(trained, living) if 0 < len(trained) < len(stepped) else None
     if found is None:

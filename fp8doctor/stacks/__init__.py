@@ -116,10 +116,7 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def bf16_counterpart(module: Module, compiled: bool) -> Module | None:
-    """Return this module without FP8; None if it does not train in FP8.
-
-    Raises `NoCounterpart` if there is no such form.
-    """
+    """Return this module without FP8, or None. Raises `NoCounterpart`."""
     for stack in stacks_of(type(module)):
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:

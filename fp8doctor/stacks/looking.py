@@ -221,10 +221,7 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
 
 
 def _renamed(kind: type, name: str) -> str:
-    """Return the name under which a transformers configuration keeps an attribute.
-
-    It is in ``attribute_map`` (4.57 to 5.23).
-    """
+    """Return a configuration's name of an attribute (``attribute_map``, 4.57 to 5.23)."""
     owner, _ = _on_class(kind, "__getattribute__")
     if owner is object or owner is None or _package(owner) != "transformers":
         return name
@@ -299,10 +296,7 @@ Answer = TypeVar("Answer")
 
 
 class ClassCache:
-    """Answers about one class. It lives for one walk: users may patch classes later.
-
-    A model has thousands of modules of a few classes.
-    """
+    """Answers about one class, for one walk: users may patch classes later."""
 
     def __init__(self, of: type) -> None:
         self.of = of

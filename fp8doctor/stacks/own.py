@@ -130,10 +130,7 @@ def _names_itself(module: nn.Module) -> str:
 
 
 def _lacks_backward(forward: FunctionType, kind: type, weights: Sequence[Tensor]) -> bool:
-    """Tell if autograd surely meets torch's FP8 matmul, which has no derivative.
-
-    Then nothing that the forward reaches has its own backward or detaches.
-    """
+    """Tell if autograd surely meets torch's FP8 matmul, which has no derivative."""
     names = set(_reached(forward, kind, set(), DEPTH, by_autograd=True))
     return (
         any(weight.requires_grad for weight in weights)

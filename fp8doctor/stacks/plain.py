@@ -107,10 +107,7 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def attention(module: nn.Module) -> tuple[Layer, ...]:
-    """Describe the input projections of nn.MultiheadAttention.
-
-    Its output projection is a child.
-    """
+    """Describe the input projections of nn.MultiheadAttention."""
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         weight = tensor(module, name)
@@ -158,10 +155,7 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell if a module of experts uses torch's grouped matmul, or can be set to.
-
-    Its forward names the function, or transformers chooses its forward.
-    """
+    """Tell if experts use torch's grouped matmul, or transformers may choose it."""
     named = _named_by_forward(module)
     return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
 
@@ -190,10 +184,7 @@ def _named_by_forward(module: nn.Module) -> tuple[str, ...]:
 
 
 def expert_shape(module: nn.Module, name: str, weight: Tensor) -> tuple[int, int, bool]:
-    """Return an expert's input and output features, and True if transposed.
-
-    A transposed weight is ``[experts, in, out]``.
-    """
+    """Return input and output features, and True for ``[experts, in, out]``."""
     last, first = int(weight.shape[2]), int(weight.shape[1])
     transposed = read(module, "is_transposed")
     if not isinstance(transposed, bool):

@@ -43,10 +43,7 @@ def state_manager() -> Any:
 
 
 def state() -> Any:
-    """Return the object with the FP8 state, or None.
-
-    The manager itself up to 2.14, an instance from 2.15.
-    """
+    """Return the FP8 state: the manager up to 2.14, an instance from 2.15; or None."""
     manager = state_manager()
     return getattr(manager, "quantization_state", manager)
 

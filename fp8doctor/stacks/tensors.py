@@ -100,10 +100,7 @@ DEEP = 3
 
 
 def named_tensors(value: Any, name: Any = "", deep: int = DEEP) -> Iterator[tuple[Any, Tensor]]:
-    """Yield every tensor of a batch with its key, field or attribute.
-
-    Searches mappings, sequences, named tuples, dataclasses and objects with tensors.
-    """
+    """Yield every tensor of a batch with its key, field or attribute."""
     if _is_tensor(value):
         yield name, value
     elif isinstance(value, Mapping):
@@ -162,10 +159,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields, or the attributes of an object with tensors.
-
-    A module has none: its tensors are no data.
-    """
+    """Return a dataclass's fields, or an object's attributes if it has tensors."""
     import torch
 
     if isinstance(value, (type, torch.nn.Module)):

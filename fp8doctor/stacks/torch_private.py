@@ -143,10 +143,7 @@ def load_dynamo() -> None:
 
 
 def counters(group: str) -> dict[str, int] | None:
-    """Copy a group of Dynamo's counters, such as ``frames``; empty if Dynamo is not loaded (2.6 to 2.15).
-
-    ``inductor`` counts on 2.13 and not on 2.11.
-    """
+    """Copy a group of Dynamo's counters; empty without Dynamo (2.6 to 2.15)."""
     found = all_counters()
     if found is None:
         return None if "torch._dynamo.utils" in sys.modules else {}
@@ -245,10 +242,7 @@ def may_hold_cuda_graphs() -> bool:
 
 
 def recorded_functions(device: int) -> tuple[object, int]:
-    """Return Inductor's graph manager and its number of functions (2.11 and 2.13).
-
-    Raises `Unknown`.
-    """
+    """Return CUDA graphs' manager and number, or raise `Unknown` (2.11 and 2.13)."""
     if not may_hold_cuda_graphs():
         return None, 0
     try:

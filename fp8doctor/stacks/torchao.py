@@ -287,10 +287,7 @@ def _word(member: Any) -> str:
 
 
 def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
-    """Make an nn.Linear of torchao's linear; unwrap the weights of other layers.
-
-    A wrapped weight becomes a Parameter over the same data; other Parameters stay.
-    """
+    """Make an nn.Linear of torchao's linear; unwrap other layers' weights."""
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
         return plain_linear(module).train(module.training)
     if configured(module):

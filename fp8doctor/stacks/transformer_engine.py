@@ -74,10 +74,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    """List part, weights, output features and bias of each matmul.
-
-    ``parameters_split`` joins weights.
-    """
+    """List part, weights, output features and bias of each matmul."""
     parameters = {
         name: each for name, each in parameters_of(module).items() if each is not None and each.numel()
     }
@@ -157,10 +154,7 @@ def recipe_of(module: nn.Module) -> Any:
 
 
 def amax_group(module: nn.Module) -> tuple[bool, Any]:
-    """Return whether delayed scaling reduces its amax over processes, and the group.
-
-    None is the group of all. ``reduce_amax`` defaults to on.
-    """
+    """Return if delayed scaling reduces its amax, and the group (None: all)."""
     recipe = recipe_of(module)
     if type(recipe).__name__ != "DelayedScaling" or not read(recipe, "reduce_amax"):
         return False, None
