@@ -58,14 +58,10 @@ VARIABLES = frozenset(
 )
 """Variables that decide if and how fast FP8 runs."""
 
-PREFIXES = (
-    "ACCELERATE_FP8_",
-    "ACCELERATE_DYNAMO_",
-    "NVTE_",
-    "TORCH_COMPILE_",
-    "TORCHDYNAMO_",
-    "TORCHINDUCTOR_",
-    "TORCHAO_",
+PREFIXES = tuple(
+    """
+    ACCELERATE_FP8_ ACCELERATE_DYNAMO_ NVTE_ TORCH_COMPILE_ TORCHDYNAMO_ TORCHINDUCTOR_ TORCHAO_
+    """.split()
 )
 """Families of variables that are switches and numbers."""
 

@@ -17,30 +17,16 @@ FORMATS = frozenset(("fp8-format", "fp8-recipe-name", "float8-recipe-name"))
 """Options whose value is an FP8 format or recipe (Megatron's ``--fp8-format hybrid``)."""
 
 PRECISIONS = frozenset(
-    (
-        "precision",
-        "mixed-precision",
-        "train-precision",
-        "training-precision",
-        "compute-precision",
-        "converters",
-    )
+    """
+    precision mixed-precision train-precision training-precision compute-precision converters
+    """.split()
 )
 """Options that take a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
 
 FP8_WORDS = frozenset(
-    (
-        "fp8",
-        "float8",
-        "e4m3",
-        "hybrid",
-        "mxfp8",
-        "tensorwise",
-        "rowwise",
-        "blockwise",
-        "delayed",
-        "tensorwise-fp8",
-    )
+    """
+    fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed tensorwise-fp8
+    """.split()
 )
 FP8_PRECISIONS = frozenset(
     ("fp8", "float8", "mxfp8", "fp8-hybrid", "fp8-delayed", "transformer-engine", "ao-fp8")

@@ -34,14 +34,11 @@ HEAD_NAMES = ("head", "lm_head", "score", "classifier")
 PEFT_PARTS = ("base_layer", "modules_to_save", "default")
 """Components that PEFT appends to the wrapped layer's name."""
 
-VISITED = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "experts_per_token",
-    "n_expert_per_token",
-    "moe_top_k",
-    "moe_topk",
-    "moe_k",
+VISITED = tuple(
+    """
+    num_experts_per_tok num_experts_per_token experts_per_token n_expert_per_token moe_top_k moe_topk
+    moe_k
+    """.split()
 )
 """Settings with the number of experts per token; ``top_k`` is for generation."""
 

@@ -10,15 +10,11 @@ from fp8doctor.stacks.looking import children_of, home, is_a, method, modules_of
 MORE_ROWS = 8
 """Most rows that a vision transformer adds to its patches: class, distillation, registers."""
 
-POSITION_KEYS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_target_positions",
-    "max_seq_len",
-    "max_seq_length",
-    "context_length",
-    "n_ctx",
-    "block_size",
+POSITION_KEYS = tuple(
+    """
+    max_position_embeddings n_positions max_target_positions max_seq_len max_seq_length context_length
+    n_ctx block_size
+    """.split()
 )
 """Settings with the longest sequence; the first counts, because BigBird's ``block_size`` is another."""
 

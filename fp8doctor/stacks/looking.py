@@ -20,18 +20,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LIBRARIES = frozenset(
-    (
-        "accelerate",
-        "builtins",
-        "enum",
-        "functools",
-        "peft",
-        "torch",
-        "torchao",
-        "transformer_engine",
-        "transformer_engine_torch",
-        "transformers",
-    )
+    """
+    accelerate builtins enum functools peft torch torchao transformer_engine transformer_engine_torch
+    transformers
+    """.split()
 )
 """Packages whose properties only read. Properties of an ``nn.Module`` never run: ``parametrize`` is torch's
 and calls the user's code."""

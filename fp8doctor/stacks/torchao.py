@@ -51,13 +51,10 @@ ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
 NOT_FP8 = ("Int8MixedPrecisionTrainingLinearWeight", "BitNetTrainingLinearWeight")
 """16- or 32-bit weights for INT8 or ternary matmuls."""
 
-_OPERANDS = (
-    "input",
-    "input_for_grad_weight",
-    "weight",
-    "weight_for_grad_input",
-    "grad_output",
-    "grad_output_for_grad_weight",
+_OPERANDS = tuple(
+    """
+    input input_for_grad_weight weight weight_for_grad_input grad_output grad_output_for_grad_weight
+    """.split()
 )
 CASTS = tuple(f"cast_config_{each}" for each in _OPERANDS)
 SIGNATURES: dict[tuple[str, ...], str] = {
