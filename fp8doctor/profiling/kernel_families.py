@@ -81,129 +81,101 @@ _GENERATED_CAST = re.compile(
 )
 """Casts that do not name FP8; without FP8 matmuls in the step they are the user's arithmetic."""
 
-_NAME_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
+
+def _compiled(*rules: tuple[_Rule, str | re.Pattern[str]]) -> tuple[tuple[_Rule, re.Pattern[str]], ...]:
+    return tuple((family, re.compile(pattern)) for family, pattern in rules)
+
+
+_NAME_RULES = _compiled(
     (
         "attention",
-        re.compile(
-            r"transformer_engine::(fused_attn|flash_attention|context_parallel|kv_cache|multi_tensor_transpose_to_bhsd)::"
-            r"|cudnn::fusion::(compute_dot|convert_d[qkv]|fmha|lean_reduc)"
-        ),
+        r"transformer_engine::(fused_attn|flash_attention|context_parallel|kv_cache|multi_tensor_transpose_to_bhsd)::"
+        r"|cudnn::fusion::(compute_dot|convert_d[qkv]|fmha|lean_reduc)",
     ),
-    ("optimizer", re.compile(r"multi_tensor_(adam|sgd|l2norm)::")),
+    ("optimizer", r"multi_tensor_(adam|sgd|l2norm)::"),
     (
         "cast",
-        re.compile(
-            r"multi_tensor_compute_scale::|transformer_engine.*(AmaxKernel|AmaxMemcpy|AmaxTma|Hadamard|scale_inv_kernel|zero_scales_kernel|nvfp4_)"
-        ),
+        r"multi_tensor_compute_scale::|transformer_engine.*(AmaxKernel|AmaxMemcpy|AmaxTma|Hadamard|scale_inv_kernel|zero_scales_kernel|nvfp4_)",
     ),
     (
         "pointwise",
-        re.compile(
-            r"setup_grouped_gemm|grouped_bias_add|compute_grouped_tensor_offsets|convert_int32_to_int64|multi_tensor_pad_last_dim::"
-        ),
+        r"setup_grouped_gemm|grouped_bias_add|compute_grouped_tensor_offsets|convert_int32_to_int64|multi_tensor_pad_last_dim::",
     ),
     (
         "loss",
-        re.compile(
-            r"LogSoftMax|softmax_warp_\w+<[^,<>]*,[^,<>]*,[^,<>]*, ?\d+, true|nll_loss|cross_entropy"
-            r"|[Ll]oss_?([Ff]or|[Bb]ack)ward"
-            r"|^_fl_(forward|backward|partial|combine|flash_[pu]|scale|jsd_\w+)_kernel"
-        ),
+        r"LogSoftMax|softmax_warp_\w+<[^,<>]*,[^,<>]*,[^,<>]*, ?\d+, true|nll_loss|cross_entropy"
+        r"|[Ll]oss_?([Ff]or|[Bb]ack)ward"
+        r"|^_fl_(forward|backward|partial|combine|flash_[pu]|scale|jsd_\w+)_kernel",
     ),
     (
         "attention",
-        re.compile(
-            r"flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax"
-            r"|^sage_(fwd|quant)|^reduce_segments|^_lh_(fwd|bwd)",
-            re.IGNORECASE,
-        ),
+        r"(?i)flash_(fwd|bwd)|flash::|FlashAttn|fmha|cudnn.*sdpa|attn_(fwd|bwd)|attention|BatchPrefill|softmax"
+        r"|^sage_(fwd|quant)|^reduce_segments|^_lh_(fwd|bwd)",
     ),
     ("gemm_fp8", FP8_GEMM_KERNEL),
     ("gemm_16bit", _DECODES_WEIGHTS),
     (
         "cast",
-        re.compile(
-            r"float8_copy|cast_transpose|cast_fp8|quantize_(mxfp8|transpose|blockwise|fp8)|block_scaled_(1d_)?cast|fp8_block_scaling"
-            r"|(^|[^a-z])(zero_)?amax_kernel|compute_scale_from_amax|amax_and_scale_update|\btranspose_(optimized|general)_kernel"
-            r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp[48]|fp8|nvfp4|e4m3fn)_\w*quant|mx_block_rearrange"
-            r"|quantize_with_block_size|FP8_quantize|FP8rowwise|FP8_qparam|kernel_cutlass_\w*f8E[45]M[23]"
-            r"|transformer_engine.*\b(unary_kernel|dequant)|^(act_quant|weight_dequant)_kernel|[Ff]loat8|__nv_fp8"
-        ),
+        r"float8_copy|cast_transpose|cast_fp8|quantize_(mxfp8|transpose|blockwise|fp8)|block_scaled_(1d_)?cast|fp8_block_scaling"
+        r"|(^|[^a-z])(zero_)?amax_kernel|compute_scale_from_amax|amax_and_scale_update|\btranspose_(optimized|general)_kernel"
+        r"|swizzle_(\w+_)?scaling|per_token_group_quant|scaled_fp8_quant|to_(float8|mxfp8|nvfp4)|(mxfp[48]|fp8|nvfp4|e4m3fn)_\w*quant|mx_block_rearrange"
+        r"|quantize_with_block_size|FP8_quantize|FP8rowwise|FP8_qparam|kernel_cutlass_\w*f8E[45]M[23]"
+        r"|transformer_engine.*\b(unary_kernel|dequant)|^(act_quant|weight_dequant)_kernel|[Ff]loat8|__nv_fp8",
     ),
     (
         _TYPED_GEMM,
-        re.compile(
-            r"^nvjet_|(?<!fb)gemm(?!a\d*_)|gemv|grouped_wgrad|splitKreduce|^cutlass_|cutlass\w*::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel"
-            r"|^bmm_|Cijk_|scudnn|matmul_ogs",
-            re.IGNORECASE,
-        ),
+        r"(?i)^nvjet_|(?<!fb)gemm(?!a\d*_)|gemv|grouped_wgrad|splitKreduce|^cutlass_|cutlass\w*::Kernel|xmma_(fprop|dgrad|wgrad)|convolve|\bdot_kernel"
+        r"|^bmm_|Cijk_|scudnn|matmul_ogs",
     ),
     (
         "optimizer",
-        re.compile(
-            r"multi_tensor|FusedOptimizer|FusedAdam|foreach|adamw?_\w*kernel|kOptimizer|kPreconditionOptimizer",
-            re.IGNORECASE,
-        ),
+        r"(?i)multi_tensor|FusedOptimizer|FusedAdam|foreach|adamw?_\w*kernel|kOptimizer|kPreconditionOptimizer",
     ),
     (
         "norm",
-        re.compile(
-            r"(layer|rms|batch|group)_?norm|rms_layernorm|^_rms_sum_dw|GammaBeta|\bln_(fwd|bwd)|RowwiseMoments|cuComputeGradInput|\bbn_(fw|bw)",
-            re.IGNORECASE,
-        ),
+        r"(?i)(layer|rms|batch|group)_?norm|rms_layernorm|^_rms_sum_dw|GammaBeta|\bln_(fwd|bwd)|RowwiseMoments|cuComputeGradInput|\bbn_(fw|bw)",
     ),
     (
         "pointwise",
-        re.compile(
-            r"elementwise|vectorized_|unrolled_|reduce_kernel|CatArrayBatched|copy_kernel|fill|index"
-            r"|embedding|at::native|dropout|silu|gelu|swiglu|geglu"
-            r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort"
-            r"|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
-            r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|epilogue::impl::globalKernel"
-            r"|moe::dev::|_topk_forward|_combined_routing|_sum_bitmatrix|store_kvcache|reshape_and_cache"
-            r"|^_(fg|DWf_DW_dfg|(exact|approx)_(for|back)ward|route_(single|hist|scan|starts))_kernel|^_nf4_\w*dequant"
-            r"|^_dequant_repacked_kernel|causal_conv1d_(fwd|bwd|update)"
-            r"|fbgemm_gpu::|bounds_check_indices|permute_pooled_embs|recat_copy|batched_transpose|SubTensorOp",
-            re.IGNORECASE,
-        ),
+        r"(?i)elementwise|vectorized_|unrolled_|reduce_kernel|CatArrayBatched|copy_kernel|fill|index"
+        r"|embedding|at::native|dropout|silu|gelu|swiglu|geglu"
+        r"|rope|rotary|gather|scatter|^void (at_cuda_detail::)?cub::|\bthrust::|RadixSort"
+        r"|nchwToNhwc|nhwcToNchw|kDequantizeBlockwise|kQuantizeBlockwise"
+        r"|^(void )?transformer_engine::|moe_(un)?permute|nv::topk::|epilogue::impl::globalKernel"
+        r"|moe::dev::|_topk_forward|_combined_routing|_sum_bitmatrix|store_kvcache|reshape_and_cache"
+        r"|^_(fg|DWf_DW_dfg|(exact|approx)_(for|back)ward|route_(single|hist|scan|starts))_kernel|^_nf4_\w*dequant"
+        r"|^_dequant_repacked_kernel|causal_conv1d_(fwd|bwd|update)"
+        r"|fbgemm_gpu::|bounds_check_indices|permute_pooled_embs|recat_copy|batched_transpose|SubTensorOp",
     ),
 )
 """First match wins."""
 
-_OPERATOR_RULES: tuple[tuple[_Rule, re.Pattern[str]], ...] = (
-    ("communication", re.compile(r"^(c10d|_c10d_functional|nccl|symm_mem)::|^record_param_comms|^nccl:")),
-    ("optimizer", re.compile(r"^aten::(_fused_(adam|adamw|sgd|adagrad)|_foreach_|_amp_)|^Optimizer\.")),
+_OPERATOR_RULES = _compiled(
+    ("communication", r"^(c10d|_c10d_functional|nccl|symm_mem)::|^record_param_comms|^nccl:"),
+    ("optimizer", r"^aten::(_fused_(adam|adamw|sgd|adagrad)|_foreach_|_amp_)|^Optimizer\."),
     (
         "loss",
-        re.compile(
-            r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)|^\w*LogProb"
-            r"|^(GeneratedBackwardFor_)?unsloth_zoo(::|_)fused_linear_"
-        ),
+        r"^aten::.*(log_softmax|nll_loss|cross_entropy|kl_div|(mse|l1|huber|margin|embedding)_loss)|^\w*LogProb"
+        r"|^(GeneratedBackwardFor_)?unsloth_zoo(::|_)fused_linear_",
     ),
     (
         "attention",
-        re.compile(
-            r"scaled_dot_product|flash_attn|attention|^FusedAttnFunc|^AttnFuncWith|^aten::_(safe_)?softmax"
-        ),
+        r"scaled_dot_product|flash_attn|attention|^FusedAttnFunc|^AttnFuncWith|^aten::_(safe_)?softmax",
     ),
-    ("norm", re.compile(r"^aten::.*(layer|rms|batch|group|instance)_norm")),
+    ("norm", r"^aten::.*(layer|rms|batch|group|instance)_norm"),
     (
         _TYPED_GEMM,
-        re.compile(
-            r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|vdot|_grouped_mm|_addmm_activation|linear(_backward)?|matmul|.*convolution\w*)$|^mkldnn::"
-        ),
+        r"^aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|dot|vdot|_grouped_mm|_addmm_activation|linear(_backward)?|matmul|.*convolution\w*)$|^mkldnn::",
     ),
     (
         "pointwise",
-        re.compile(
-            r"^aten::_?(abs|add|addcdiv|addcmul|amax|amin|aminmax|any|all|arange|argmax|argmin|argsort|bernoulli|bincount|bitwise_\w+|cat|ceil|clamp\w*"
-            r"|clone|constant_pad_nd|contiguous|copy|cos|cumprod|cumsum|div|dropout|elu\w*|embedding\w*|eq|equal|erf|exp|exp2|expm1|exponential|fill|flip|floor"
-            r"|floor_divide|fmod|full|gather|ge|gelu\w*|glu\w*|gt|hardtanh\w*|histc|index\w*|isfinite|isinf|isnan|le|leaky_relu\w*|lerp|linalg_vector_norm"
-            r"|local_scalar_dense|log|log10|log1p|log2|logical_\w+|logsumexp|lt|masked_\w+|max|maximum|mean|min|minimum|mish\w*|mul|multinomial"
-            r"|native_dropout\w*|ne|neg|nonzero\w*|norm|normal|one_hot|ones\w*|pad|pow|prod|rand\w*|reciprocal|relu\w*|remainder|repeat\w*|roll|round|rsqrt"
-            r"|rsub|scalar_tensor|scatter\w*|select_backward|select_scatter|sgn|sigmoid\w*|sign|silu\w*|sin|slice_backward|slice_scatter|softplus\w*|sort|sqrt"
-            r"|square|stack|std\w*|sub|sum|tanh\w*|threshold\w*|to_copy|topk|tril|triu|uniform|unique\w*|var\w*|where|zero|zeros\w*)_?$"
-        ),
+        r"^aten::_?(abs|add|addcdiv|addcmul|amax|amin|aminmax|any|all|arange|argmax|argmin|argsort|bernoulli|bincount|bitwise_\w+|cat|ceil|clamp\w*"
+        r"|clone|constant_pad_nd|contiguous|copy|cos|cumprod|cumsum|div|dropout|elu\w*|embedding\w*|eq|equal|erf|exp|exp2|expm1|exponential|fill|flip|floor"
+        r"|floor_divide|fmod|full|gather|ge|gelu\w*|glu\w*|gt|hardtanh\w*|histc|index\w*|isfinite|isinf|isnan|le|leaky_relu\w*|lerp|linalg_vector_norm"
+        r"|local_scalar_dense|log|log10|log1p|log2|logical_\w+|logsumexp|lt|masked_\w+|max|maximum|mean|min|minimum|mish\w*|mul|multinomial"
+        r"|native_dropout\w*|ne|neg|nonzero\w*|norm|normal|one_hot|ones\w*|pad|pow|prod|rand\w*|reciprocal|relu\w*|remainder|repeat\w*|roll|round|rsqrt"
+        r"|rsub|scalar_tensor|scatter\w*|select_backward|select_scatter|sgn|sigmoid\w*|sign|silu\w*|sin|slice_backward|slice_scatter|softplus\w*|sort|sqrt"
+        r"|square|stack|std\w*|sub|sum|tanh\w*|threshold\w*|to_copy|topk|tril|triu|uniform|unique\w*|var\w*|where|zero|zeros\w*)_?$",
     ),
 )
 """First match wins; others are unknown."""
