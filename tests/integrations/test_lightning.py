@@ -11,25 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fp8doctor import inspect_model
 from fp8doctor.report import ReportFailed
 from fp8doctor.running import step_window
-from fp8doctor.stacks.torch_private import COMPILED_CALL
+from tests.integrations.watched import PROFILED, STEPS, WARMUP, left_behind
 from tests.markdown import fenced
 from tests.stand_ins import transformer_engine
 
 lightning = pytest.importorskip("lightning.pytorch")
 
 from fp8doctor.integrations.lightning import FP8DoctorCallback  # noqa: E402
-
-STEPS, WARMUP = 3, 2
-PROFILED = WARMUP + STEPS + 2
-"""Steps until the one after the window is profiled, which the one before it prepares."""
 
 
 class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
@@ -92,15 +85,6 @@ def fit(model: Any, *callbacks: Any, steps: int = PROFILED + 1, **options: Any) 
 
 def callback(**options: Any) -> FP8DoctorCallback:
     return FP8DoctorCallback(**{"steps": STEPS, "warmup": WARMUP} | options)
-
-
-def left_behind(model: nn.Module) -> list[str]:
-    """Everything of ours that could be in the way of a training."""
-    left = [name for name, each in model.named_modules() if COMPILED_CALL in vars(each)]
-    left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
-    left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
-    left += ["registrations"] * len(torch_module._global_module_registration_hooks)
-    return left
 
 
 def made(**options: Any) -> Net:

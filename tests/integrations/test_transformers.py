@@ -17,9 +17,6 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.nn.modules import module as torch_module
-from torch.optim import optimizer as torch_optimizer
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
@@ -27,12 +24,8 @@ from transformers.trainer_utils import IntervalStrategy
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
 from fp8doctor.running import step_window
-from fp8doctor.stacks.torch_private import COMPILED_CALL
+from tests.integrations.watched import PROFILED, STEPS, WARMUP, left_behind
 from tests.markdown import fenced
-
-STEPS, WARMUP = 3, 2
-PROFILED = WARMUP + STEPS + 2
-"""Steps until the one after the window is profiled, which the one before it prepares."""
 
 Make = Callable[..., Trainer]
 
@@ -92,15 +85,6 @@ def callback(**options: Any) -> FP8DoctorCallback:
     return FP8DoctorCallback(**{"steps": STEPS, "warmup": WARMUP} | options)
 
 
-def left_behind(trainer: Trainer) -> list[str]:
-    """Everything of ours that could be in the way of a training."""
-    left = [name for name, each in trainer.model.named_modules() if COMPILED_CALL in vars(each)]
-    left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
-    left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
-    left += ["registrations"] * len(torch_module._global_module_registration_hooks)
-    return left
-
-
 def result(trainer: Trainer) -> dict[str, Any]:
     """What a training leaves, bit by bit."""
     trainer.train()
@@ -122,7 +106,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     watching = callback()
     trainer = make(watching, fp8=True, gradient_accumulation_steps=2)
     assert result(trainer) == before
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
     out, err = capfd.readouterr()
     assert "fp8doctor" not in out
     assert err.count("LlamaForCausalLM: ") == 1
@@ -162,7 +146,7 @@ def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> No
     with pytest.raises(ReportFailed, match="CMP001"):
         trainer.train()
     assert trainer.state.global_step == PROFILED - 1  # the Trainer counts a step after its callbacks
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
     assert json.loads(path.read_text())["verdict"]["status"]
     assert "CMP001" not in capfd.readouterr().err
 
@@ -196,7 +180,7 @@ def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
     trainer.train()
     assert watching.report is None
     assert "fp8doctor" not in capfd.readouterr().err
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
 
 
 def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
@@ -206,7 +190,7 @@ def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
     assert watching.report is not None
     assert len(watching.report.facts.observed.steps_ms) == PROFILED + 1 - WARMUP
     assert "the training ended after 8 steps, before 12 were watched" in capfd.readouterr().err
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
     trainer.train()
     assert "fp8doctor" not in capfd.readouterr().err
 
@@ -229,7 +213,7 @@ def test_a_training_that_fails_and_begins_again(make: Make, capfd: Any) -> None:
     trainer.train()
     assert watching.report is not None
     assert len(watching.report.facts.observed.steps_ms) == STEPS
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
 
 
 @pytest.mark.parametrize("part", ["diagnose", "_rendered"])
@@ -244,7 +228,7 @@ def test_what_fails_here_is_told_in_a_sentence(
     trainer.train()
     assert trainer.state.global_step == PROFILED + 1
     assert "fp8doctor: it could not go on: KeyError: 'a defect of ours'" in capfd.readouterr().err
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
 
 
 def test_a_file_that_cannot_be_written(make: Make, tmp_path: Path, capfd: Any) -> None:
@@ -314,7 +298,7 @@ def test_a_copy_has_watched_nothing(make: Make, capfd: Any) -> None:
         trainer = make(each)
         trainer.train()
         assert each.report is not None
-        assert left_behind(trainer) == []
+        assert left_behind(trainer.model) == []
 
 
 def test_a_callback_that_is_let_go_leaves_nothing(make: Make) -> None:
@@ -327,11 +311,11 @@ def test_a_callback_that_is_let_go_leaves_nothing(make: Make) -> None:
     trainer = make(watching, Interrupting())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert left_behind(trainer) != []
+    assert left_behind(trainer.model) != []
     trainer.remove_callback(watching)
     del watching
     gc.collect()
-    assert left_behind(trainer) == []
+    assert left_behind(trainer.model) == []
 
 
 class Frames(TrainerCallback):

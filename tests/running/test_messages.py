@@ -26,9 +26,10 @@ def test_a_message(pipe: tuple[int, int]) -> None:
     assert os.read(pipe[0], 100) == b'{"type":"Note","text":"a\\nb"}\n'
 
 
-def test_a_reader_who_is_gone(pipe: tuple[int, int]) -> None:
+@pytest.mark.parametrize("end", [0, 1], ids=["a reader who is gone", "a closed one"])
+def test_an_end_that_is_not_there(end: int, pipe: tuple[int, int]) -> None:
     channel = Channel(pipe[1])
-    os.close(pipe[0])
+    os.close(pipe[end])
     channel.send(Note("a"))
 
 
@@ -50,12 +51,6 @@ def test_another_file_in_its_place(pipe: tuple[int, int]) -> None:
         os.read(other, 1)
     for each in (other, theirs):
         os.close(each)
-
-
-def test_a_closed_one(pipe: tuple[int, int]) -> None:
-    channel = Channel(pipe[1])
-    os.close(pipe[1])
-    channel.send(Note("a"))
 
 
 def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
