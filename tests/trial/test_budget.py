@@ -1,10 +1,15 @@
-"""What an arm is expected to cost, what fits into the budget, and which budget would be enough."""
+"""What a variant is expected to cost, what fits, which budget is enough, and when a build is given up."""
 
 from __future__ import annotations
 
+import math
+import signal
+import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,14 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8doctor.examine import examine
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial import budget_for
-from fp8doctor.trial.measure import budget, timer
+from fp8doctor.trial.conductor import conduct
+from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.budget import Budget, Cost, expected
-from fp8doctor.trial.variant import VariantPlan, as_it_is
-from tests.trial.decoder import job
+from fp8doctor.trial.measure.budget import Budget, Cost, Overrun, expected, given_up
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
+from tests.trial.decoder import CPU, Decoder, job
 
 
 def estimate(
@@ -319,3 +326,132 @@ def test_profiles_are_left_out_where_they_would_not_end_in_time(monkeypatch: pyt
     for now, fits in ((last - 0.01, True), (last + 0.01, False)):
         at(monkeypatch, now)
         assert of.profile_fits(cost) is fits
+
+
+def built(name: str) -> Attempt:
+    """A variant that was built in a second."""
+    ready: Any = SimpleNamespace(step_s=0.1, compiled=SimpleNamespace(graphs=0))
+    return Attempt(VariantPlan(name, as_it_is, fp8=True), [ready], build_s=1.0)
+
+
+@pytest.mark.parametrize("spent", [0.5, 1.1, 1.26])
+@pytest.mark.parametrize("name", ["bf16", "bf16_compiled", "prescribed", "float8_rowwise", "keep-in-bf16"])
+def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budget(
+    name: str, spent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it is begun up to 1.25 budgets. Seen on an H200: one graph of 24 FP8 blocks compiles for 80 s. A
+    step without BF16 beside it says nothing."""
+    at(monkeypatch, spent * 600)
+    plan = VariantPlan(name, as_it_is, ("x",), False, "as_is")
+    found = budget.no_time_for(plan, [built("as_is")], Budget(600.0, 0.0))
+    limit = budget.PROPOSAL_LIMIT if name == "keep-in-bf16" else budget.HARD_LIMIT
+    assert (found is None) is (spent < limit)
+
+
+@pytest.mark.parametrize(("spent", "late"), [(0.9, False), (0.98, True), (1.03, True)])
+@pytest.mark.parametrize("explored", [False, True], ids=["proposed", "unasked"])
+def test_explorations_go_first_when_the_time_is_short(
+    spent: float, late: bool, explored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(monkeypatch, spent * 600)
+    plan = VariantPlan("x", as_it_is, ("x",), True, "as_is", explored=explored)
+    of = Budget(600.0, 0.0)
+    found = budget.no_time_for(plan, [replace(built("as_is"), build_s=20.0)], of)
+    assert (found is not None) is ((late and explored) or spent > 1.0)
+    if found:
+        assert found.why is (Reason.NO_TIME_LEFT if spent > 1.0 else Reason.NOT_EXPECTED_TO_FIT)
+    if found and spent < 1.0:
+        assert found.sentence.startswith("the budget of 600 s has no room for the ")
+
+
+def test_the_first_conversion_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, 1.1 * 600)
+    plan, of = VariantPlan("float8_rowwise", as_it_is, ("x",), True, "as_is"), Budget(600.0, 0.0)
+    assert budget.no_time_for(plan, [built("as_is")], of) is None
+    assert budget.no_time_for(plan, [built("as_is"), built("float8_tensorwise")], of) == of.used_up
+
+
+def spin() -> None:
+    while True:
+        time.sleep(1e-3)
+
+
+def test_it_is_given_up_when_the_time_is_over() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+        spin()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_what_swallows_it_meets_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "AGAIN_S", 1e-2)
+
+    def swallow_one() -> None:
+        with suppress(BaseException):
+            spin()
+        spin()
+
+    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+        swallow_one()
+
+
+def test_a_users_process_has_no_alarm_of_ours() -> None:
+    with given_up(time.monotonic(), interrupts=False):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_only_the_main_thread_is_interrupted() -> None:
+    seen: list[Any] = []
+
+    def other() -> None:
+        with given_up(time.monotonic(), interrupts=True):
+            seen.append(signal.getitimer(signal.ITIMER_REAL))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(timeout=600)
+    assert seen == [(0.0, 0.0)]
+
+
+@pytest.mark.slow
+def test_an_arm_that_never_ends_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def soon(self: Budget, costs: dict[str, object]) -> float:
+        return time.monotonic() + 0.05 if costs else math.inf
+
+    def never(variant: Variant) -> Variant:
+        spin()
+        return variant
+
+    monkeypatch.setattr(Budget, "build_until", soon)
+    now_s = time.monotonic()
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: now_s))  # a build takes 0 s
+    plans = (VariantPlan("as_is", as_it_is), VariantPlan("never", never, ("x",), base="as_is"))
+    found = conduct(
+        job(model=Decoder(1).bfloat16()), [], plans, TrialRun(CPU, Budget(600.0), own_process=True)
+    )
+    as_is, left = found.arms
+    assert as_is.tried
+    assert (left.tried, left.why) == (False, Reason.NO_TIME_LEFT)
+    assert left.reason == "it was given up after 0 s, because no time was left to build it"
+    assert found.enough_s, "with which it may be tried again"
+    assert found.harm == ()
+
+
+@pytest.mark.slow
+def test_no_further_cut_is_begun_that_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Variant] = []
+
+    def noted(variant: Variant) -> Variant:
+        made.append(variant)
+        return variant
+
+    monkeypatch.setattr(bench.Bench, "_further_s", lambda *_, **settings: math.inf)
+    found = conduct(
+        job(model=Decoder(26).bfloat16()),
+        ["blocks"],
+        [VariantPlan("as_is", noted)],
+        TrialRun(CPU, Budget(600.0)),
+    )
+    assert len(made) == 1
+    assert (found.arms[0].tried, found.arms[0].why) == (False, Reason.NO_TIME_LEFT)

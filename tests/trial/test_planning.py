@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,10 +21,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import host_bound_probe, timer
-from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.host_bound_probe import STAYS_IN_THIS_PROCESS, saves, waits_for_host
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
@@ -455,74 +453,21 @@ def test_where_the_host_sets_the_pace_kernels_are_recorded(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("waits", "own_process", "reason"),
-    [
-        (True, True, "CUDA graphs need a CUDA device"),
-        (True, False, STAYS_IN_THIS_PROCESS.sentence),
-        (False, True, None),
-    ],
-)
-def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(
-    waits: bool, own_process: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(host_bound_probe, "waits_for_host", lambda ready, device: waits)
+def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_bound_probe, "waits_for_host", lambda ready, device: True)
     of = job(compiled_by_block())
     planned = [
         plan
         for plan in plan_variants(examine(of), [], of)
         if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
     ]
-    run = TrialRun(torch.device("cpu"), Budget(600), own_process=own_process)
+    run = TrialRun(torch.device("cpu"), Budget(600), own_process=True)
     trial = conduct(of, ["model.layers"], planned, run)
     names = [arm.name for arm in trial.arms]
-    assert names == ["as_is", "bf16_compiled", "bf16", *(GRAPHS if waits else []), "recipe-rowwise"]
+    assert names == ["as_is", "bf16_compiled", "bf16", *GRAPHS, "recipe-rowwise"]
     reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
-    assert reasons == ({reason} if reason else set())
+    assert reasons == {"CUDA graphs need a CUDA device"}
     assert trial.why is None
-
-
-@pytest.mark.nightly
-def test_a_head_start_that_raises_costs_the_question_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def raises(ready: Ready, device: torch.device) -> bool:
-        assert ready.model is not None
-        ready.step()
-        for parameter in ready.model.parameters():  # where it ended in its backward
-            parameter.grad = torch.ones_like(parameter)
-        left.extend(ready.model.parameters())
-        raise torch.OutOfMemoryError("the launches of two steps at once")
-
-    left: list[nn.Parameter] = []
-    monkeypatch.setattr(host_bound_probe, "waits_for_host", raises)
-    of, cleared = job(compiled_by_block()), []
-    build = Bench.build
-
-    def next_arm(self: Bench, attempt: Attempt, until: float = math.inf) -> None:
-        cleared.append(all(each.grad is None for each in left))
-        build(self, attempt, until)
-
-    monkeypatch.setattr(Bench, "build", next_arm)
-    planned = [plan for plan in plan_variants(examine(of), [], of) if plan.name in ("as_is", "bf16")]
-    trial = conduct(
-        of, ["model.layers"], planned, TrialRun(torch.device("cpu"), Budget(600), own_process=True)
-    )
-    assert left
-    assert all(cleared)
-    assert [arm.name for arm in trial.arms if arm.tried] == ["as_is", "bf16"]
-    assert trial.why is None
-
-
-def test_a_cpu_is_its_own_host() -> None:
-    assert not waits_for_host(Ready(*[None] * 9), torch.device("cpu"))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("usual_ms", "ahead_ms", "saved"), [(62.0, 61.0, False), (62.0, 45.0, True), (62.0, 64.0, False)]
-)
-def test_a_head_start_tells_who_sets_the_pace(usual_ms: float, ahead_ms: float, saved: bool) -> None:
-    assert saves(usual_ms, ahead_ms) is saved
 
 
 @pytest.mark.gate("force_eager-compiled1")
