@@ -73,10 +73,11 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases that the gate leaves out, and put the files with most slow tests first.
+    """Mark the cases that the gate leaves out, and put the files with most slow tests of the gate first.
 
     No process is then left alone with one of these files."""
     missing: dict[str, set[str]] = {}
+    slow: Counter[Path] = Counter()
     for item in items:
         test, _, case = item.nodeid.removesuffix("]").partition("[")
         if gate := item.get_closest_marker("gate"):
@@ -85,9 +86,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("nightly")
         if item.get_closest_marker("nightly"):
             item.add_marker("slow")
+        elif item.get_closest_marker("slow"):
+            slow[item.path] += 1
     if any(missing.values()) and not any("::" in each for each in config.args):
         raise pytest.UsageError(f"cases for the gate that there are not: {missing}")
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
 

@@ -1,7 +1,7 @@
 """A patient that does as it is told: the lines of its prescription are run as they are printed, its step
 after each, and it is examined again, until nothing that runs is left to prescribe.
 
-A fork of `tests.clinic` does so right after it examined the patient.
+A fork of `tests.clinic` does so.
 """
 
 from __future__ import annotations
