@@ -79,10 +79,10 @@ def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple
     if left_s <= 0:
         raise NotMeasured("the budget was used up before it")
     run_until = time.monotonic() + left_s / (2 + DISTURBED_RUNS)  # a step in BF16 takes no longer
-    fp8 = _followed(bench, number, as_it_is, STEPS, until=run_until)
+    fp8 = _followed(bench, number, as_it_is, STEPS, run_until)
     if len(fp8) < FEWEST_STEPS:
         raise NotMeasured("the budget would not have been enough for it")
-    in_bf16 = functools.partial(_followed, bench, number, eager_bf16, len(fp8), until=until)
+    in_bf16 = functools.partial(_followed, bench, number, eager_bf16, len(fp8), until)
     runs = [(str(ArmName.AS_IS), fp8), (str(ArmName.BF16), in_bf16())]
     for seed in range(DISTURBED_RUNS):
         before = functools.partial(disturb, names=names, seed=seed)
@@ -116,8 +116,8 @@ def _followed(
     number: int,
     change: Callable[[Variant], Variant],
     steps: int,
+    until: float,
     before: Callable[[nn.Module], object] = lambda model: None,
-    until: float | None = None,
 ) -> list[float]:
     """Train a copy of the cut with this number, and return the loss of each step.
 
@@ -133,7 +133,7 @@ def _followed(
     try:
         with torch.compiler.set_stance("force_eager"):
             for taken in range(steps):
-                if until is not None and time.monotonic() > until:
+                if time.monotonic() > until:
                     break
                 _seed(taken)
                 with nullcontext() if taken else bench.guard.armed():

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -44,6 +45,18 @@ class TreatmentContext:
 
 
 CarryOut = Callable[[Variant, TreatmentContext], Variant]
+
+
+def opened_around(variant: Variant, opened: Callable[[], AbstractContextManager[Any]]) -> Variant:
+    """Open one more context around forward and loss, inside the others."""
+    outer = variant.around
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with outer(), opened():
+            yield
+
+    return replace(variant, around=around)
 
 
 @cache
@@ -100,13 +113,9 @@ def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
     """Copy the compile mark of ``old`` to ``new``."""
     if behind_compile(old) is not None:
         return new
-    call, forward = (
-        context_of(compiled_call(old)),
-        context_of(old.__dict__.get("forward")),
-    )
-    if call is not None:
+    if (call := context_of(compiled_call(old))) is not None:
         compile_call(new, call)
-    if forward is not None:
+    if (forward := context_of(old.__dict__.get("forward"))) is not None:
         new.__dict__["forward"] = forward(new.forward)
     return new
 
@@ -126,14 +135,8 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             left.append(f"{each.name} (it changes {changes})")
             continue
         try:
-            root = root_of(model)
-            model = put_back(
-                model,
-                root,
-                function_of(each.name)(
-                    Variant(root, batch=None), TreatmentContext(facts, each.name, each.layers)
-                ).model,
-            )
+            root, context = root_of(model), TreatmentContext(facts, each.name, each.layers)
+            model = put_back(model, root, function_of(each.name)(Variant(root, batch=None), context).model)
         except NotTried as error:
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
@@ -158,11 +161,10 @@ def root_of(model: nn.Module) -> nn.Module:
 
 def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
     """Put the changed root back inside DistributedDataParallel and similar wrappers."""
-    holder = next(
-        (module for module in model.modules() if root is not model and module._modules.get("module") is root),
-        None,
-    )
-    if changed is root or holder is None:
-        return model if changed is root else changed
-    holder.module = changed
-    return model
+    if changed is root:
+        return model
+    for holder in model.modules() if root is not model else ():
+        if holder._modules.get("module") is root:
+            holder.module = changed
+            return model
+    return changed

@@ -21,7 +21,7 @@ from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_cla
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.state.library_state import opened_with
-from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
 from fp8doctor.trial.variant import Variant
 
 
@@ -155,12 +155,6 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
         opened = autocast()
     except NoCounterpart as error:
         raise NotTried(str(error)) from None
-    outer = variant.around
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        with outer(), opened(enabled=True):
-            yield
 
     def opened_again() -> AbstractContextManager[Any]:
         return nullcontext() if autocast_is_open() else opened(enabled=True)
@@ -168,7 +162,7 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     for module in variant.model.modules():
         if transformer_engine.recognise(module, {}):
             within(module, opened_again)
-    return replace(variant, around=around)
+    return opened_around(variant, lambda: opened(enabled=True))
 
 
 def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
-from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
 from fp8doctor.trial.variant import Variant
 
 
@@ -64,14 +63,7 @@ def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
     """Allow every attention backend; torch picks the fastest for each call, as by default."""
     if {"flash", "mem_efficient", "cudnn"}.issubset(sdp_backends()):
         raise NotTried("no fused backend is switched off")
-    outer = variant.around
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        with outer(), sdpa_kernel(ALL):
-            yield
-
-    return replace(variant, around=around)
+    return opened_around(variant, lambda: sdpa_kernel(ALL))
 
 
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
