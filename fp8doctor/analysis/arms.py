@@ -147,7 +147,7 @@ def uses_fp8(facts: Facts) -> bool:
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Divide the time of ``a`` by that of ``b`` round by round, as rounds share clocks.
+    """Divide the time of ``a`` by that of ``b``, paired by round: rounds share clocks.
 
     Variants of different windows share no rounds: then the interval covers both of theirs.
     """
@@ -185,7 +185,7 @@ def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
-    """Return the variant that ``of`` changes, by default ``as_is``, if both were timed."""
+    """Return the variant that ``of`` changes (default ``as_is``), if both were timed."""
     if of.name in BASELINES:
         return None
     name = of.get("base", ArmName.AS_IS)

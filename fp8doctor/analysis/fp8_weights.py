@@ -1,6 +1,7 @@
-"""FP8 weights: Transformer Engine's copies, torchao's MXFP8, and the memory for them.
+"""FP8 weights: Transformer Engine's copies, torchao's MXFP8, and their memory.
 
-In torchao 0.17 and 0.18 an MXFP8 layer loses its bias, so no line here converts one that has a bias."""
+In torchao 0.17 and 0.18 an MXFP8 layer loses its bias, so no line here converts one that has a bias.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def layer_label(linear: Linear) -> str:
 
 
 def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
-    """Count the FP8 layers by class, the rarest first; te.Linear and Float8Linear stay."""
+    """Count the FP8 layers by class, the rarest first, te.Linear and Float8Linear too."""
     found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
     for linear in facts.network.linears:
         if linear.use in ("training", "storage"):

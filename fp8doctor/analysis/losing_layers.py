@@ -222,7 +222,7 @@ def to_keep(facts: Facts) -> tuple[str, ...]:
 
 
 def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
-    """Return whether the step without these layers in FP8 ``saved`` less than expected."""
+    """Return whether the step ``saved`` less than expected without these FP8 layers."""
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
 

@@ -16,7 +16,7 @@ stages has a second number: blocks are numbered within their stage."""
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Write sets that hold these names: one for those of repeated blocks, one for others."""
+    """Write sets that hold these names: one for repeated blocks, one for the others."""
     ways = (_folded(names, pattern) for pattern in (FIRST_NUMBER, LAST_NUMBER))
     return min(ways, key=lambda sets: sum(map(len, sets)))
 

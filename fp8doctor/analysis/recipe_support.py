@@ -106,7 +106,7 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
 
 
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
-    """List the recipes that the layers ran, else the default of an ``opened`` autocast."""
+    """List the recipes that the layers ran, else the default of an open autocast."""
     layers = [
         each
         for each in facts.network.linears

@@ -1,4 +1,4 @@
-"""The commands: read arguments, have them carried out, exit. Imports neither torch nor the user's code."""
+"""The commands: read arguments, carry them out, exit; no torch, no user code."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fp8doctor.wording import plural
 
 
 def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> Next | None:
-    """Choose the page of the plan's first check, else a command that measures, or None."""
+    """Choose the page of the plan's first check, else a command to measure, or None."""
     verify = _again(facts)
     step = next((each for each in prescription if each.code), None)
     if step is not None:

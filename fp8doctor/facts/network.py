@@ -116,7 +116,7 @@ class Attention(Record, frozen=True, kw_only=True):
 
 
 class SavedWeight(Record, frozen=True, kw_only=True):
-    """One tensor subclass among the parameters, and its smallest one's fate when saved."""
+    """One tensor subclass among the parameters, and what saving does to its smallest."""
 
     weight_class: str = NOT_RECORDED
     """Qualified class, as `Linear.weight_class`."""

@@ -106,7 +106,7 @@ class LayerGemm(Record, frozen=True, kw_only=True):
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
-    """The matmuls of one (M, K, N) timed alone, in training's three layouts, and casts."""
+    """The matmuls of one (M, K, N) timed alone, in training's layouts, and the casts."""
 
     m: int = NOT_RECORDED
     """Rows: as `Trial.rows` has them, else the tokens of one micro-batch."""

@@ -211,7 +211,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 
 
 def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
-    """List causes that the plan fixes, else those without a step, but none in ``told``."""
+    """List causes that the plan fixes, else those without a step, minus the given ones."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
     causes = [_cause_from(each) for each in planned if each.code not in told][:MOST_CAUSES]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]

@@ -206,7 +206,7 @@ def _counts(notice: Annotation) -> bool:
 
 
 def _rules(report: Document) -> Iterator[dict[str, Any]]:
-    """List the rules: the verdict, and each check that was selected or found something."""
+    """List the rules: the verdict, and every check selected or with a finding."""
     yield {
         "id": VERDICT,
         "name": "verdict",

@@ -1,6 +1,7 @@
-"""The content of the first screen: the answer, the variants, where the time goes, what to do.
+"""The content of the first screen: answer, variants, their parts, and the plan.
 
-Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.details` has what they add."""
+Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.details` has what they add.
+"""
 
 from __future__ import annotations
 
