@@ -20,7 +20,8 @@ from fp8doctor.facts import Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Saving
 from fp8doctor.render import text
-from fp8doctor.render.drawing import FILLS, LABELS, draw
+from fp8doctor.render.box import LABELS
+from fp8doctor.render.drawing import FILLS, draw
 from fp8doctor.render.html import view
 from fp8doctor.render.screen import Screen, first_screen, plan, saves
 from fp8doctor.render.terminal import columns, printable_lines
