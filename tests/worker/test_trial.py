@@ -184,6 +184,7 @@ def test_a_child_that_overstays_after_the_times_are_known_keeps_them(
     )
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
