@@ -212,6 +212,7 @@ def took(
             frees_gib=lambda: 0.0,
             plan=Plan((), (Cut({}),)),
             host=SimpleNamespace(window=nullcontext),
+            guard=SimpleNamespace(look=lambda: None),
         ),
         Budget.since(command_began, budget_s),
     )

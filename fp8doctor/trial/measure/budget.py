@@ -186,10 +186,10 @@ class Budget:
 
     def after_rounds_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the rounds: profiles, proofs, and the end."""
-        profiled = compared(costs)
+        profiled = compared({name: cost.steps_s[-1] for name, cost in costs.items()})
         proven = [cost for name, cost in costs.items() if name not in profiled and name != ArmName.SELF_CHECK]
         return (
-            sum(cost.profile_s for cost in profiled.values())
+            sum(costs[name].profile_s for name in profiled)
             + sum(PROOF_STEPS * cost.steps_s[-1] for cost in proven)
             + self.closing_s()
         )
@@ -259,14 +259,11 @@ def round_s(costs: Iterable[Cost]) -> float:
     )
 
 
-def compared(costs: Mapping[str, Cost]) -> dict[str, Cost]:
-    """Pick the step as it is, the fastest BF16, and the best FP8 for the profiles."""
-    groups = ([ArmName.AS_IS], BF16_BASELINES, [ArmName.PRESCRIBED], filter(is_conversion, costs))
-    fastest = (
-        min((name for name in group if name in costs), key=lambda name: costs[name].steps_s[-1], default=None)
-        for group in groups
-    )
-    return {name: costs[name] for name in fastest if name is not None}
+def compared(times: Mapping[str, float]) -> list[str]:
+    """Name the step as it is, the fastest BF16, and the best FP8, which are profiled."""
+    fp8 = [ArmName.PRESCRIBED] if ArmName.PRESCRIBED in times else [*filter(is_conversion, times)]
+    groups = ([name for name in group if name in times] for group in ([ArmName.AS_IS], BF16_BASELINES, fp8))
+    return [min(group, key=times.__getitem__) for group in groups if group]
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:

@@ -20,7 +20,7 @@ from torch import nn
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -31,7 +31,7 @@ from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Cost
+from fp8doctor.trial.measure.budget import Cost, compared
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
@@ -69,18 +69,11 @@ class Tracer:
             for each in attempts
             if each.no_number is None and (each.plan.name, 0) in samples
         }
-
-        def fastest(*names: str) -> list[Attempt]:
-            among = [timed[name] for name in names if name in timed]
-            return sorted(
-                among, key=lambda each: interval(full_ms(self.bench.plan, samples, each.plan)).median
-            )[:1]
-
-        return [
-            *fastest(ArmName.AS_IS),
-            *fastest(*BF16_BASELINES),
-            *(fastest(ArmName.PRESCRIBED) or fastest(*filter(is_conversion, timed))),
-        ]
+        medians = {
+            name: interval(full_ms(self.bench.plan, samples, each.plan)).median
+            for name, each in timed.items()
+        }
+        return [timed[name] for name in compared(medians)]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
         """Profile and prove the compared variants; the next replaces one that is refuted."""
