@@ -259,12 +259,12 @@ def _ends(
     last, layer = found[candidates[-1]]
     if layer.out_features in taken or f"{last.name}.".startswith(inside):
         return set()
-    beside = last.parent if last.parent is not tree.root else None
+    holder = last.parent if last.parent is not tree.root else None
     return {candidates[-1]} | {
         i
         for i in candidates
-        if beside is not None
-        and found[i][0].parent is beside
+        if holder is not None
+        and found[i][0].parent is holder
         and found[i][1].in_features == layer.in_features
         and found[i][1].out_features not in taken
     }

@@ -284,8 +284,8 @@ def _level(parts: list[tuple[int, Place]], layers: set[int]) -> int | None:
         return None
     (level,) = levels
     wrapped = level > 0 and any(forward_of_torch(part.module) for _, part in parts)
-    beside = (child for _, part in parts if part.parent for child in part.parent.children)
-    return None if wrapped and (level > 1 or not all(is_called(each.module) for each in beside)) else level
+    siblings = (child for _, part in parts if part.parent for child in part.parent.children)
+    return None if wrapped and (level > 1 or not all(is_called(each.module) for each in siblings)) else level
 
 
 def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:

@@ -295,11 +295,11 @@ def adapters_of(module: nn.Module) -> tuple[str, ...]:
 def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
     """Return the cover of a child: flagged blocks and LoRA's parts differ."""
     module, adapter = place.module, cover.adapter
-    beside = children_of(module)
+    siblings = children_of(module)
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and is_a(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter" and "base_layer" in beside:
+    if adapter != "adapter" and "base_layer" in siblings:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
         adapter = (
             "base"
@@ -310,7 +310,7 @@ def below(place: Place, child_name: str, child: ClassCache, full_name: str, cove
         )
     elif adapter is None and child_name in ("lora_a", "lora_b"):
         adapter = "adapter"
-    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in beside)
+    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in siblings)
     return replace(cover, checkpointed=checkpointed, flag_above=flag_above, adapter=adapter, idle=idle)
 
 
@@ -320,14 +320,14 @@ def experts_of(place: Place) -> dict[str, int]:
     They are named so, or their list is next to a router with an output for each. Shared experts serve every
     token and do not count.
     """
-    beside = {name: child for name, child in children_of(place.module).items() if child is not None}
+    siblings = {name: child for name, child in children_of(place.module).items() if child is not None}
     own = place.name.rpartition(".")[2].lower()
     if "shared" in own:
         return {}
     if is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict):
-        found = beside if "expert" in own or _has_a_router(place, len(beside)) else {}
+        found = siblings if "expert" in own or _has_a_router(place, len(siblings)) else {}
     else:
-        found = {name: child for name, child in beside.items() if NUMBERED_EXPERT.search(name)}
+        found = {name: child for name, child in siblings.items() if NUMBERED_EXPERT.search(name)}
     alike = Counter(map(type, found.values()))  # NllbMoe keeps a dropout among its experts
     return {name: alike[type(child)] for name, child in found.items()} if len(found) > 1 else {}
 

@@ -25,7 +25,7 @@ from fp8doctor.running.script_messages import STEPS, WARMUP, Message, Note, Obse
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:
-    from fp8doctor.running.observer import Observer
+    from fp8doctor.running.observer import ScriptObserver
 
 _log = logging.getLogger("fp8doctor")
 
@@ -71,7 +71,7 @@ class Watching:
         except UserError as error:
             raise ValueError(str(error)) from None
         self._options = WatchOptions("", steps, warmup, stop=False, budget_s=None, device=None)
-        self._observer: Observer | None = None
+        self._observer: ScriptObserver | None = None
         self._heard = Heard()
         self._over = False
 
@@ -87,7 +87,7 @@ class Watching:
 
     def _observe(self, model: Any) -> None:
         from fp8doctor.examine.fp8_conversion import is_fp8
-        from fp8doctor.running.observer import Observer
+        from fp8doctor.running.observer import ScriptObserver
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
@@ -96,7 +96,7 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
-        self._observer = observer = Observer(self._heard, self._options)
+        self._observer = observer = ScriptObserver(self._heard, self._options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.let_go).atexit = False
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.job import Plan, is_trainer
+from fp8doctor.loading.job import TrainerPlan, is_trainer
 from fp8doctor.loading.model_inputs import NoBatchError, declared_image, first_layer, patch_rows
 from fp8doctor.loading.synthetic_batch import TARGETS, synthetic_batch
 from fp8doctor.loading.trainer import own_batch
@@ -39,7 +39,7 @@ def resolve(
     *,
     size: int | None = None,
     sequence: int | None = None,
-    plan: Plan | None = None,
+    plan: TrainerPlan | None = None,
     trainer: Any = None,
 ) -> Batch:
     """Return the user's batch, the Trainer's, a synthetic one, or none."""

@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainerPlan:
     """A transformers Trainer's or TrainingArguments' settings of the step."""
 
     model: Any = None
@@ -82,7 +82,7 @@ def is_optimizer(value: Any) -> bool:
     )
 
 
-def plan_of(trainer: Any) -> Plan:
+def plan_of(trainer: Any) -> TrainerPlan:
     """Read a Trainer or TrainingArguments without calling it."""
     arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
@@ -90,7 +90,7 @@ def plan_of(trainer: Any) -> Plan:
         precision = "bf16"
     elif read(arguments, "fp16"):
         precision = "fp16"
-    return Plan(
+    return TrainerPlan(
         model=_as_trained(trainer, arguments),
         optimizer=read(trainer, "optimizer"),
         autocast=autocast_of(precision),

@@ -84,9 +84,9 @@ class _Attached:
         self.channel.send(Imported())
         try:
             with self.pythons:
-                from fp8doctor.running.observer import Observer
+                from fp8doctor.running.observer import ScriptObserver
 
-            self.observer = Observer(self.channel, self.settings)
+            self.observer = ScriptObserver(self.channel, self.settings)
             self.observer.install()
         except Exception as error:
             self.channel.send(Note(f"fp8doctor could not watch: {type(error).__name__}: {error}"))

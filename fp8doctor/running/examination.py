@@ -163,11 +163,11 @@ class ScriptExaminer:
 
         budget, course = Budget(budget_s), Course()
 
-        def tell(doing: Doing, arm: str | None) -> None:
+        def show(doing: Doing, variant: str | None) -> None:
             if course.take(doing):
                 self.send(Progress(course.line()))
 
-        teller = Teller(tell, budget.end)
+        teller = Teller(show, budget.end)
         run = TrialRun(device, budget, teller.say, begin=teller.begin)
         with without_modes(), variables_put_back():
             try:

@@ -66,7 +66,7 @@ class Stepper:
     """It was given a closure, which may call the model several times."""
 
 
-class Observer:
+class ScriptObserver:
     """Watches the steps of one process."""
 
     def __init__(self, channel: Listener, settings: WatchOptions) -> None:

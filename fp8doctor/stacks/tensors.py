@@ -168,7 +168,7 @@ def _attributes(value: Any) -> dict[str, Any]:
         names = [each.name for each in dataclasses.fields(value)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     try:
-        attributes = object.__getattribute__(value, "__dict__")  # what a proxy stands for stays unread
+        attributes = object.__getattribute__(value, "__dict__")  # a proxy would compute it
     except AttributeError:
         return {}
     return dict(attributes) if any(map(_is_tensor, attributes.values())) else {}

@@ -36,7 +36,7 @@ FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2":
 
 
 @dataclass(frozen=True)
-class Record:
+class ForwardRecord:
     """A module's record of its forwards."""
 
     engaged: bool | None
@@ -102,7 +102,7 @@ def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], i
     return [("", weights, rows, any("bias" in name and "layer_norm" not in name for name in parameters))]
 
 
-def record_of(module: Any, gaps: dict[str, str]) -> Record:
+def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
     """Read the record of the last forward.
 
     ``fp8`` is set in every forward, and by a checkpoint's recomputation outside the autocast. So False means
@@ -113,7 +113,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
         gaps["network.linears.engaged"] = (
             f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
         )
-        return Record(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
+        return ForwardRecord(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
     recipe = recipe_of(module)
     name = type(recipe).__name__
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
@@ -130,7 +130,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> Record:
     for setting in ("disable_rht", "disable_stochastic_rounding"):
         if isinstance(value := read(recipe, setting), bool):
             features[setting] = value
-    return Record(
+    return ForwardRecord(
         engaged=engaged, recipe=None if recipe is None else by_class(STACK).get(name, name), features=features
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from tests.benchmarks.machine import machine
 
@@ -48,7 +48,7 @@ def main() -> int:
         return (time.process_time() - began) / STEPS * 1e3
 
     settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
-    observer = Observer(Nowhere(), settings)  # type: ignore[arg-type]
+    observer = ScriptObserver(Nowhere(), settings)  # type: ignore[arg-type]
     observer.install()
     stretch()
     assert observer.done

@@ -15,7 +15,7 @@ from torch import nn
 
 from fp8doctor.facts import Workload
 from fp8doctor.loading.given_batch import Batch, describe, extent, resolve
-from fp8doctor.loading.job import Plan
+from fp8doctor.loading.job import TrainerPlan
 
 
 def described(model: nn.Module, batch: Batch) -> Workload:
@@ -312,7 +312,7 @@ def test_sizes_that_are_asked_for() -> None:
 
 
 def test_a_trainer_sizes_the_batch_unless_the_user_does() -> None:
-    plan = Plan(batch_size=2, sequence_length=9)
+    plan = TrainerPlan(batch_size=2, sequence_length=9)
     assert resolve(llama(), None, plan=plan).value["input_ids"].shape == (2, 9)
     assert resolve(llama(), None, size=3, plan=plan).value["input_ids"].shape == (3, 9)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from fp8doctor.facts import Facts
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
 
 WARMUP, STEPS = 2, 3
@@ -53,9 +53,9 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def observer(heard: Heard) -> Iterator[Observer]:
+def observer(heard: Heard) -> Iterator[ScriptObserver]:
     settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
-    observer = Observer(heard, settings)
+    observer = ScriptObserver(heard, settings)
     observer.install()
     yield observer
     observer.handle.remove()

@@ -30,7 +30,7 @@ import runpy
 import sys
 import threading
 from fp8doctor.__main__ import main
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 gc.freeze()  # what was imported is no model
 
 def become(interpreter, command, environment):

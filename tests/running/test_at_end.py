@@ -14,13 +14,13 @@ import torch
 from fp8doctor.facts import recorded
 from fp8doctor.running import observer as observing
 from fp8doctor.running.examination import AskedToEnd, after_the_script, why_nothing_follows
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 
 
 @pytest.fixture
-def registered(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def registered(observer: ScriptObserver, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What is to be called at the end; the trial itself is stood for by a note."""
     calls: list[object] = []
     monkeypatch.delattr(sys, "last_value", raising=False)  # pytest sets it where a test fails
@@ -39,7 +39,7 @@ def train(steps: int = WARMUP + STEPS + PROFILED) -> None:
 
 
 def test_a_script_that_failed(
-    observer: Observer, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train()
     assert registered == [observer.time_at_end]
@@ -53,7 +53,7 @@ def test_a_script_that_failed(
 
 
 def test_a_trial_that_is_interrupted(
-    observer: Observer, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, registered: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def timed(*given: object) -> None:
         signal.raise_signal(signal.SIGTERM)

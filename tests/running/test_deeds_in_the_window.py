@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.running.loops import train
@@ -90,7 +90,7 @@ DEEDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def done(deed: Callable[[Any], Any], observer: Observer | None) -> tuple[Any, ...]:
+def done(deed: Callable[[Any], Any], observer: ScriptObserver | None) -> tuple[Any, ...]:
     """The result of the deed and what Dynamo counted, in the window of an observer or without one."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -119,14 +119,14 @@ def without_an_observer() -> dict[str, tuple[Any, ...]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEDS)
 def test_a_deed_in_the_window(
-    name: str, without_an_observer: dict[str, tuple[Any, ...]], observer: Observer, heard: Heard
+    name: str, without_an_observer: dict[str, tuple[Any, ...]], observer: ScriptObserver, heard: Heard
 ) -> None:
     assert done(DEEDS[name], observer) == without_an_observer[name]
     assert COMPILED_CALL not in vars(Own)
     assert len(heard.facts.observed.steps_ms) == STEPS
 
 
-def test_compiling_does_not_end_the_watch(observer: Observer, heard: Heard) -> None:
+def test_compiling_does_not_end_the_watch(observer: ScriptObserver, heard: Heard) -> None:
     """A recompilation of something else is common; the batch of the last step is still looked at."""
     model = Own()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

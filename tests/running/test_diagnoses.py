@@ -16,7 +16,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import recorded
 from fp8doctor.running.examination import NO_CALL
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from tests.checks.engagement import accelerated
 from tests.examine.models import llama, lora
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -43,7 +43,7 @@ class Fused(Block):
 
 
 @pytest.fixture
-def found(observer: Observer, heard: Heard) -> Callable[..., dict[str, str]]:
+def found(observer: ScriptObserver, heard: Heard) -> Callable[..., dict[str, str]]:
     """Train a model, and tell code -> title of what is found."""
 
     def of(model: nn.Module, step: Callable[..., Any] | None = None) -> dict[str, str]:
@@ -190,7 +190,7 @@ def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missin
 @pytest.mark.slow
 @pytest.mark.parametrize("around", [torch.bfloat16, None])
 def test_an_autocast_within_a_closure_is_seen(
-    around: torch.dtype | None, observer: Observer, heard: Heard
+    around: torch.dtype | None, observer: ScriptObserver, heard: Heard
 ) -> None:
     """Its calls are watched, though no batch is taken of them."""
     model, tokens = lora(llama().bfloat16()), torch.arange(16).reshape(1, 16)

@@ -34,7 +34,7 @@ class Heard:
 torch.backends.mkldnn.set_flags(False)  # `_fp8_gemms_past_onednn` of tests/conftest.py
 torch._TorchCompileInductorWrapper.__call__ = lambda self, graph, inputs, **_: graph  # as captured
 heard = Heard()
-observer = Observer(heard, WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None))
+observer = ScriptObserver(heard, WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None))
 observer.install()
 sys.argv = sys.argv[1:]
 if sys.argv[0].endswith(".py"):

@@ -12,7 +12,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
 
@@ -27,7 +27,7 @@ def titles(heard: Heard) -> dict[str, str]:
     return {each.code: each.title for each in report(heard).findings}
 
 
-def test_a_copy_that_was_converted(observer: Observer, heard: Heard) -> None:
+def test_a_copy_that_was_converted(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     converted = convert_to_float8_training(copy.deepcopy(model))
     train(model, ALL)
@@ -53,7 +53,7 @@ def optimized(model: nn.Module) -> object:
 
 @pytest.mark.parametrize("on_purpose", [frozen, evaluated, optimized])
 def test_a_copy_that_was_converted_on_purpose(
-    observer: Observer, heard: Heard, on_purpose: Callable[[nn.Module], object]
+    observer: ScriptObserver, heard: Heard, on_purpose: Callable[[nn.Module], object]
 ) -> None:
     model = Net()
     other = convert_to_float8_training(copy.deepcopy(model))
@@ -64,7 +64,7 @@ def test_a_copy_that_was_converted_on_purpose(
     assert report(heard).verdict.status == "no_fp8"
 
 
-def test_another_model_that_was_converted(observer: Observer, heard: Heard) -> None:
+def test_another_model_that_was_converted(observer: ScriptObserver, heard: Heard) -> None:
     other = convert_to_float8_training(nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)))
     train(Net(), ALL)
     assert len(other) == 2

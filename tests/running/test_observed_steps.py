@@ -12,12 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slow, train
 
 
-def test_micro_batches(observer: Observer, heard: Heard) -> None:
+def test_micro_batches(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     train(model, WARMUP + STEPS, call=lambda x: model(x) + model(x[:4]).mean())
     assert heard.facts.observed.calls == 2
@@ -51,7 +51,7 @@ def half_of_two(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     return call
 
 
-def test_the_losses_of_the_models_output(observer: Observer, heard: Heard) -> None:
+def test_the_losses_of_the_models_output(observer: ScriptObserver, heard: Heard) -> None:
     """As they were when the model gave them: what the script writes into them afterwards is its own."""
     model = WithLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -62,7 +62,7 @@ def test_the_losses_of_the_models_output(observer: Observer, heard: Heard) -> No
     assert heard.facts.observed.losses == pytest.approx([(a + b) / 2 for a, b in pairs][WARMUP:])
 
 
-def test_losses_that_are_shares_of_a_steps_loss(observer: Observer, heard: Heard) -> None:
+def test_losses_that_are_shares_of_a_steps_loss(observer: ScriptObserver, heard: Heard) -> None:
     model = WithLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     batches = torch.randn(WARMUP + STEPS, 8, 16)
@@ -75,12 +75,12 @@ def test_losses_that_are_shares_of_a_steps_loss(observer: Observer, heard: Heard
     assert heard.facts.observed.losses == pytest.approx(whole)
 
 
-def test_a_loss_outside_of_the_models_output_is_not_seen(observer: Observer, heard: Heard) -> None:
+def test_a_loss_outside_of_the_models_output_is_not_seen(observer: ScriptObserver, heard: Heard) -> None:
     train(Net(), WARMUP + STEPS)
     assert heard.facts.observed.losses is None
 
 
-def test_a_loss_that_is_no_number(observer: Observer, heard: Heard) -> None:
+def test_a_loss_that_is_no_number(observer: ScriptObserver, heard: Heard) -> None:
     model = WithLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for step in range(WARMUP + STEPS):
@@ -93,7 +93,7 @@ def test_a_loss_that_is_no_number(observer: Observer, heard: Heard) -> None:
     assert [each is None for each in losses] == [False, True, True]  # a rate of 0 times NaN is NaN
 
 
-def test_no_graph_of_a_loss_is_kept_alive(observer: Observer) -> None:
+def test_no_graph_of_a_loss_is_kept_alive(observer: ScriptObserver) -> None:
     nodes = []
 
     class Same(torch.autograd.Function):
@@ -119,7 +119,7 @@ def test_no_graph_of_a_loss_is_kept_alive(observer: Observer) -> None:
     assert [each() for each in nodes] == [None] * (WARMUP + 1)
 
 
-def test_a_checkpointed_model_is_called_once(observer: Observer, heard: Heard) -> None:
+def test_a_checkpointed_model_is_called_once(observer: ScriptObserver, heard: Heard) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -133,7 +133,7 @@ def test_a_checkpointed_model_is_called_once(observer: Observer, heard: Heard) -
     assert heard.facts.observed.calls == 1
 
 
-def test_a_closure(observer: Observer, heard: Heard) -> None:
+def test_a_closure(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -151,7 +151,7 @@ def test_a_closure(observer: Observer, heard: Heard) -> None:
     assert len(facts.observed.steps_ms) == STEPS
 
 
-def test_waiting_for_data(observer: Observer, heard: Heard) -> None:
+def test_waiting_for_data(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     batches = iter(DataLoader(Slow(), batch_size=4))
     train(model, WARMUP + STEPS, call=lambda x: model(next(batches)))
@@ -163,7 +163,7 @@ def test_waiting_for_data(observer: Observer, heard: Heard) -> None:
     assert DataLoader.__module__ in type(batches).__next__.__module__
 
 
-def test_what_a_step_ran(observer: Observer, heard: Heard) -> None:
+def test_what_a_step_ran(observer: ScriptObserver, heard: Heard) -> None:
     train(Net(), WARMUP + STEPS + PROFILED)
     seen = heard.facts.observed
     assert (seen.fp8_gemms, seen.graphs_run, seen.host_copies_ms) == (0, 0, 0)
@@ -191,7 +191,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     return work
 
 
-def test_a_step_is_all_its_micro_batches(observer: Observer, heard: Heard, work: Work) -> None:
+def test_a_step_is_all_its_micro_batches(observer: ScriptObserver, heard: Heard, work: Work) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(WARMUP + STEPS):
@@ -207,7 +207,7 @@ def test_a_step_is_all_its_micro_batches(observer: Observer, heard: Heard, work:
 
 @pytest.mark.parametrize("steps_of_small", [1, 2])
 def test_a_step_is_that_of_the_larger_of_two_models(
-    steps_of_small: int, observer: Observer, heard: Heard, work: Work
+    steps_of_small: int, observer: ScriptObserver, heard: Heard, work: Work
 ) -> None:
     large, small = Net(3), Net(1)
     of_large = torch.optim.SGD(large.parameters(), lr=0.01)
@@ -222,7 +222,7 @@ def test_a_step_is_that_of_the_larger_of_two_models(
     assert len(heard.facts.network.linears) == 6
 
 
-def test_two_optimizers_of_a_model_take_one_step(observer: Observer, heard: Heard, work: Work) -> None:
+def test_two_optimizers_of_a_model_take_one_step(observer: ScriptObserver, heard: Heard, work: Work) -> None:
     model = Net()
     both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
     for _ in range(WARMUP + STEPS):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import recorded
-from fp8doctor.running.observer import IDLE_STEPS, Observer
+from fp8doctor.running.observer import IDLE_STEPS, ScriptObserver
 from fp8doctor.running.script_messages import Stepped, WatchOptions
 from fp8doctor.running.stepped_model import LiveObjects, owner
 from fp8doctor.stacks.torch_private import COMPILED_CALL
@@ -20,7 +20,7 @@ from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
 
 
-def test_a_plain_loop(observer: Observer, heard: Heard) -> None:
+def test_a_plain_loop(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     optimizer = train(model, WARMUP + STEPS + PROFILED)
     facts = heard.facts
@@ -40,7 +40,7 @@ def test_a_plain_loop(observer: Observer, heard: Heard) -> None:
     assert len(heard.messages) == before
 
 
-def test_facts_are_there_after_the_first_step(observer: Observer, heard: Heard) -> None:
+def test_facts_are_there_after_the_first_step(observer: ScriptObserver, heard: Heard) -> None:
     train(Net(), 1)
     facts = heard.facts
     assert len(facts.network.linears) == 4
@@ -50,7 +50,7 @@ def test_facts_are_there_after_the_first_step(observer: Observer, heard: Heard) 
     assert not recorded(heard.facts, "observed")
 
 
-def test_a_window_that_is_cut_short(heard: Heard, observer: Observer) -> None:
+def test_a_window_that_is_cut_short(heard: Heard, observer: ScriptObserver) -> None:
     observer.settings = WatchOptions("train.py", 10, WARMUP, stop=False, budget_s=None, device=None)
     model = Net()
     train(model, WARMUP + STEPS)
@@ -59,14 +59,14 @@ def test_a_window_that_is_cut_short(heard: Heard, observer: Observer) -> None:
     assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
-def test_the_weights_of_a_moving_average_are_not_the_model(observer: Observer, heard: Heard) -> None:
+def test_the_weights_of_a_moving_average_are_not_the_model(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     average = copy.deepcopy(model)
     train(model, WARMUP + STEPS, call=lambda x: (model(x), average(x))[0])
     assert heard.facts.observed.calls == 1
 
 
-def test_the_optimizer_that_holds_most_counts(observer: Observer, heard: Heard) -> None:
+def test_the_optimizer_that_holds_most_counts(observer: ScriptObserver, heard: Heard) -> None:
     large, small = Net(3), Net(1)
     both = [torch.optim.SGD(small.parameters(), lr=0.01), torch.optim.AdamW(large.parameters(), lr=0.01)]
     for _ in range(WARMUP + STEPS):
@@ -78,7 +78,7 @@ def test_the_optimizer_that_holds_most_counts(observer: Observer, heard: Heard) 
     assert len(facts.observed.steps_ms) == STEPS
 
 
-def test_an_optimizer_that_is_done_with_makes_room(observer: Observer, heard: Heard) -> None:
+def test_an_optimizer_that_is_done_with_makes_room(observer: ScriptObserver, heard: Heard) -> None:
     kept = train(Net(), WARMUP + 1)
     assert observer.window is not None
     train(Net(3), WARMUP + STEPS)  # larger
@@ -87,7 +87,7 @@ def test_an_optimizer_that_is_done_with_makes_room(observer: Observer, heard: He
     assert len(heard.facts.network.linears) == 6
 
 
-def test_a_trial_run_with_an_optimizer_of_its_own(observer: Observer, heard: Heard) -> None:
+def test_a_trial_run_with_an_optimizer_of_its_own(observer: ScriptObserver, heard: Heard) -> None:
     first = Net()
     kept = train(first, WARMUP + 1)
     second = Net()
@@ -98,7 +98,7 @@ def test_a_trial_run_with_an_optimizer_of_its_own(observer: Observer, heard: Hea
     assert observer.done
 
 
-def test_a_trial_run_that_is_forgotten(observer: Observer, heard: Heard) -> None:
+def test_a_trial_run_that_is_forgotten(observer: ScriptObserver, heard: Heard) -> None:
     train(Net(), WARMUP + 1)
     assert observer.window is not None
     train(Net(1), WARMUP + STEPS)
@@ -106,7 +106,9 @@ def test_a_trial_run_that_is_forgotten(observer: Observer, heard: Heard) -> None
     assert len(heard.facts.network.linears) == 2
 
 
-def test_a_window_of_another_model_than_the_first_that_stepped(observer: Observer, heard: Heard) -> None:
+def test_a_window_of_another_model_than_the_first_that_stepped(
+    observer: ScriptObserver, heard: Heard
+) -> None:
     small, large = Net(1), Net(2)
     first = train(small, 1)
     train(large, WARMUP + 3)
@@ -115,14 +117,14 @@ def test_a_window_of_another_model_than_the_first_that_stepped(observer: Observe
     assert len(heard.facts.network.linears) == 4
 
 
-def test_an_optimizer_that_is_built_anew_for_every_step(observer: Observer, heard: Heard) -> None:
+def test_an_optimizer_that_is_built_anew_for_every_step(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     for _ in range(WARMUP + STEPS):
         train(model, 1)
     assert len(heard.facts.observed.steps_ms) == STEPS
 
 
-def test_a_model_inside_another_that_is_never_called(observer: Observer, heard: Heard) -> None:
+def test_a_model_inside_another_that_is_never_called(observer: ScriptObserver, heard: Heard) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -134,7 +136,7 @@ def test_a_model_inside_another_that_is_never_called(observer: Observer, heard: 
     assert heard.facts.observed.calls == 1
 
 
-def test_steps_without_a_model(observer: Observer, heard: Heard) -> None:
+def test_steps_without_a_model(observer: ScriptObserver, heard: Heard) -> None:
     weight = nn.Parameter(torch.zeros(3))
     train(None, WARMUP + STEPS, call=lambda x: weight, optimizer=torch.optim.SGD([weight], lr=0.1))
     facts = heard.facts
@@ -142,7 +144,7 @@ def test_steps_without_a_model(observer: Observer, heard: Heard) -> None:
     assert len(facts.observed.steps_ms) == STEPS
 
 
-def test_stopping(observer: Observer) -> None:
+def test_stopping(observer: ScriptObserver) -> None:
     observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=None, device=None)
     with pytest.raises(SystemExit) as raised:
         train(Net(), 100)
@@ -155,7 +157,7 @@ def test_nobody_owns_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [0, 1, WARMUP])
-def test_a_model_that_is_frozen(observer: Observer, heard: Heard, steps: int) -> None:
+def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard, steps: int) -> None:
     model = Net()
     optimizer = train(model, steps) if steps else None
     gc.freeze()
@@ -167,7 +169,7 @@ def test_a_model_that_is_frozen(observer: Observer, heard: Heard, steps: int) ->
     assert heard.facts.workload.batch_size == 8
 
 
-def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard) -> None:
+def test_an_optimizer_that_was_built_too_early(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     model.blocks[1].up = nn.Linear(16, 64)
@@ -176,7 +178,9 @@ def test_an_optimizer_that_was_built_too_early(observer: Observer, heard: Heard)
     assert heard.facts.training.first_outside_optimizer == ("blocks.1.up.weight", "blocks.1.up.bias")
 
 
-def test_an_optimizer_whose_parameters_the_model_no_longer_has(observer: Observer, heard: Heard) -> None:
+def test_an_optimizer_whose_parameters_the_model_no_longer_has(
+    observer: ScriptObserver, heard: Heard
+) -> None:
     """As after Accelerate's `prepare` with torchao: the norm is all that the optimizer still trains."""
     model = nn.Sequential(Net(), nn.LayerNorm(16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -189,7 +193,7 @@ def test_an_optimizer_whose_parameters_the_model_no_longer_has(observer: Observe
     assert finding_of("MOD007", facts) is not None
 
 
-def test_three_models_that_one_optimizer_trains_are_no_model(observer: Observer, heard: Heard) -> None:
+def test_three_models_that_one_optimizer_trains_are_no_model(observer: ScriptObserver, heard: Heard) -> None:
     """None owns half, and all get gradients."""
     models = nn.ModuleList(Net() for _ in range(3))
     parts = [*models]
@@ -199,13 +203,13 @@ def test_three_models_that_one_optimizer_trains_are_no_model(observer: Observer,
     assert not recorded(heard.facts, "network")
 
 
-def test_steps_of_a_forked_process(observer: Observer, heard: Heard) -> None:
+def test_steps_of_a_forked_process(observer: ScriptObserver, heard: Heard) -> None:
     heard.forked = True
     train(Net(), WARMUP + STEPS)
     assert heard.messages == [Stepped(forked=True)]
 
 
-def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
+def test_two_optimizers_share_a_model(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     both = [torch.optim.SGD(model.blocks[at].parameters(), lr=0.01) for at in (0, 1)]
     for _ in range(WARMUP + STEPS):
@@ -216,14 +220,14 @@ def test_two_optimizers_share_a_model(observer: Observer, heard: Heard) -> None:
     assert heard.facts.training.parameters_outside_optimizer == 0
 
 
-def test_a_script_that_never_steps(observer: Observer, heard: Heard) -> None:
+def test_a_script_that_never_steps(observer: ScriptObserver, heard: Heard) -> None:
     Net()(torch.randn(8, 16)).sum().backward()
     assert observer.closed() == 0
     assert heard.messages == []
 
 
 @pytest.mark.slow
-def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
+def test_a_trial_before_the_stop(observer: ScriptObserver, heard: Heard) -> None:
     settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
     observer.settings = observer.examination.settings = settings
     with pytest.raises(SystemExit):
@@ -233,7 +237,9 @@ def test_a_trial_before_the_stop(observer: Observer, heard: Heard) -> None:
 
 
 @pytest.mark.slow
-def test_a_trial_of_a_model_whose_calls_and_autocast_were_not_seen(observer: Observer, heard: Heard) -> None:
+def test_a_trial_of_a_model_whose_calls_and_autocast_were_not_seen(
+    observer: ScriptObserver, heard: Heard
+) -> None:
     torch._dynamo.reset()
     settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
     observer.settings = observer.examination.settings = settings

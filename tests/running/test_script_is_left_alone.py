@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, GAVE_WAY
 from fp8doctor.running.step_window import Clock
@@ -28,7 +28,7 @@ from tests.running.loops import Net, Slicing, train
 
 
 @pytest.mark.parametrize("steps", [WARMUP + 1, WARMUP + STEPS], ids=["in the window", "after it"])
-def test_the_model_is_not_kept_alive(steps: int, observer: Observer) -> None:
+def test_the_model_is_not_kept_alive(steps: int, observer: ScriptObserver) -> None:
     model = Net()
     train(model, steps)
     assert (COMPILED_CALL in vars(type(model))) == (steps < WARMUP + STEPS)
@@ -51,7 +51,7 @@ class Count(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
+def test_a_mode_of_the_script_sees_the_script_alone(observer: ScriptObserver) -> None:
     counts = []
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -63,7 +63,9 @@ def test_a_mode_of_the_script_sees_the_script_alone(observer: Observer) -> None:
     assert len(set(counts[1:])) == 1
 
 
-def test_the_captured_gradient_trains_the_same(observer: Observer, heard: Heard, monkeypatch: Any) -> None:
+def test_the_captured_gradient_trains_the_same(
+    observer: ScriptObserver, heard: Heard, monkeypatch: Any
+) -> None:
     captured: list[Any] = []
     observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
     whole = observer.examination.whole
@@ -114,7 +116,7 @@ def compiled(form: str) -> tuple[nn.Module, Any]:
 @pytest.mark.parametrize(
     "form", ["wrapped", "in place", "blocks", "wrapped, inside another", "assigned", "slices its blocks"]
 )
-def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) -> None:
+def test_nothing_is_compiled_again(form: str, observer: ScriptObserver, heard: Heard) -> None:
     torch._dynamo.reset()
     model, call = compiled(form)
     optimizer = train(model, 1, call=call)
@@ -129,7 +131,7 @@ def test_nothing_is_compiled_again(form: str, observer: Observer, heard: Heard) 
 
 
 def test_a_compiled_function_is_left_alone(
-    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its model's GPU keeps the time all the same."""
     torch._dynamo.reset()
@@ -150,7 +152,7 @@ def test_a_compiled_function_is_left_alone(
     assert "a function of the script is compiled" in facts.workload.note
 
 
-def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: Heard) -> None:
+def test_the_window_waits_until_nothing_is_compiled(observer: ScriptObserver, heard: Heard) -> None:
     torch._dynamo.reset()
     model = Net()
     call = torch.compile(model, backend="eager", dynamic=False)
@@ -162,7 +164,7 @@ def test_the_window_waits_until_nothing_is_compiled(observer: Observer, heard: H
     assert heard.facts.observed.warmup == 5
 
 
-def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
+def test_a_model_that_raises_in_the_window(observer: ScriptObserver) -> None:
     model = Net()
     optimizer = train(model, WARMUP + 1)
     assert COMPILED_CALL in vars(type(model))
@@ -174,7 +176,7 @@ def test_a_model_that_raises_in_the_window(observer: Observer) -> None:
     assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
-def test_copies_and_pickles_of_a_model_in_the_window(observer: Observer) -> None:
+def test_copies_and_pickles_of_a_model_in_the_window(observer: ScriptObserver) -> None:
     wrapped = nn.Sequential(Net())
     train(wrapped, WARMUP + 1)
     assert COMPILED_CALL in vars(type(wrapped))
@@ -197,7 +199,7 @@ class Finalized:
         self.ended.append(1)
 
 
-def test_a_collector_that_the_script_switched_off_stays_off(observer: Observer) -> None:
+def test_a_collector_that_the_script_switched_off_stays_off(observer: ScriptObserver) -> None:
     ended: list[int] = []
     gc.disable()
     try:
@@ -210,7 +212,7 @@ def test_a_collector_that_the_script_switched_off_stays_off(observer: Observer) 
 
 
 def test_a_failure_of_ours_is_told_and_reaches_nobody(
-    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer.examination, "whole", lambda *_, **__: 1 / 0)
     model = Net()
@@ -219,7 +221,7 @@ def test_a_failure_of_ours_is_told_and_reaches_nobody(
     assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
-def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -> None:
+def test_a_script_with_a_profiler_of_its_own(observer: ScriptObserver, heard: Heard) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         train(Net(), WARMUP + STEPS + 1)
     steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
@@ -229,7 +231,7 @@ def test_a_script_with_a_profiler_of_its_own(observer: Observer, heard: Heard) -
     assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
 
 
-def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> None:
+def test_a_script_whose_profiler_warms_up(observer: ScriptObserver, heard: Heard) -> None:
     schedule = torch.profiler.schedule(wait=1, warmup=WARMUP + STEPS, active=2)
     model = Net()
     optimizer = train(model, 1)
@@ -244,7 +246,7 @@ def test_a_script_whose_profiler_warms_up(observer: Observer, heard: Heard) -> N
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_script_that_starts_its_profiler_while_ours_is_there(
-    steps: int, observer: Observer, heard: Heard
+    steps: int, observer: ScriptObserver, heard: Heard
 ) -> None:
     model = Net()
     optimizer = train(model, WARMUP + STEPS + steps)
@@ -255,7 +257,7 @@ def test_a_script_that_starts_its_profiler_while_ours_is_there(
     assert observer.done
 
 
-def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: Heard) -> None:
+def test_a_script_that_ends_while_a_step_is_profiled(observer: ScriptObserver, heard: Heard) -> None:
     train(Net(), WARMUP + STEPS + 1)
     observer.closed()
     assert heard.notes == [f"no step was profiled: {CUT_SHORT}"]
@@ -266,7 +268,7 @@ def test_a_script_that_ends_while_a_step_is_profiled(observer: Observer, heard: 
 
 
 def test_a_step_that_takes_too_long_to_be_profiled(
-    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fp8doctor.running.step_profiler.LONGEST_MS", 0.0)
     train(Net(), WARMUP + STEPS)
@@ -279,7 +281,7 @@ class Preempted(Exception):
 
 
 def test_what_a_handler_of_the_script_raises_reaches_the_script(
-    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def preempt(number: int, frame: Any) -> None:
         raise Preempted

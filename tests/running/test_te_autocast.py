@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.capture import Capture
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.trial.measure.bench import Bench
 from tests.stand_ins import transformer_engine as te
@@ -36,7 +36,7 @@ def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
     te.install(monkeypatch)
     recipe = te.Float8CurrentScaling()
     settings = WatchOptions("train.py", 3, 1, stop=True, budget_s=1.0, device=None)
-    observer = Observer(Heard(), settings)  # type: ignore[arg-type]
+    observer = ScriptObserver(Heard(), settings)  # type: ignore[arg-type]
     jobs: list[Any] = []
     monkeypatch.setattr(observer, "stop", lambda: jobs.append(observer.job))
     observer.install()

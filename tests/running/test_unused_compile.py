@@ -10,7 +10,7 @@ import torch
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
 
@@ -44,7 +44,7 @@ def finding_of(heard: Heard) -> Any:
     return next((each for each in diagnose(heard.facts).findings if each.code == "CMP002"), None)
 
 
-def test_a_wrapper_beside_the_model_that_is_called(observer: Observer, heard: Heard) -> None:
+def test_a_wrapper_beside_the_model_that_is_called(observer: ScriptObserver, heard: Heard) -> None:
     model = net()
     compiled = torch.compile(model, backend="inductor")
     train(model, ALL)
@@ -61,7 +61,7 @@ def test_a_wrapper_beside_the_model_that_is_called(observer: Observer, heard: He
     assert {each.compiled for each in facts.network.linears} == {None}
 
 
-def test_a_model_whose_forward_is_called(observer: Observer, heard: Heard) -> None:
+def test_a_model_whose_forward_is_called(observer: ScriptObserver, heard: Heard) -> None:
     model = net()
     model.compile()
     train(model, ALL, call=model.forward)
@@ -75,7 +75,7 @@ def test_a_model_whose_forward_is_called(observer: Observer, heard: Heard) -> No
     assert {each.compiled for each in heard.facts.network.linears} == {None}
 
 
-def test_blocks_whose_forward_is_called(observer: Observer, heard: Heard) -> None:
+def test_blocks_whose_forward_is_called(observer: ScriptObserver, heard: Heard) -> None:
     class Bypassing(Net):
         def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
             for block in self.blocks:
@@ -93,7 +93,7 @@ def test_blocks_whose_forward_is_called(observer: Observer, heard: Heard) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_compiled_model_that_is_called(observer: Observer, heard: Heard, wrapped: bool) -> None:
+def test_a_compiled_model_that_is_called(observer: ScriptObserver, heard: Heard, wrapped: bool) -> None:
     model: Any = net()
     if wrapped:
         called = torch.compile(model, backend="aot_eager")
@@ -107,7 +107,7 @@ def test_a_compiled_model_that_is_called(observer: Observer, heard: Heard, wrapp
 
 
 @pytest.mark.slow
-def test_a_wrapper_that_is_called_first_within_the_window(observer: Observer, heard: Heard) -> None:
+def test_a_wrapper_that_is_called_first_within_the_window(observer: ScriptObserver, heard: Heard) -> None:
     """What stands before the calls of the model inside is gone before Dynamo sees it."""
     model = net()
     graphs = []
@@ -123,7 +123,7 @@ def test_a_wrapper_that_is_called_first_within_the_window(observer: Observer, he
     assert "_compiled_call_impl" not in vars(model)
 
 
-def test_a_stance_is_told_as_the_cause(observer: Observer, heard: Heard) -> None:
+def test_a_stance_is_told_as_the_cause(observer: ScriptObserver, heard: Heard) -> None:
     model = net()
     model.compile()
     with torch.compiler.set_stance("force_eager"):
@@ -131,7 +131,7 @@ def test_a_stance_is_told_as_the_cause(observer: Observer, heard: Heard) -> None
     assert "force_eager" in finding_of(heard).title
 
 
-def test_a_helper_that_is_compiled_beside_the_model(observer: Observer, heard: Heard) -> None:
+def test_a_helper_that_is_compiled_beside_the_model(observer: ScriptObserver, heard: Heard) -> None:
     """Frames are counted, and none of them is the model's."""
     model = net()
     compiled = torch.compile(model, backend="inductor")
@@ -143,7 +143,7 @@ def test_a_helper_that_is_compiled_beside_the_model(observer: Observer, heard: H
 
 
 @pytest.mark.slow
-def test_a_compiled_step_around_a_wrapper(observer: Observer, heard: Heard) -> None:
+def test_a_compiled_step_around_a_wrapper(observer: ScriptObserver, heard: Heard) -> None:
     """Here no module's own code was compiled, and yet all of it runs compiled."""
     model = net()
     compiled = torch.compile(model)

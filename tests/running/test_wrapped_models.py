@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.render import text
 from fp8doctor.render.box import answer
-from fp8doctor.running.observer import Observer
+from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slow, train
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
@@ -23,7 +23,7 @@ from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
 @pytest.mark.usefixtures("forget_accelerate")
 def test_a_trainer_that_fails_before_its_first_step(
-    observer: Observer, heard: Heard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As its script ends, what has overridden the launcher is told, and that prepare() had to fail."""
     from transformers import Trainer, TrainingArguments
@@ -44,7 +44,7 @@ def test_a_trainer_that_fails_before_its_first_step(
     assert "Not looked at" in text.render(report, verbose=True)
 
 
-def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:
+def test_a_wrapped_model(observer: ScriptObserver, heard: Heard) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         train(DistributedDataParallel(Net()), WARMUP + STEPS)
@@ -57,7 +57,7 @@ def test_a_wrapped_model(observer: Observer, heard: Heard) -> None:
 
 
 @pytest.mark.parametrize("original", [True, False])
-def test_a_model_whose_parameters_are_flat(observer: Observer, heard: Heard, original: bool) -> None:
+def test_a_model_whose_parameters_are_flat(observer: ScriptObserver, heard: Heard, original: bool) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = FullyShardedDataParallel(Net(), use_orig_params=original, device_id=torch.device("cpu"))
@@ -70,7 +70,7 @@ def test_a_model_whose_parameters_are_flat(observer: Observer, heard: Heard, ori
     assert facts.training.parameters_outside_optimizer == 0
 
 
-def test_an_optimizer_of_deepspeed_that_steps_copies(observer: Observer, heard: Heard) -> None:
+def test_an_optimizer_of_deepspeed_that_steps_copies(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     optimizer = ZeroOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
     for _ in range(WARMUP + STEPS):
@@ -86,7 +86,7 @@ def test_an_optimizer_of_deepspeed_that_steps_copies(observer: Observer, heard: 
     assert facts.training.parameters_outside_optimizer == 0
 
 
-def test_a_job_under_accelerate(observer: Observer, heard: Heard, forget_accelerate: None) -> None:
+def test_a_job_under_accelerate(observer: ScriptObserver, heard: Heard, forget_accelerate: None) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = Net()
     rows = DataLoader(Slow(), batch_size=2)
