@@ -47,7 +47,7 @@ settings.load_profile("gate")  # neither chance nor the clock decides
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: takes longer than half a second")
+    config.addinivalue_line("markers", "slow: takes longer than a fifth of a second")
     config.addinivalue_line("markers", "gate(*cases): the gate runs these cases, the others are nightly")
     config.addinivalue_line("markers", "nightly: a further case, or a check of the tests' own kit; slow too")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")

@@ -319,6 +319,7 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(
     assert facts.training.accelerate.mixed_precision == "bf16"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_the_trainers_own_is_told(
     tmp_path: Path, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,12 +400,14 @@ class OnGraphs(nn.Module):
         return self.of_nodes(batch.graph.nodes).mean() + self.of_edges(batch.graph.edges).mean()
 
 
+@pytest.mark.slow
 def test_a_batch_of_a_users_own_class_is_the_one_argument() -> None:
     batch = Graphs(Graph(torch.ones(64, 32), torch.ones(256, 48)), torch.ones(64))
     facts = inspect_model(convert_to_float8_training(OnGraphs()), batch, trial=False).facts
     assert facts.workload.rows == {"of_nodes": (64,), "of_edges": (256,)}
 
 
+@pytest.mark.slow
 def test_a_list_is_for_a_training_step_to_take_apart() -> None:
     """A DataLoader makes a list of pairs."""
 
@@ -438,6 +441,7 @@ def test_a_lazy_model_that_was_not_run_is_looked_at_and_not_timed(batch: torch.T
     assert not report.facts.trial.arms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trial", [True, False])
 def test_a_model_that_is_nested_too_deep_is_refused_in_a_sentence(trial: bool) -> None:
     model: nn.Module = nn.Linear(4, 4)

@@ -116,6 +116,7 @@ def test_treatment_is_named_and_has_lines(check: registry.Check) -> None:
         assert finding.treatment.code.strip()
 
 
+@pytest.mark.slow
 def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
     """A name that is spelled otherwise in one place is another treatment, with none of the traits."""
     for check in CATALOGUE:

@@ -830,6 +830,7 @@ def test_a_gpu_is_assumed_by_every_name_that_it_is_printed_with(written: str, na
         assert gpu_spec(each).name == name
 
 
+@pytest.mark.slow
 def test_the_gpus_of_all_recordings_can_be_assumed() -> None:
     recorded = sorted(Path(__file__).parent.glob("**/recorded/*.json.gz"))
     gpus = {gpu["name"] for file in recorded for gpu in json.loads(text_of(file))["facts"]["gpus"]}

@@ -122,6 +122,7 @@ def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         write_text(tmp_path / "none" / "report.txt", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-o", "--save"])
 def test_a_report_does_not_replace_the_one_it_reads(option: str, saved: Path) -> None:
     before = saved.read_bytes()

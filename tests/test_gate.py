@@ -103,6 +103,7 @@ def why(result: Result) -> str:
     return " ".join(line.removeprefix("fp8doctor: exit code 1: ") for line in told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -141,6 +142,7 @@ def test_a_report_is_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
     assert why(fp8doctor("report", *args)) == said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -165,6 +167,7 @@ NOTHING = "No layer of this model trains in FP8 (0 of "
 MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("report", "said"),
     [
@@ -195,6 +198,7 @@ def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) ->
 CPU = "come from a CPU and do not apply to FP8 on a GPU."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -227,6 +231,7 @@ def test_times_of_a_cpu_pass_no_gate(args: tuple[str, ...], said: str) -> None:
     assert why(fp8doctor(*args)) == said
 
 
+@pytest.mark.slow
 def test_a_cpu_is_no_slower_fp8() -> None:
     """FP8 is emulated on a CPU, and as slow as that is."""
     assert diagnose(on_cpu(400.0)).verdict.status == "fp8_slower"
@@ -234,6 +239,7 @@ def test_a_cpu_is_no_slower_fp8() -> None:
     assert diagnose(timed(400.0)).reaches("error")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second"), [("cpu90", "cpu"), ("watched90", "watched"), ("90", "cpu")])
 def test_a_comparison_of_cpu_times_is_headed_as_one(first: str, second: str) -> None:
     told = " ".join(fp8doctor("compare", f"{first}.json", f"{second}.json").stdout.split())
@@ -282,11 +288,13 @@ def test_without_a_gpu_the_estimate_is_held_to_a_gate(report: str, wanted: str, 
     assert why(fp8doctor(*args)) == said
 
 
+@pytest.mark.slow
 def test_the_estimate_is_the_one_on_the_screen() -> None:
     assert f"estimated {ESTIMATE}x the speed of BF16" in fp8doctor("report", "untimed.json").stdout
     assert diagnose(timed(80.0)).verdict.estimated_speedup is None
 
 
+@pytest.mark.slow
 def test_the_gate_is_held_to_the_ratio_of_the_screen() -> None:
     """The median of the rounds is 1.06, the quotient of the two times 1.05."""
     assert "95.0 vs 100.0 ms/step" in fp8doctor("report", "apart.json").stdout
@@ -295,12 +303,14 @@ def test_the_gate_is_held_to_the_ratio_of_the_screen() -> None:
     assert told == "FP8 runs at 1.05x of the best BF16, measured. --min-speedup asks for 1.053x."
 
 
+@pytest.mark.slow
 def test_a_comparison_that_tells_nothing_passes_no_gate() -> None:
     assert "too close to tell apart" in fp8doctor("compare", "90.json", "noisy.json").stdout
     told = why(fp8doctor("compare", "90.json", "noisy.json", "--min-speedup", "0.9"))
     assert told == "The timing is too noisy to tell which is faster. --min-speedup 0.9 needs a clear answer."
 
 
+@pytest.mark.slow
 def test_only_what_the_second_report_adds_fails_a_comparison(folder: Path) -> None:
     healthy = msgspec.structs.replace(
         DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=())
@@ -333,6 +343,7 @@ def project(text: str, file: str = "pyproject.toml") -> None:
     Path(file).write_text(dedent(text), "utf-8")
 
 
+@pytest.mark.slow
 def test_a_project_holds_its_own_gates() -> None:
     project(
         """

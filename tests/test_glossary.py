@@ -123,6 +123,7 @@ def test_words_that_nothing_has_are_not_called_an_error() -> None:
     assert "no page and no glossary entry has these words" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_misspelled_word_is_guessed() -> None:
     for typed, meant in (("tensorwize", "tensorwise"), ("load_fp8", "load_in_fp8"), ("qlra", "QLoRA")):
         result = CliRunner().invoke(main, ["explain", typed])

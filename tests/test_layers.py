@@ -13,6 +13,7 @@ from fp8doctor import inspect_model
 from tests.examine.models import Stacked, llama
 
 
+@pytest.mark.slow
 def test_the_copy_is_inspected_and_named_and_the_model_stays() -> None:
     model = convert_to_float8_training(Stacked())
     optimizer = torch.optim.AdamW(model.parameters())

@@ -59,6 +59,7 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     assert out[7]._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_printed_in_a_cell_it_is_the_plain_text(demo: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     class ZMQInteractiveShell:
         """Named like the shell of Jupyter's kernel, by which rich knows a notebook."""

@@ -56,6 +56,7 @@ def test_json_is_one_document(traces: tuple[Path, Path]) -> None:
     assert document["speedup"]["low"] < document["speedup"]["median"] < document["speedup"]["high"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "begins"),
     [(".md", "## fp8doctor"), (".html", "<!DOCTYPE html>"), (".txt", "fp8doctor"), (".json", "{")],
@@ -130,6 +131,7 @@ def test_a_bad_report_is_a_users_mistake_in_one_sentence(
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reports", "least", "code"),
     [
@@ -153,6 +155,7 @@ def test_wrong_usage(args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 2
 
 
+@pytest.mark.slow
 def test_neither_command_imports_torch(traces: tuple[Path, Path]) -> None:
     code = (
         "import sys\nfrom fp8doctor import cli\n"

@@ -217,6 +217,7 @@ def test_extras_are_those_of_the_package() -> None:
     assert set(re.findall(r"`(\w+)`", said)) == {*setup["options.extras_require"]} - {"lint", "dev"}
 
 
+@pytest.mark.slow
 def test_a_package_index_gets_no_link_into_the_checkout() -> None:
     """An index shows the page without the files beside it."""
     description = runpy.run_path(str(ROOT / "setup.py"))["description"]

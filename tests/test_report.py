@@ -39,6 +39,7 @@ def report() -> Report:
     return Report.of(diagnose(DECODER_468M))
 
 
+@pytest.mark.slow
 def test_the_contract_of_the_json(report: Report) -> None:
     data = report.to_dict()
     assert list(data)[:5] == ["schema_version", "tool", "created_at", "facts", "verdict"]
@@ -96,6 +97,7 @@ def test_a_wrong_document_does_not_pass_the_schema(report: Report) -> None:
         jsonschema.validate(data, SHIPPED)
 
 
+@pytest.mark.slow
 def test_replay_by_the_same_version_is_byte_identical(report: Report, tmp_path: Path) -> None:
     report.save(tmp_path / "a.json")
     replayed = load_report(tmp_path / "a.json")
@@ -104,6 +106,7 @@ def test_replay_by_the_same_version_is_byte_identical(report: Report, tmp_path: 
     assert replayed == report
 
 
+@pytest.mark.slow
 def test_time_and_tool_come_from_the_file(report: Report, tmp_path: Path) -> None:
     data = report.to_dict() | {
         "created_at": "2020-01-01T00:00:00+00:00",
@@ -114,6 +117,7 @@ def test_time_and_tool_come_from_the_file(report: Report, tmp_path: Path) -> Non
     assert (replayed.created_at, replayed.tool.version) == ("2020-01-01T00:00:00+00:00", "0.0.1")
 
 
+@pytest.mark.slow
 def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(
     report: Report, tmp_path: Path
 ) -> None:
@@ -126,6 +130,7 @@ def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(
     )
 
 
+@pytest.mark.slow
 def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report, tmp_path: Path) -> None:
     data = report.to_dict()
     for linear in data["facts"]["network"]["linears"]:
@@ -248,6 +253,7 @@ def test_a_report_that_is_not_there_or_cannot_be_written(report: Report, tmp_pat
         report.save(tmp_path / "no" / "folder.json")
 
 
+@pytest.mark.slow
 def test_raise_for_is_a_gate(report: Report) -> None:
     report.raise_for("error")
     with pytest.raises(ReportFailed, match="CMP001 eager-float8: 168 of 168") as failed:
@@ -257,6 +263,7 @@ def test_raise_for_is_a_gate(report: Report) -> None:
         report.raise_for("fatal")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_fp8_that_does_not_run_is_an_error_even_when_nothing_is_selected(report: Report) -> None:
     verdict = msgspec.structs.replace(report.verdict, status="fp8_not_engaged")
     failed = msgspec.structs.replace(report, findings=(), verdict=verdict)
@@ -271,6 +278,7 @@ def test_without_findings_nothing_is_reached() -> None:
     assert not empty.reaches("info")
 
 
+@pytest.mark.slow
 def test_the_468m_decoder_is_told_to_compile_first(report: Report) -> None:
     first = report.prescription[0]
     assert (first.code, first.treatment.code) == ("CMP001", "for block in model.blocks:\n    block.compile()")

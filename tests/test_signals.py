@@ -90,6 +90,7 @@ def test_a_signal_at_any_moment_raises_what_its_handler_raises(number: signal.Si
         assert (script.called, raised and raised.args, restored(script)) == ([number], (number,), True), at
 
 
+@pytest.mark.slow
 def test_the_handlers_are_back_where_one_raises_while_they_are_put_back() -> None:
     script = Script(frozenset({signal.SIGHUP, signal.SIGTERM}))
     last = last_event()

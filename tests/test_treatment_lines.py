@@ -180,6 +180,7 @@ def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
     assert "ACCELERATE" not in stay_in_bf16(Facts()).code
 
 
+@pytest.mark.slow
 def test_a_router_that_derives_from_a_linear_stays_out() -> None:
     """Llama 4's returns scores and logits; converted it would return one tensor."""
 

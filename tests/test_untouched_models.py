@@ -182,6 +182,7 @@ def report() -> Callable[[Untouched], tuple[nn.Module, Report]]:
 Of = Callable[[Untouched], tuple[nn.Module, Report]]
 
 
+@pytest.mark.slow
 def test_there_are_enough_of_them() -> None:
     assert len({each.model for each in MODELS}) == len(MODELS) >= 60
 
@@ -404,6 +405,7 @@ def test_adapters_are_those_of_peft(untouched: Untouched) -> None:
     assert [(each.code, each.title) for each in report.findings if each.severity != "info"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("untouched", "blocks"),
     [

@@ -63,6 +63,7 @@ def test_what_was_not_looked_at_is_said() -> None:
     assert "Numerics: not compared in this report." in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "count"),
     [("mlp.down", 24), ("blocks.1", 5), ("blocks.1?.mlp.down", 10), ("*.0.mlp.*", 3), ("down", 24)],

@@ -181,6 +181,7 @@ def of_modalities() -> Facts:
     return inspect_model(model, batch, trial=False, assume_gpu="h100").facts
 
 
+@pytest.mark.slow
 def test_rows_tell_what_experts_do_not() -> None:
     facts = of_modalities()
     assert not recorded(facts.network.linears[0], "flops_share_pct")
@@ -191,6 +192,7 @@ def test_rows_tell_what_experts_do_not() -> None:
     )
 
 
+@pytest.mark.slow
 def test_without_their_rows_no_share_is_known() -> None:
     facts = of_modalities()
     rows = {"qkv": facts.workload.rows["qkv"]}
@@ -216,6 +218,7 @@ class Masked(nn.Module):
         return sum(each, torch.zeros_like(x)).mean()
 
 
+@pytest.mark.slow
 def test_masked_experts_do_the_work_of_all_tokens() -> None:
     model, x = nn.Sequential(nn.Linear(512, 512), Masked()), torch.ones(256, 512)
     with FlopCounterMode(display=False) as counter:

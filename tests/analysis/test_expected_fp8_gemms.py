@@ -76,6 +76,7 @@ class Classifier(nn.Module):
             return self.head(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_in_fp8", [True, False])
 def test_only_what_runs_in_fp8_is_held_to_its_sides(
     monkeypatch: pytest.MonkeyPatch, head_in_fp8: bool

@@ -126,6 +126,7 @@ def test_only_steps_of_the_same_number_are_compared() -> None:
     assert found == RunLosses(first_step=6, last_step=7, means=(2.5, 3.0), not_finite_from=(None, None))
 
 
+@pytest.mark.slow
 def test_the_table_holds_both_losses() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.5, 4.1, 3.0))
     assert "training loss 4.0000 4.2000 1.05x" in said
@@ -133,12 +134,14 @@ def test_the_table_holds_both_losses() -> None:
     assert "saw the same data is not known here" in said
 
 
+@pytest.mark.slow
 def test_a_loss_that_leaves_the_numbers_has_no_mean() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.5, None, None))
     assert "training loss 4.0000 -" in said
     assert "the loss of fp8.json is NaN or infinite at step 5" in said
 
 
+@pytest.mark.slow
 def test_no_step_in_common() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.0, 4.0, 3.0, warmup=9))
     assert "bf16.json was watched from step 4 to 6 and fp8.json was watched from step 10 to 12" in said

@@ -61,6 +61,7 @@ def test_nothing_is_promised_of_compiling_what_is_not_torchaos(name: str) -> Non
     assert "compiled" not in expects.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "clear"), [("vit_large", False), ("decoder_350m", True)])
 def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: bool) -> None:
     recorded_facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
@@ -140,6 +141,7 @@ def test_a_recompute_that_leaves_fp8_is_not_modelled_as_fp8() -> None:
     assert "modelled" not in expected_verdict(facts, findings).summary
 
 
+@pytest.mark.slow
 def test_what_a_forward_of_the_users_own_computes_is_said_to_be_unknown() -> None:
     facts, findings = examined("decoder_468m_compiled")
     linears = tuple(
@@ -154,6 +156,7 @@ def test_what_a_forward_of_the_users_own_computes_is_said_to_be_unknown() -> Non
     assert verdict.summary.endswith("FP8 layers have a forward of their own that does other work.")
 
 
+@pytest.mark.slow
 def test_the_verdict_says_that_it_is_modelled_and_on_which_gpu() -> None:
     facts, findings = examined("decoder_468m")
     verdict = expected_verdict(facts, findings)

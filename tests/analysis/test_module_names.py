@@ -50,6 +50,7 @@ def test_they_are_the_names_and_short(names: list[str], most: int) -> None:
 PARTS = st.sampled_from(["0", "1", "2", "10", "01", "007", "up", "1a", "a b", '"', "\\", "{", "}", "é", "\n"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(PARTS, min_size=1, max_size=4).map(".".join), unique=True, max_size=12))
 @example(["experts.00.up", "experts.01.up"])
 @example(['of{"user"}.0.up', 'of{"user"}.1.up'])

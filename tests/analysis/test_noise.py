@@ -129,6 +129,7 @@ UNEXPLAINED = rounds(
 """Slower than its BF16 in most rounds, and even with it by the kernels alone; its casts are paid for."""
 
 
+@pytest.mark.slow
 def test_nothing_else_calls_it_slower_where_a_disturbed_host_turns_the_answer() -> None:
     slower = diagnose(beside_it(UNEXPLAINED, LONG_BF16, load()))
     assert slower.verdict.status == "fp8_slower"
@@ -197,6 +198,7 @@ LATE, BUSY_PRESCRIPTION = mended(33.0), mended(51.0)
 """Even with its BF16 by the kernels alone, as an 8B Llama on an H100 whose host was slow; and slower."""
 
 
+@pytest.mark.slow
 def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> None:
     facts = beside_it(SLOWER, AS_FAST)
     trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, LATE))

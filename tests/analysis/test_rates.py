@@ -41,6 +41,7 @@ def test_without_times_the_variants_are_modelled() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recording", "names"),
     [

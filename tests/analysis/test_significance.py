@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fp8doctor.analysis.significance import interval
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.1, 1e6), min_size=1, max_size=40))
 def test_the_interval_holds_the_median_and_stays_within_the_samples(samples: list[float]) -> None:
     at = interval(samples)

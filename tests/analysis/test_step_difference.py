@@ -67,6 +67,7 @@ families = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(families, families, st.floats(0.1, 3000), st.floats(0.1, 3000))
 def test_the_parts_add_up_to_the_difference_of_the_steps(
     fp8: dict[str, float], bf16: dict[str, float], step: float, other: float

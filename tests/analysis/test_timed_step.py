@@ -63,6 +63,7 @@ def test_rates_are_those_of_the_step() -> None:
     assert timed_step(twice, "a").tokens_per_s == 2 * 163840.0
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_ratio_supposes_no_common_rounds() -> None:
     """As many rounds on both sides do not make them the same rounds."""
     one, other = (99.0, 100.0, 101.0) * 3, (52.0, 50.0, 51.0, 49.0, 48.0, 50.0, 50.0, 50.0, 50.0)
@@ -73,11 +74,13 @@ def test_the_interval_of_the_ratio_supposes_no_common_rounds() -> None:
     assert found.high == pytest.approx(101 / 49)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_apart_gets_no_ratio() -> None:
     found = of(timed((95.0, 100.0, 105.0)), timed((94.0, 99.0, 104.0)))
     assert "too close to tell apart (0.91x to 1.12x)" in found.summary
 
 
+@pytest.mark.slow
 def test_the_difference_is_divided_where_both_are_profiled() -> None:
     bf16 = timed((100.0,) * 7, {"gemm_16bit": 80.0, "pointwise": 15.0})
     fp8 = timed((120.0,) * 7, {"gemm_fp8": 50.0, "cast": 55.0, "pointwise": 15.0})
@@ -89,6 +92,7 @@ def test_the_difference_is_divided_where_both_are_profiled() -> None:
     assert of(bf16, timed()).why_no_difference == "b.json was not profiled"
 
 
+@pytest.mark.slow
 def test_an_old_report_without_breakdowns_is_one_that_was_not_profiled() -> None:
     bf16 = timed((100.0,) * 7, {"gemm_16bit": 80.0, "pointwise": 15.0})
     found = of(bf16, with_arm(timed(), breakdown=NOT_RECORDED))
@@ -114,6 +118,7 @@ def test_a_timing_that_held_a_compilation_is_told(change: dict[str, Any], cautio
     assert list(cautions(facts, timed_step(facts, "a"))) == [caution] * bool(caution)
 
 
+@pytest.mark.slow
 def test_a_cpu_and_an_unreliable_trial_are_told() -> None:
     facts = timed()
     trial = replace(facts.trial, device="cpu", gpu=None, reliable=False, reason="its copy took 1.3 as long")
@@ -166,6 +171,7 @@ def test_processes_differ_where_both_are_known() -> None:
     assert list(unlike(one, eight)) == [("processes", "1", "8")]
 
 
+@pytest.mark.slow
 def test_a_report_without_a_time_says_why() -> None:
     found = of(DECODER_468M, with_arm(timed(), tried=False, step_ms=None, reason="the GPU was lost"))
     assert found.summary == (

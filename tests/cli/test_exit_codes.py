@@ -36,6 +36,7 @@ def test_what_is_measured_decides_the_exit_code(
     assert fp8doctor("model.py", *args).exit_code == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fail_on", "code"), [("never", 0), ("info", 1), ("warning", 1), ("error", 0), (None, 0)]
 )
@@ -46,6 +47,7 @@ def test_findings_decide_the_exit_code(worker: Worker, fail_on: str | None, code
     )
 
 
+@pytest.mark.slow
 def test_an_error_fails_by_default(worker: Worker, grave_checks: str) -> None:
     assert fp8doctor("m.py", "--checks", grave_checks).exit_code == 1
     assert fp8doctor("m.py", "--checks", grave_checks, "--fail-on", "never").exit_code == 0
@@ -112,6 +114,7 @@ def test_ctrl_c(worker: Worker) -> None:
 KNOWN = "RuntimeError: derivative for aten::_scaled_mm is not implemented"
 
 
+@pytest.mark.slow
 def test_what_is_known_of_an_error_follows_it(worker: Worker) -> None:
     worker.problem = f"model.py: its own step raises {KNOWN}"
     told = fp8doctor("model.py", "-q").stderr.splitlines()

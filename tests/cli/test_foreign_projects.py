@@ -188,6 +188,7 @@ def test_a_project_that_is_not_named_lends_no_code(
     assert [asked["python"] for asked in worker.asked[1:]] == [f"{project}/python"] * len(worker.asked[1:])
 
 
+@pytest.mark.slow
 def test_a_replay_runs_no_code_of_a_project(
     project: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_replay_runs_no_code_of_a_project(
     assert "ignores" not in named.stderr
 
 
+@pytest.mark.slow
 def test_a_target_names_its_project(project: Path, worker: Worker) -> None:
     assert fp8doctor("model.py").exit_code == 0
     assert worker.asked[0]["python"] == f"{project}/python"

@@ -20,6 +20,7 @@ from tests.cli.command import Worker, fp8doctor, timed
 from tests.facts_of import DECODER_468M
 
 
+@pytest.mark.slow
 def test_a_log_has_one_line_a_stage(worker: Worker) -> None:
     worker.doing = [
         Doing("reading the environment"),
@@ -86,6 +87,7 @@ def test_a_trace_goes_where_it_was_asked_for(
     assert fp8doctor("model.py", "--trace", "step.json", "-q").stderr == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trial", "traces", "said"),
     [
@@ -162,6 +164,7 @@ def test_the_suffix_decides_the_format(worker: Worker, tmp_path: Path, name: str
     assert (tmp_path / name).read_text("utf-8").startswith(begins)
 
 
+@pytest.mark.slow
 def test_a_named_format_goes_before_the_suffix(worker: Worker, tmp_path: Path) -> None:
     fp8doctor("m.py", "--format", "markdown", "-o", tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
@@ -183,11 +186,13 @@ def test_every_format_is_written_to_a_file_of_any_name(
     assert file.read_bytes().decode() == printed
 
 
+@pytest.mark.slow
 def test_the_suffix_of_annotations_says_their_format(saved: Path, tmp_path: Path) -> None:
     fp8doctor("report", saved, "-o", tmp_path / "x.github")
     assert (tmp_path / "x.github").read_text("utf-8").startswith("::")
 
 
+@pytest.mark.slow
 def test_annotations_are_printed_beside_files_of_other_formats(saved: Path, tmp_path: Path) -> None:
     result = fp8doctor("report", saved, "--format", "github", "-o", tmp_path / "x.md")
     assert result.stdout.startswith("::")
@@ -230,6 +235,7 @@ def test_the_demo_succeeds(rest: tuple[str, ...], tmp_path: Path, monkeypatch: p
     assert fp8doctor("demo", *rest, "--fail-on", "error").exit_code == 1
 
 
+@pytest.mark.slow
 def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:
     first = fp8doctor("m.py", "--save", tmp_path / "a.json")
     replayed = fp8doctor("report", tmp_path / "a.json", "--save", tmp_path / "b.json")
@@ -257,6 +263,7 @@ def test_what_is_no_report(tmp_path: Path, content: str | None) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_demo(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli.commands, "DEMO", saved)
     result = fp8doctor("demo")
@@ -264,6 +271,7 @@ def test_demo(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "168 of 168 FP8 Linears are not compiled" in result.stdout
 
 
+@pytest.mark.slow
 def test_quiet_is_quiet(worker: Worker) -> None:
     assert fp8doctor("m.py", "-q").stderr == ""
 
@@ -286,6 +294,7 @@ def test_colours(
     assert ("\x1b[" in fp8doctor("m.py").stdout) is colours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variables", "ascii"),
     [

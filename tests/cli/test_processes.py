@@ -24,6 +24,7 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
     script = (
         "import sys, time, types\n"

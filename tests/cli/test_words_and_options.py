@@ -14,6 +14,7 @@ from tests.cli.command import Worker, fp8doctor, process
 from tests.facts_of import DECODER_468M
 
 
+@pytest.mark.slow
 def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
     result = fp8doctor("decoder.py:build_model")
     assert result.exit_code == 0
@@ -30,6 +31,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
     assert result.stderr == "fp8doctor: loading the model\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [
@@ -44,6 +46,7 @@ def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[st
     assert worker.asked == [{**asked, "trial": TrialRequest()}]
 
 
+@pytest.mark.slow
 def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
     fp8doctor(
         "model.py",
@@ -65,12 +68,14 @@ def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: s
     assert [asked["trial"] for asked in worker.asked] == [order, None]
 
 
+@pytest.mark.slow
 def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
     for args in (("--format", "json", "env"), ("env", "--format", "json")):
         assert json.loads(fp8doctor(*args).stdout)["schema_version"] == 1
     assert [asked["target"] for asked in worker.asked] == [None, None]
 
 
+@pytest.mark.slow
 def test_the_value_of_an_option_is_no_command_word(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +85,7 @@ def test_the_value_of_an_option_is_no_command_word(
     assert worker.asked[0]["target"] == "model.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("./list",), ("--", "list")])
 def test_a_file_named_like_a_command(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
@@ -219,6 +225,7 @@ def test_codes_are_prefixes_in_any_case(worker: Worker) -> None:
     assert {code[:3] for code in codes} == {"CMP", "MOD", "SHP"}
 
 
+@pytest.mark.slow
 def test_the_assumed_gpu_is_named_on_every_modelled_line(worker: Worker) -> None:
     result = fp8doctor("m.py", "--assume-gpu", "b200")
     assert "estimates for B200" in result.stdout

@@ -61,6 +61,7 @@ def test_a_step_that_did_raise_is_told_before_all_else() -> None:
     assert report.worst() == "error"
 
 
+@pytest.mark.slow
 def test_what_was_frozen_before_the_conversion_need_not_learn() -> None:
     facts = facts_of("lora_converted")
     adapted = tuple(

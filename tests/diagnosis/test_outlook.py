@@ -122,6 +122,7 @@ def test_an_error_is_never_folded() -> None:
     assert "MOD010" in {each.code for each in first_screen(replace(report, prescription=steps)).fixes}
 
 
+@pytest.mark.slow
 def test_what_was_made_up_is_told_in_one_line() -> None:
     facts = replayed("decoder_468m").facts
     workload = replace(facts.workload, batch_source="made up", loss_source="mean")

@@ -25,6 +25,7 @@ from tests.recordings import name_of
 from tests.test_recorded import RECORDED, RECORDINGS
 
 
+@pytest.mark.slow
 def test_staying_in_bf16_is_said_only_after_everything_was_tried_on_a_gpu() -> None:
     arms = {
         "as_is": around(120.0),

@@ -243,6 +243,7 @@ def test_what_fp8_would_give_is_not_told_from_noise() -> None:
 TIMES = st.lists(st.floats(50.0, 150.0), min_size=5, max_size=15)
 
 
+@pytest.mark.slow
 @given(TIMES, TIMES, st.one_of(st.none(), st.floats(0.8, 1.25)))
 def test_what_is_told_is_told_by_the_interval(
     in_bf16: list[float], in_fp8: list[float], alike: float | None
@@ -293,6 +294,7 @@ def alone(name: str) -> tuple[Facts, Facts]:
     return facts, msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "status"), [("decoder_468m", "fp8_slower"), ("decoder_468m_compiled", "fp8_even")]
 )
@@ -334,6 +336,7 @@ def test_fp8_is_not_called_faster_than_a_bf16_that_a_compiled_one_may_beat(name:
         assert (verdict.status, verdict.bf16_step_ms) == ("fp8_slower", eager)
 
 
+@pytest.mark.slow
 def test_a_modelled_speedup_is_no_error_and_passes_no_gate() -> None:
     known, lost = (msgspec.structs.replace(diagnose(facts), findings=()) for facts in alone("decoder_468m"))
     assert (known.reaches("error"), lost.reaches("error")) == (True, False)
@@ -376,6 +379,7 @@ def test_a_cpu_says_nothing_about_a_gpu_and_an_unreliable_timing_says_so() -> No
     )
 
 
+@pytest.mark.slow
 def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     arms = {
         "as_is": around(107.8),
@@ -434,6 +438,7 @@ def test_where_bf16_with_the_same_graphs_is_faster_the_plan_gives_fp8_up() -> No
     assert "stay-in-bf16" not in [step.treatment.name for step in even.prescription]
 
 
+@pytest.mark.slow
 def test_a_plan_that_may_save_nothing_promises_nothing() -> None:
     promising = Of(
         {"as_is": (42.0, 42.1, 42.2), "bf16": (50.0, 50.0, 50.0), "prescribed": (41.0, 41.0, 41.1)}

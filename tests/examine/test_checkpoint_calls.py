@@ -251,11 +251,13 @@ def test_checkpointing_that_is_off(build: Callable[[], nn.Module]) -> None:
     assert not recomputes(model)
 
 
+@pytest.mark.slow
 def test_a_flag_is_named() -> None:
     (found,) = called(flagged(LikeTimm()), BATCH).training.checkpointing
     assert (found.name, found.form, found.flag) == ("", "called_in_forward", "grad_checkpointing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "active"), [(1, []), (2, [True, True])])
 def test_a_call_that_depends_on_the_batch(rows: int, active: list[bool]) -> None:
     found = called(Stack(Sometimes), torch.ones(rows, 16)).training.checkpointing
@@ -270,6 +272,7 @@ def test_without_a_forward_it_is_unknown(batch: torch.Tensor | None) -> None:
     assert facts.gaps["network.linears.checkpointed"]
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_is() -> None:
     model = flagged(LikeTimm())
     before = {**vars(model)}, [id(each) for each in model.parameters()], torch.random.get_rng_state()
@@ -292,6 +295,7 @@ def test_regions_cover_what_is_below_them(change: Callable[[nn.Module], nn.Modul
     assert facts.blocks[0].checkpointed == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [partial, around], ids=["partial", "wrapper"])
 def test_a_forward_of_a_library_with_a_users_checkpoint_around_it(
     change: Callable[[nn.Module], nn.Module],

@@ -77,6 +77,7 @@ class LoadsACheckpoint(Block):
         return super().forward(x) if self.checkpoint is None else x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [Recomputes, RecomputesInside, ImportsInside])
 def test_call_in_forward(block: type[nn.Module]) -> None:
     found = called(Stacked(block), TOKENS).training.checkpointing
@@ -98,6 +99,7 @@ def test_call_in_a_wrapper_around_forward() -> None:
     assert [each.name for each in training(model).checkpointing] == ["blocks.1"]
 
 
+@pytest.mark.slow
 def test_a_word_is_no_call() -> None:
     assert called(Stacked(LoadsACheckpoint), TOKENS).training.checkpointing == ()
 
@@ -111,6 +113,7 @@ class RecomputesIfAsked(Block):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_a_call_behind_a_flag_that_is_off() -> None:
     assert called(Stacked(RecomputesIfAsked), TOKENS).training.checkpointing == ()
 

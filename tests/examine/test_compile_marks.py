@@ -82,6 +82,7 @@ def test_in_place(build: Callable[[], nn.Module], mark: bool, regions: set[str |
     assert frames(model) == len(found - {None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build", [lambda: nn.Sequential(*linears()), lambda: nn.TransformerEncoderLayer(32, 4, batch_first=True)]
 )

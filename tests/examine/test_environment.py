@@ -106,6 +106,7 @@ def test_a_variable_that_may_tell_a_secret_or_a_place_is_not_read(name: str) -> 
     assert allowed([(name, "/home/somebody/x")]) == {}
 
 
+@pytest.mark.slow
 @given(name=st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1, max_size=30))
 def test_a_name_that_is_not_on_the_list_stays_out(name: str) -> None:
     kept = allowed([(name, "value")])

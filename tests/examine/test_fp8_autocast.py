@@ -92,6 +92,7 @@ def outcome(report: Report) -> str:
     return next(each.outcome for each in report.outcomes if each.code == "MOD002")
 
 
+@pytest.mark.slow
 def test_a_step_that_opens_no_autocast_runs_its_layers_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     report = of(nn.Sequential(te.Linear(32, 32), te.Linear(32, 32)), plain, monkeypatch)
     finding = next(each for each in report.findings if each.code == "MOD002")
@@ -99,6 +100,7 @@ def test_a_step_that_opens_no_autocast_runs_its_layers_in_bf16(monkeypatch: pyte
     assert report.verdict.status == "fp8_not_engaged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [opens, calls_one_that_opens])
 def test_a_step_that_opens_one_is_left_to_the_trial(
     monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
@@ -108,6 +110,7 @@ def test_a_step_that_opens_one_is_left_to_the_trial(
     assert outcome(report) == "not_applicable"
 
 
+@pytest.mark.slow
 def test_so_is_a_forward_that_opens_one(monkeypatch: pytest.MonkeyPatch) -> None:
     report = of(nn.Sequential(Opening()), plain, monkeypatch)
     assert report.facts.training.fp8_autocast is True
@@ -131,6 +134,7 @@ def test_without_a_forward_it_is_unknown(
     assert outcome(report) == "unknown"
 
 
+@pytest.mark.slow
 def test_so_is_a_step_around_which_one_is_open_now(monkeypatch: pytest.MonkeyPatch) -> None:
     library = te.install(monkeypatch)
     with library.autocast(recipe=te.Float8CurrentScaling()):
@@ -139,6 +143,7 @@ def test_so_is_a_step_around_which_one_is_open_now(monkeypatch: pytest.MonkeyPat
     assert outcome(report) == "not_applicable"
 
 
+@pytest.mark.slow
 def test_a_model_without_such_layers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of(nn.Linear(32, 32), plain, monkeypatch).facts.training.fp8_autocast is None
 
@@ -230,6 +235,7 @@ def test_so_is_a_model_that_opens_one_in_another_way(
     assert outcome(report) == "not_applicable"
 
 
+@pytest.mark.slow
 def test_a_hook_that_opens_one_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     report = of(hooked(), plain, monkeypatch)
     assert not recorded(report.facts, "training.fp8_autocast")
@@ -341,6 +347,7 @@ def test_one_that_opens_none(monkeypatch: pytest.MonkeyPatch, step: Callable[...
     assert of(Layered(), step, monkeypatch).facts.training.fp8_autocast is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [opens, plain])
 def test_a_cached_step_is_unknown(monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> None:
     """Its second forward is answered by the cache, so two forwards do not agree."""

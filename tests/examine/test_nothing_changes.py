@@ -115,6 +115,7 @@ def test_looking_imports_no_library() -> None:
     assert answer.stdout.strip() == "['fp8doctor'] False False"
 
 
+@pytest.mark.slow
 def test_importing_examine_imports_no_torch() -> None:
     program = "import sys, fp8doctor.examine, fp8doctor.stacks; print('torch' in sys.modules)"
     assert (

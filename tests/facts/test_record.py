@@ -132,6 +132,7 @@ def test_unknown_keys_of_a_newer_recording_are_kept_at_every_level() -> None:
     assert facts.to_dict()["network"]["linears"][1]["temperature_k"] == 3.5
 
 
+@pytest.mark.slow
 @given(plain)
 def test_unknown_keys_restore_exactly_what_was_taken_away(document: object) -> None:
     unknown = unknown_keys(document, {})
@@ -209,6 +210,7 @@ def test_an_interrupt_is_not_lost_while_the_first_document_is_read() -> None:
     assert done.stdout == "177 {0}\n"
 
 
+@pytest.mark.slow
 def test_a_handler_may_wait_for_a_thread_that_reads_a_document() -> None:
     """It is called when the lock is free again with which one thread at a time puts layouts together."""
     program = """

@@ -45,6 +45,7 @@ def fresh() -> Iterator[None]:
     module._names.cache_clear()
 
 
+@pytest.mark.slow
 @given(
     before=around.filter(lambda text: not text or text[-1] not in "abcXYZ"),
     token=tokens,

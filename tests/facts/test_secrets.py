@@ -382,6 +382,7 @@ class Refuses(nn.Module):
         raise RuntimeError(SAID)
 
 
+@pytest.mark.slow
 def test_what_a_step_says_is_in_no_format() -> None:
     report = inspect_model(Refuses(), torch.randn(8, 32), device="cpu", budget_s=1)
     assert CLEAN in report.facts.trial.reason

@@ -28,6 +28,7 @@ def prepared(forget_accelerate: None) -> tuple[Any, Any, Any]:
 BATCH = torch.ones(32, 64)
 
 
+@pytest.mark.slow
 def test_it_takes_what_the_accelerator_knows(prepared: tuple[Any, Any, Any]) -> None:
     before = torch.get_rng_state()
     report = check(*prepared, BATCH)
@@ -39,6 +40,7 @@ def test_it_takes_what_the_accelerator_knows(prepared: tuple[Any, Any, Any]) -> 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_it_raises(prepared: tuple[Any, Any, Any]) -> None:
     with pytest.raises(ReportFailed, match="CMP001"):
         check(*prepared, BATCH, fail_on="warning")
@@ -55,6 +57,7 @@ def test_it_raises_without_fp8_that_is_required(forget_accelerate: None) -> None
         check(accelerator, model, batch=BATCH, require_fp8=True)
 
 
+@pytest.mark.slow
 def test_it_passes_with_fp8_that_is_required(prepared: tuple[Any, Any, Any]) -> None:
     assert check(*prepared, BATCH, require_fp8=True) is not None
 

@@ -98,6 +98,7 @@ def result(model: Net, *callbacks: Any) -> Any:
     return weights, torch.get_rng_state().tolist(), random.getstate(), trainer.callback_metrics["loss"].item()
 
 
+@pytest.mark.slow
 def test_a_training_is_watched_and_ends_as_without_it(capfd: Any) -> None:
     before = result(made())
     capfd.readouterr()
@@ -130,6 +131,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "report.md").read_text().startswith("## ")
 
 
+@pytest.mark.slow
 def test_optimizers_that_are_stepped_by_hand() -> None:
     watching = callback()
     fit(Pair(), watching, steps=PROFILED)
@@ -139,6 +141,7 @@ def test_optimizers_that_are_stepped_by_hand() -> None:
     assert observed.optimizers[0] == "torch.optim.adamw.AdamW"
 
 
+@pytest.mark.slow
 def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a row of the validation moves by a second, and all else by next to nothing."""
     read: list[int] = []
@@ -163,6 +166,7 @@ def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(observed.steps_ms) == STEPS
 
 
+@pytest.mark.slow
 def test_accumulated_gradients() -> None:
     watching = callback()
     fit(made(), watching, steps=2 * PROFILED, accumulate_grad_batches=2)
@@ -170,6 +174,7 @@ def test_accumulated_gradients() -> None:
     assert watching.report.facts.workload.accumulate == 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_calls_its_closure_several_times() -> None:
     watching = callback()
     fit(made(kind=torch.optim.LBFGS), watching)
@@ -230,6 +235,7 @@ def test_nothing_is_watched_outside_of_a_fit(tmp_path: Path) -> None:
     assert left_behind(model) == []
 
 
+@pytest.mark.slow
 def test_an_autocast_that_the_trainer_opens_around_the_step_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,6 +23,7 @@ from tests.markdown import fenced
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_model_is_examined(fp8doctor: Callable[..., Report]) -> None:  # noqa: F811
     model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
     batch = torch.ones(32, 64, dtype=torch.bfloat16)
@@ -47,6 +48,7 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
 
 
+@pytest.mark.slow
 def test_the_example_of_the_docs_passes_a_model_in_fp8(
     fp8doctor: Callable[..., Report],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

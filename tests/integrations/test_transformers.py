@@ -140,6 +140,7 @@ def test_the_conversion_that_the_trainer_makes_is_seen(make: Make, capfd: Any) -
     assert watching.report.facts.training.conversion.linears == 15
 
 
+@pytest.mark.slow
 def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> None:
     path = tmp_path / "report.json"
     trainer = make(callback(fail_on="warning", output=path, ignore="ENV,MOD"), fp8=True)
@@ -160,6 +161,7 @@ def test_a_training_that_is_required_to_be_in_fp8(make: Make, capfd: Any) -> Non
     assert trainer.state.global_step == trainer.args.max_steps
 
 
+@pytest.mark.slow
 def test_a_training_that_is_not_examined_is_none_in_fp8(
     make: Make, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -183,6 +185,7 @@ def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
     assert left_behind(trainer.model) == []
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
     watching = callback(steps=10)
     trainer = make(watching)
@@ -195,6 +198,7 @@ def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
     assert "fp8doctor" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_and_begins_again(make: Make, capfd: Any) -> None:
     class Failing(Trainer):
         fails = True
@@ -216,6 +220,7 @@ def test_a_training_that_fails_and_begins_again(make: Make, capfd: Any) -> None:
     assert left_behind(trainer.model) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["diagnose", "_rendered"])
 def test_what_fails_here_is_told_in_a_sentence(
     part: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -231,6 +236,7 @@ def test_what_fails_here_is_told_in_a_sentence(
     assert left_behind(trainer.model) == []
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written(make: Make, tmp_path: Path, capfd: Any) -> None:
     make(callback(output=tmp_path / "no such folder" / "report.md")).train()
     err = capfd.readouterr().err
@@ -250,6 +256,7 @@ def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
     assert "the training ended after 3 steps, before 15 were watched" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_no_part_of_a_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a row of the evaluation moves by a second, and all else by next to nothing."""
     read: list[int] = []
@@ -328,6 +335,7 @@ class Frames(TrainerCallback):
         self.counts.append(counters["frames"]["total"])
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_again(make: Make) -> None:
     torch._dynamo.reset()
     watching, frames = callback(), Frames()

@@ -508,10 +508,12 @@ def test_pasted_traceback_gives_each_of_its_errors_in_their_order() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_long_text_is_read_from_its_end() -> None:
     assert recognise("0 " * 700_000 + "RuntimeError: derivative for aten::_scaled_mm is not implemented")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "word", ["libcudnn", "mxfp8_quantize_", '"', "_Z", "undefined symbol: _Z", "NVRTC_ERROR_", "Unsloth: "]
 )

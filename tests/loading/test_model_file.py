@@ -588,6 +588,7 @@ def test_training_arguments_and_a_trainer(write: Write, forget_accelerate: None)
     assert type(job.model) is torch.nn.Linear
 
 
+@pytest.mark.slow
 def test_a_trainer_brings_a_batch_of_its_own_data(write: Write, forget_accelerate: None) -> None:
     pytest.importorskip("transformers")
     file = write(

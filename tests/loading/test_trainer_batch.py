@@ -185,6 +185,7 @@ class Starting(Counting):
         return super().__getitem__(at)
 
 
+@pytest.mark.slow
 def test_a_process_that_the_data_have_started_ends_with_the_reading(make: Make) -> None:
     data = Starting()
     assert inspect_model(make(data), trial=False).facts.workload.batch_source == "given"

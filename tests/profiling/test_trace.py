@@ -116,6 +116,7 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
     assert_adds_up(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", [pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.inductor]), "aot_eager"]
 )
@@ -468,6 +469,7 @@ ACTIVITIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(activities=ACTIVITIES, seed=st.integers(0, 1000))
 def test_every_instant_has_one_owner_whatever_the_order(
     activities: list[tuple[str, int, int, int]], seed: int, tmp_path_factory: pytest.TempPathFactory
@@ -556,6 +558,7 @@ def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.json")
 
 
+@pytest.mark.slow
 def test_reading_a_trace_needs_no_torch() -> None:
     code = "import sys, fp8doctor.profiling.profiled_step; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=600)

@@ -251,6 +251,7 @@ KERNELS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(kernels=KERNELS, marks=st.lists(st.integers(0, 700), max_size=5, unique=True))
 def test_families_and_idle_time_add_up_to_the_step(

@@ -161,6 +161,7 @@ def in_rowwise(*, compiled: bool) -> Document:
     )
 
 
+@pytest.mark.slow
 def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
     said = answer(in_rowwise(compiled=True))
     assert said.why == (
@@ -171,6 +172,7 @@ def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
     assert said.then.sentence.endswith("leave FP8 off.")
 
 
+@pytest.mark.slow
 def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
     said = answer(in_rowwise(compiled=False))
     assert said.fix == ("Compile block by block, after the conversion to FP8.", "Or leave FP8 off.")
@@ -210,6 +212,7 @@ def test_why_copies_could_not_be_timed_is_said_once(facts: Facts) -> None:
     assert " ".join((*said.why, said.sure)).count(UNCOPIED) == 1
 
 
+@pytest.mark.slow
 def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() -> None:
     report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
     assert report.verdict.status == "step_raises"
@@ -269,6 +272,7 @@ def routed(*, compiled: bool) -> Document:
     return diagnose(replace(facts, network=replace(facts.network, linears=linears), workload=workload))
 
 
+@pytest.mark.slow
 def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     (fix,) = answer(routed(compiled=True)).fix
     assert fix.startswith(

@@ -193,6 +193,7 @@ def skeleton(document: str) -> list[str]:
     return [line for line in lines if line != " "]
 
 
+@pytest.mark.slow
 @given(names)
 @settings(max_examples=50, deadline=None)
 def test_json_is_one_document(name: str) -> None:

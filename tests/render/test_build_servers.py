@@ -126,6 +126,7 @@ def test_golden_files() -> None:
     hold("on_a_gpu.sarif.json", json.dumps(document, indent=1) + "\n")
 
 
+@pytest.mark.slow
 @given(names)
 @settings(max_examples=12, deadline=None)
 def test_whatever_a_model_is_called(name: str) -> None:

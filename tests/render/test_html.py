@@ -167,6 +167,7 @@ def test_the_losses_are_drawn_and_told(demo: Report) -> None:
     assert "not finite from step 3 on" in text(root)
 
 
+@pytest.mark.slow
 def test_losses_that_are_all_alike_or_huge_are_drawn(demo: Report) -> None:
     for losses in ((2.0, 2.0), (1.7e308, -1.7e308), (5e-324, 0.0), (1.0,)):
         seen = loss_trial(losses, losses, bf16=losses).losses
@@ -222,6 +223,7 @@ names = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(names)
 @settings(max_examples=25, deadline=None)
 def test_no_name_gets_out_of_its_place(name: str) -> None:
@@ -249,6 +251,7 @@ def llama_70b() -> Report:
     return replace(report, facts=replace(report.facts, network=network))
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_large_model_are_grouped() -> None:
     report = llama_70b()
     table = layer_table(report.facts)
@@ -261,6 +264,7 @@ def test_the_layers_of_a_large_model_are_grouped() -> None:
     assert len(html.render(report).encode()) < 100_000
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_all_differ_still_fits_on_a_page() -> None:
     linears = tuple(
         Linear(name=f"blocks.{at}.x{at}", in_features=16 * at, out_features=16) for at in range(1, 401)

@@ -62,6 +62,7 @@ def without_code(first: Screen, screen: str) -> list[str]:
     return [line for line in screen.splitlines() if line.strip() not in code]
 
 
+@pytest.mark.slow
 def test_operators_of_a_cpu_are_no_kernels_and_where_none_runs_no_gpu_is_idle() -> None:
     parts = FP8_EAGER.breakdown
     assert parts is not None
@@ -140,6 +141,7 @@ def test_the_widest_screen_is_a_table_in_every_width(width: int, ascii: bool) ->
     assert screen.isascii() == ascii
 
 
+@pytest.mark.slow
 def test_colour_says_nothing_that_the_text_does_not() -> None:
     first = of("vit")
     plain = draw(first, width=80, colour=False, ascii=False)
@@ -185,6 +187,7 @@ def test_a_timing_that_is_too_noisy_gives_no_ratio() -> None:
     assert not re.search(r"\dx\b", first.answer.what + first.answer.numbers)
 
 
+@pytest.mark.slow
 def test_what_is_only_information_is_one_line() -> None:
     first = of("llama_8b_lora_r8")
     assert first.notes.startswith("4 notes: ")
@@ -268,6 +271,7 @@ def test_the_end_names_the_form_of_bf16_that_it_is_held_to() -> None:
     assert told.sentence.endswith("within noise of BF16 without checkpointing (98.1 ms).")
 
 
+@pytest.mark.slow
 def test_giving_fp8_up_on_a_disturbed_host_asks_for_a_quiet_one_too() -> None:
     said = first_screen(load_report(JOBS / "h100-whisper_medium.json.gz")).answer
     assert said.fix == ("Leave FP8 off (fix 2), and time again on an idle host (fix 1).",)
@@ -309,6 +313,7 @@ def test_a_finding_of_layers_that_leave_fp8_names_the_fix_that_takes_them_out() 
     assert mended["CMP001"].endswith("(fixed by 1)")
 
 
+@pytest.mark.slow
 def test_a_modelled_saving_of_a_gpu_is_not_held_to_the_step_of_a_cpu() -> None:
     as_is = ran("as_is", 200_000.0)
     there = first_screen(diagnose(timed(DECODER_468M, as_is)))
@@ -366,6 +371,7 @@ def test_times_of_a_single_round_are_shown_whole() -> None:
     assert re.search(r"FP8 as you run it +878\.4 ", screen)
 
 
+@pytest.mark.slow
 def test_a_screen_draws_no_random_number() -> None:
     """In a process that had not imported what draws it, as a training's."""
     ask = """

@@ -98,6 +98,7 @@ def test_ascii_is_ascii_and_says_the_same(name: str) -> None:
     assert "[ok]" in plain or "[-]" in plain
 
 
+@pytest.mark.slow
 def test_colour_changes_nothing_but_colour() -> None:
     import re
 

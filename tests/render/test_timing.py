@@ -243,6 +243,7 @@ def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_it
     assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
 
 
+@pytest.mark.slow
 def test_rates_and_single_matmuls_name_the_variants_as_the_table_does() -> None:
     """The plan has more fixes than the two that were timed: those are not all."""
     told = " ".join(text.render(load_report(BERT), verbose=True).split())

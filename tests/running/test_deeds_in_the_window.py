@@ -126,6 +126,7 @@ def test_a_deed_in_the_window(
     assert len(heard.facts.observed.steps_ms) == STEPS
 
 
+@pytest.mark.slow
 def test_compiling_does_not_end_the_watch(observer: ScriptObserver, heard: Heard) -> None:
     """A recompilation of something else is common; the batch of the last step is still looked at."""
     model = Own()

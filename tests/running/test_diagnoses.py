@@ -67,6 +67,7 @@ def test_layers_whose_weights_are_read(found: Callable[..., dict[str, str]], hea
     )
 
 
+@pytest.mark.slow
 def test_layers_that_were_converted_inside_a_compiled_wrapper(found: Callable[..., dict[str, str]]) -> None:
     model = nn.Sequential(nn.Sequential(Block(), nn.ReLU(), nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)))
     model[0][2] = torch.compile(model[0][2], backend="eager")
@@ -76,6 +77,7 @@ def test_layers_that_were_converted_inside_a_compiled_wrapper(found: Callable[..
     assert titles["MOD011"] == "1 FP8 layer inside a compiled wrapper never called"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_that_run(found: Callable[..., dict[str, str]], heard: Heard, compiled: bool) -> None:
     model = convert_to_float8_training(nn.Sequential(Block(), Block()))
@@ -128,6 +130,7 @@ def test_fp8_that_nobody_asked_for(
     assert titles["MOD006"] == "3 of 3 Linears run in FP8 although Accelerate's precision is bf16"
 
 
+@pytest.mark.slow
 def test_a_recompute_outside_the_autocast(
     found: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +181,7 @@ def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
     assert (outcome.outcome, outcome.reason) == ("unknown", f"training.autocast: {NO_CALL}")
 
 
+@pytest.mark.slow
 def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missing(
     found: Callable[..., dict[str, str]],
 ) -> None:

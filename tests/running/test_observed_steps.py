@@ -119,6 +119,7 @@ def test_no_graph_of_a_loss_is_kept_alive(observer: ScriptObserver) -> None:
     assert [each() for each in nodes] == [None] * (WARMUP + 1)
 
 
+@pytest.mark.slow
 def test_a_checkpointed_model_is_called_once(observer: ScriptObserver, heard: Heard) -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:

@@ -169,6 +169,7 @@ def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard, steps: i
     assert heard.facts.workload.batch_size == 8
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_was_built_too_early(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -130,6 +130,7 @@ def test_nothing_is_compiled_again(form: str, observer: ScriptObserver, heard: H
     assert facts.training.compile_marks
 
 
+@pytest.mark.slow
 def test_a_compiled_function_is_left_alone(
     observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_compiled_function_is_left_alone(
     assert "a function of the script is compiled" in facts.workload.note
 
 
+@pytest.mark.slow
 def test_the_window_waits_until_nothing_is_compiled(observer: ScriptObserver, heard: Heard) -> None:
     torch._dynamo.reset()
     model = Net()

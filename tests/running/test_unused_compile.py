@@ -75,6 +75,7 @@ def test_a_model_whose_forward_is_called(observer: ScriptObserver, heard: Heard)
     assert {each.compiled for each in heard.facts.network.linears} == {None}
 
 
+@pytest.mark.slow
 def test_blocks_whose_forward_is_called(observer: ScriptObserver, heard: Heard) -> None:
     class Bypassing(Net):
         def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
@@ -123,6 +124,7 @@ def test_a_wrapper_that_is_called_first_within_the_window(observer: ScriptObserv
     assert "_compiled_call_impl" not in vars(model)
 
 
+@pytest.mark.slow
 def test_a_stance_is_told_as_the_cause(observer: ScriptObserver, heard: Heard) -> None:
     model = net()
     model.compile()
@@ -131,6 +133,7 @@ def test_a_stance_is_told_as_the_cause(observer: ScriptObserver, heard: Heard) -
     assert "force_eager" in finding_of(heard).title
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_compiled_beside_the_model(observer: ScriptObserver, heard: Heard) -> None:
     """Frames are counted, and none of them is the model's."""
     model = net()

@@ -28,6 +28,7 @@ def converted() -> nn.Module:
     return convert_to_float8_training(Stacked())
 
 
+@pytest.mark.slow
 def test_its_layers_are_fp8_layers_with_a_recipe() -> None:
     linears = inspect_model(converted(), trial=False).facts.network.linears
     layer = linears[0]
@@ -55,6 +56,7 @@ def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
     assert torch.allclose(twin(x).float(), layer(x).float(), atol=0.15)
 
 
+@pytest.mark.slow
 def test_uncompiled_layers_are_found_and_kept_ones_are_named_to_its_converter() -> None:
     report = inspect_model(converted(), trial=False)
     assert "CMP001" in {each.code for each in report.findings}

@@ -194,6 +194,7 @@ def test_a_master_weight_in_fp32_is_not_computed_in_fp32() -> None:
     assert "MEM003" not in [each.code for each in report.findings]
 
 
+@pytest.mark.slow
 def test_sides_are_held_to_torch_s_gemm_alone() -> None:
     def sides(module: nn.Module) -> list[str]:
         report = inspect_model(nn.Sequential(module), torch.zeros(40, 24), trial=False)

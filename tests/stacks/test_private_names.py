@@ -131,6 +131,7 @@ def test_skipped_code_is_not_compiled() -> None:
     assert torch_private.compiled_entries(triple.__code__) == []
 
 
+@pytest.mark.slow
 def test_a_dynamic_side() -> None:
     torch._dynamo.reset()
     function, before = torch.compile(double, backend="eager"), torch_private.frames_compiled()

@@ -179,6 +179,7 @@ arm_costs = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(arm_costs, st.booleans()), min_size=3, max_size=9),
     st.floats(10, 600),

@@ -71,6 +71,7 @@ def test_an_open_sign_prolongs_a_trial_whose_window_began_late(
     assert clock.for_numerics_s > 0, "they are not kept time for here, and the end is"
 
 
+@pytest.mark.slow
 def test_an_arm_that_raises_in_a_prolonged_window_costs_what_follows_no_time(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ def test_what_is_looked_at_after_late_numerics_ends_within_the_bound(
 builds_s = st.lists(st.floats(0.1, 200.0), min_size=5, max_size=5)
 
 
+@pytest.mark.slow
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(builds_s, st.floats(0.01, 0.5), st.floats(0.0, 40.0), st.sampled_from([60.0, 90.0, 120.0]))
 def test_whatever_compiles_for_how_long_the_command_ends_within_its_bound(

@@ -183,6 +183,7 @@ def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:
         compare(whole, frozen, "model.layers", 4)
 
 
+@pytest.mark.slow
 @given(
     counts=st.lists(st.integers(9, 200), min_size=1, max_size=3),
     fixed=st.floats(0, 100),

@@ -68,5 +68,6 @@ def test_what_is_recomputed_is_seen(build: Callable[[], nn.Module], again: tuple
     assert bench(build(), "layers").recomputed == again
 
 
+@pytest.mark.slow
 def test_blocks_that_are_lists_are_cut() -> None:
     assert [len(base.layers) for base in bench(InLists(26), "layers").bases] == [4, 12]

@@ -39,6 +39,7 @@ def reason(facts: Facts) -> str:
     return facts.gaps["workload.rows"]
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_own_rows_in_a_cut_and_beside_it() -> None:
     facts = counted(frames(30))
     assert facts.workload.rows == {
@@ -48,6 +49,7 @@ def test_every_layer_has_its_own_rows_in_a_cut_and_beside_it() -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_decoder_on_the_meta_device() -> None:
     config = LlamaConfig(
         hidden_size=64,
@@ -158,6 +160,7 @@ def takes_for_ever(x: torch.Tensor) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("act", "told"),
     [
@@ -192,6 +195,7 @@ def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.Monk
     assert not caught
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_many_files_is_forked_too() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2 * FILES_OF_SELECT:
@@ -223,6 +227,7 @@ def test_without_a_batch_or_without_fp8_nothing_is_counted() -> None:
     assert counted(plain) == examine(plain)
 
 
+@pytest.mark.slow
 def test_an_inspection_without_a_trial_counts_them() -> None:
     of = frames()
     found = inspect_model(of.model, of.batch, trial=False).facts.workload

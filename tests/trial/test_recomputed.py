@@ -122,6 +122,7 @@ def busy_ms(facts: Facts) -> float:
     return step.busy_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [NotReentrant, Reentrant, Sequential, UnderAFlag])
 def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.Module]) -> None:
     facts = look(kind())
@@ -133,6 +134,7 @@ def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.M
     assert busy_ms(facts) == busy_ms(by_wrapper) > busy_ms(kept)
 
 
+@pytest.mark.slow
 def test_every_other_block() -> None:
     facts = look(EveryOther())
     assert {each.name: each.checkpointed for each in facts.linears()} == {
@@ -143,6 +145,7 @@ def test_every_other_block() -> None:
     assert [each.active for each in facts.training.checkpointing] == [True]
 
 
+@pytest.mark.slow
 def test_a_bf16_model_is_looked_at_too() -> None:
     of = job(NotReentrant())
     of.model = NotReentrant().bfloat16()
@@ -150,6 +153,7 @@ def test_a_bf16_model_is_looked_at_too() -> None:
     assert facts.network.blocks[0].checkpointed == 4
 
 
+@pytest.mark.slow
 def test_what_is_drawn_at_random_is_not_modelled() -> None:
     facts = look(AtRandom())
     assert modelled_speedup(facts) is None

@@ -147,6 +147,7 @@ def test_the_gpu_that_is_assumed_where_there_is_none(name: str | None, outcome: 
         assert finding.title == "A100 (8.0) has no FP8 tensor cores"
 
 
+@pytest.mark.slow
 def test_on_such_a_gpu_it_is_told_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """How FP8 would have to be compiled, or shaped, is nothing to mend where it cannot run."""
     model = convert_to_float8_training(torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)))

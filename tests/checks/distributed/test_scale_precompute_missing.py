@@ -21,6 +21,7 @@ def eight() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @needs_a_sharded_step
 def test_a_step_without_the_call(eight: None, look: Look) -> None:
     model = shard(float8(all_gather=True))

@@ -65,6 +65,7 @@ def found(facts: Facts) -> Finding:
     return finding
 
 
+@pytest.mark.slow
 def test_the_dropped_bias_is_an_error_that_decides_the_verdict() -> None:
     if not drops_the_bias():
         pytest.skip("this torchao adds the bias")
@@ -174,6 +175,7 @@ def test_the_printed_lines_keep_every_bias_and_it_learns(look: Look, biases: tup
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_no_other_finding_puts_a_bias_under_mxfp8() -> None:
     """MOD005's real kernel, applied to layers with a bias and without."""
     report = inspect_model(mxfp8(built()), trial=False)

@@ -22,6 +22,7 @@ def outcome(report: Report) -> str:
     return next(each.outcome for each in report.outcomes if each.code == "MOD002")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [True, False], ids=["inside the autocast", "outside"])
 def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
     monkeypatch: pytest.MonkeyPatch, inside: bool
@@ -102,11 +103,13 @@ def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
     )
 
 
+@pytest.mark.slow
 def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     assert outcome(inspect_model(model, torch.ones(16, 32), trial=False)) == "not_applicable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("counted", "sick"), [(9, False), (7, False), (6, True)])
 def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) -> None:
     model = convert_to_float8_training(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))))

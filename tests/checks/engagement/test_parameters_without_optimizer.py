@@ -35,6 +35,7 @@ def found(facts: Facts) -> Finding:
     return finding
 
 
+@pytest.mark.slow
 def test_accelerate_unfreezes_a_lora_base(
     look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:

@@ -83,6 +83,7 @@ def test_an_untouched_model_may_still_come_under_autocast(look: Look) -> None:
     assert finding.severity == "info"
 
 
+@pytest.mark.slow
 def test_a_model_that_accelerate_has_yet_to_prepare(forget_accelerate: None, look: Look) -> None:
     from accelerate import Accelerator
 

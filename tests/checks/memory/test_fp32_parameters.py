@@ -88,6 +88,7 @@ def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return model(batch).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "fields"),
     [(Inside, {}), (lambda: convert_to_float8_training(mlp()), {"training_step": step_inside})],

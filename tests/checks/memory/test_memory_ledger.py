@@ -51,6 +51,7 @@ def test_transformer_engine_adds_its_copies(look: Look, monkeypatch: pytest.Monk
     assert finding.title.endswith(" GiB, and FP8 keeps up to 1.0 GiB more")
 
 
+@pytest.mark.slow
 def test_frozen_layers_have_no_gradient_and_no_state(look: Look) -> None:
     model = convert_to_float8_training(mlp(layers=256))
     for layer in model[1:]:

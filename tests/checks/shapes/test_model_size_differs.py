@@ -262,6 +262,7 @@ def test_what_is_read_from_a_name(name: str, sizes: list[float]) -> None:
     assert [claim.parameters for claim in claims_in("", name)] == pytest.approx(sizes)
 
 
+@pytest.mark.slow
 def test_lora_is_not_counted(look: Look) -> None:
     from peft import LoraConfig, get_peft_model
 

@@ -171,6 +171,7 @@ class TiedDecoder(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.slow
 def test_the_head_of_gpt2s_vocabulary_in_bf16_is_healthy(look: Look) -> None:
     model = convert_to_float8_training(
         TiedDecoder(50257), module_filter_fn=lambda module, name: name != "head"
@@ -178,6 +179,7 @@ def test_the_head_of_gpt2s_vocabulary_in_bf16_is_healthy(look: Look) -> None:
     assert unaligned_dimensions(look(model, tokens=1024)) is None
 
 
+@pytest.mark.slow
 def test_the_head_of_gpt2s_vocabulary_in_fp8_raises(look: Look) -> None:
     finding = unaligned_dimensions(look(convert_to_float8_training(TiedDecoder(50257)), tokens=1024))
     assert isinstance(finding, Finding)
