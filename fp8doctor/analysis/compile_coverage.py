@@ -73,7 +73,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     if not lists:
         return Treatment(
             name=COMPILE_LAYERS,
-            summary=f"compile {plural(len(beside), 'layer')} beside the compiled blocks",
+            summary=f"compile {plural(len(beside), 'layer')} outside the compiled blocks",
             code="\n".join(lines),
             layers=tuple(linear.name for linear in beside),
         )

@@ -20,7 +20,7 @@ LEAST_MS = 1.0
 """Part of a step, in ms, below which it is not reported, whatever its share. A choice: a loop in Python takes
 tenths of it between two steps, and more on a busy host."""
 
-FIX_FIRST = "FP8 does not shorten that; mend it first."
+FIX_FIRST = "FP8 does not shorten that. Fix it first."
 
 
 class Waiting(Struct, frozen=True):

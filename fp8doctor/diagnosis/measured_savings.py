@@ -50,7 +50,7 @@ def _without_too_large(view: TrialView, finding: Finding) -> Finding:
     found = view.too_large.get((treatment.name,)) if treatment else None
     if treatment is None or found is None:
         return finding
-    why = f"What would mend it, {treatment.summary}, is not prescribed: {found.reason}."
+    why = f"A fix for it, {treatment.summary}, is not in the plan: {found.reason}."
     return msgspec.structs.replace(
         finding, explanation=f"{finding.explanation} {why}", treatment=None, saving_ms=None
     )

@@ -246,7 +246,7 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
     if recorded(workload, "loss_source"):
         yield LOSSES[workload.loss_source]
     if recorded(workload, "optimizer_source"):
-        yield "made-up optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
+        yield "default optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
     if recorded(workload, "autocast_source"):
         given = workload.autocast_source == "given"
         yield "the user's autocast" if given else f"autocast to {autocast}" if autocast else "no autocast"

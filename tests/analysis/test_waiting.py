@@ -22,7 +22,7 @@ def test_what_the_script_loses_beside_its_model_is_told_first() -> None:
     assert verdict(trial_view(STARVED), ()).summary.startswith(
         "The script's own step takes 37.5 ms (30.5 to 59.7), a copy of it 22.7 ms: in the script the GPU is "
         "idle for 15.1 ms, and 93% of its gaps end with a kernel that was launched too late, as where data "
-        "workers or logging hold the host's cores. FP8 does not shorten that; mend it first. FP8 runs at "
+        "workers or logging hold the host's cores. FP8 does not shorten that. Fix it first. FP8 runs at "
     )
 
 

@@ -123,7 +123,7 @@ def test_a_fix_that_does_not_fit_is_not_prescribed_and_its_finding_says_so() -> 
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
     (finding,) = report.findings
     assert (finding.treatment, finding.saving_ms) == (None, None)
-    assert finding.explanation.endswith(f"is not prescribed: {TOO_LARGE}.")
+    assert finding.explanation.endswith(f"is not in the plan: {TOO_LARGE}.")
     assert TOO_LARGE in render(report)
 
 

@@ -371,7 +371,7 @@ WATCHED = report(
             ),
         ),
     ),
-    "The step waits for its data 58.4 of 412.3 ms (14%). FP8 does not shorten that; mend it first. FP8 is "
+    "The step waits for its data 58.4 of 412.3 ms (14%). FP8 does not shorten that. Fix it first. FP8 is "
     "set up in 168 of 169 Linears (92% of the matmul FLOPs). Whether it is faster than BF16 was not "
     "measured.",
     (

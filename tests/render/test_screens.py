@@ -214,7 +214,7 @@ def test_verbose_names_what_a_maintainer_asks_for_first() -> None:
     for words in (
         "Python 3.12.3 · linux x86_64 · driver 580.159.03",
         "Triton 3.5.1 · SM clock 345 of 1980 MHz · 1200 to 1980 MHz in 12 looks while timed",
-        "made up: images · mean as loss · made-up optimizer · no autocast",
+        "made up: images · mean as loss · default optimizer · no autocast",
         "not as before the trial: random numbers",
         "8 ranks · 244 modules · 2 hooks · Dynamo compiled 1 of 3 frames",
         "Not timed alone: 16 x 32 x 64 mxfp8: this GPU has no such GEMM",

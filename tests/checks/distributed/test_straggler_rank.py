@@ -84,7 +84,7 @@ def test_the_verdict_tells_it_before_anything_about_fp8() -> None:
     summary = verdict(trial_view(job(rank(0), rank(1, before=31.0))), ()).summary
     assert summary.startswith(
         "Rank 1 keeps the others waiting: it takes 31.0 of 100.0 ms before its forward, they take 1.0 ms. "
-        "FP8 does not shorten that; mend it first. "
+        "FP8 does not shorten that. Fix it first. "
     )
     assert not verdict(trial_view(job(rank(0), rank(1))), ()).summary.startswith("Rank")
 

@@ -79,7 +79,7 @@ def test_a_slow_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.saving_ms.high == pytest.approx(30)
     report = diagnose(facts)
     assert report.verdict.summary.startswith(
-        "The step waits for its data 30.0 of 80.0 ms (38%). FP8 does not shorten that; mend it first. "
+        "The step waits for its data 30.0 of 80.0 ms (38%). FP8 does not shorten that. Fix it first. "
         "FP8 is set up in "
     )
     assert "80.0 ms/step in 3 steps of the script" in heading(facts)
@@ -103,5 +103,5 @@ def test_a_loader_of_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(input_bound(facts), NotApplicable)
     assert diagnose(facts).verdict.summary.startswith(
         "The step spends 30.0 ms (38%) before the model is called on something else: copies of the batch, "
-        "logging, checkpoints, a loader that is not torch's. FP8 does not shorten that; mend it first. "
+        "logging, checkpoints, a loader that is not torch's. FP8 does not shorten that. Fix it first. "
     )

@@ -87,7 +87,7 @@ def test_gemms_in_fp32_of_a_step_whose_autocast_nobody_saw() -> None:
 def test_copies_from_the_host_come_first() -> None:
     facts = watched(seen={"host_copies_ms": 25.0}, gemm_fp8=40.0, copy=25.0, pointwise=30.0)
     assert diagnose(facts).verdict.summary.startswith(
-        "The step waits for copies from the host to the GPU 25.0 ms (25%). FP8 does not shorten that; "
+        "The step waits for copies from the host to the GPU 25.0 ms (25%). FP8 does not shorten that. "
     )
     finding = input_bound(facts)
     assert isinstance(finding, Finding)
