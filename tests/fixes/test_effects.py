@@ -88,7 +88,8 @@ PLANTED = {
 """Bad fixes that import cleanly: what is wrong with them -> their lines, and what the harness has to say."""
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
+@pytest.mark.gate("changes nothing")
 @pytest.mark.parametrize(("lines", "said"), PLANTED.values(), ids=PLANTED)
 def test_a_planted_bad_fix_is_caught(lines: str, said: str) -> None:
     fix = {"name": "planted", "code": lines, "kind": "python", "for": ["CMP001"]}
