@@ -48,7 +48,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
     classes: tuple[str, ...] = ()
     """Classes of the library for it: layers or configurations."""
     config: str = ""
-    """Python that builds its configuration."""
+    """Python expression that builds its configuration."""
+    operands: tuple[str, ...] = ()
+    """How torchao scales each operand, in the order of `fp8doctor.stacks.torchao.CASTS`."""
     granularity: Literal["", "tensor", "row", "block"] = ""
     """Elements that share one scale; empty if unknown."""
     first: VersionNumbers = FIRST_WITH_FP8
@@ -203,6 +205,7 @@ _TORCHAO = (
         stack="torchao",
         name="tensorwise",
         config='Float8LinearConfig.from_recipe_name("tensorwise")',
+        operands=("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2,
         granularity="tensor",
         # Kernel time of two compiled decoders less that of their BF16 twins, all but matmuls, attention and
         # optimizer: 21.0 ms more at width 1024 and 10.0 at 4096. Profiled again in trials, 21.6 at width 1024
@@ -218,6 +221,7 @@ _TORCHAO = (
         stack="torchao",
         name="rowwise",
         config='Float8LinearConfig.from_recipe_name("rowwise")',
+        operands=("axiswise e4m3",) * 6,
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
         # 70B (2048 tokens), scaling the gradients after their matmul included.
@@ -233,6 +237,14 @@ _TORCHAO = (
         name="rowwise_with_gw_hp",
         config='Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")',
         words="rowwise with BF16 weight gradients",
+        operands=(
+            "axiswise e4m3",
+            "disabled",
+            "axiswise e4m3",
+            "tensorwise e4m3",
+            "axiswise e4m3",
+            "disabled",
+        ),
         granularity="row",
         weight_gradient_in_16_bits=True,
         pads_tokens=True,

@@ -20,6 +20,7 @@ from fp8doctor.code_snippets import OF_THE_SCRIPT, free_names
 from fp8doctor.diagnosis.treatments import describe, keep_in_bf16, stay_in_bf16
 from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
+from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover, run
 from tests.examine.models import llama
 
@@ -133,7 +134,7 @@ def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module])
     assert ran > 3
 
 
-@pytest.mark.parametrize("name", ["recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp"])
+@pytest.mark.parametrize("name", [each.treatment for each in RECIPES.values() if each.operands])
 def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
     def build() -> nn.Module:
         return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
-from fp8doctor.recipes import TORCHAO, by_class
+from fp8doctor.recipes import RECIPES, TORCHAO, by_class
 from fp8doctor.stacks import Layer, NoCounterpart, plain
 from fp8doctor.stacks.looking import (
     ancestor,
@@ -57,19 +57,8 @@ _OPERANDS = tuple(
     """.split()
 )
 CASTS = tuple(f"cast_config_{each}" for each in _OPERANDS)
-SIGNATURES: dict[tuple[str, ...], str] = {
-    ("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2: "tensorwise",
-    ("axiswise e4m3",) * 6: "rowwise",
-    (
-        "axiswise e4m3",
-        "disabled",
-        "axiswise e4m3",
-        "tensorwise e4m3",
-        "axiswise e4m3",
-        "disabled",
-    ): "rowwise_with_gw_hp",
-}
-"""Casts in the order of `CASTS` -> torchao's recipe (0.10 to 0.18)."""
+RECIPE_OF = {each.operands: each.name for each in RECIPES.values() if each.operands}
+"""How the operands are scaled, in the order of `CASTS` -> torchao's recipe (0.10 to 0.18)."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
@@ -215,7 +204,7 @@ def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Feature
         "enable_fsdp_float8_all_gather": bool(config.enable_fsdp_float8_all_gather),
         "use_fast_accum": bool(config.gemm_config_output.use_fast_accum),
     }
-    return SIGNATURES.get(signature, "custom"), features | own_forward(type(module))
+    return RECIPE_OF.get(signature, "custom"), features | own_forward(type(module))
 
 
 def cast_in_words(cast: Any) -> str:

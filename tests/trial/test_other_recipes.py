@@ -12,6 +12,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
+from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.treatments import NotTried, to_float8
 from tests.examine.models import Stacked, network
 from tests.trial.treated import applied, float8, in_fp8, same_parameters
@@ -19,7 +20,7 @@ from tests.trial.treated import applied, float8, in_fp8, same_parameters
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", [each.name for each in RECIPES.values() if each.operands])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"enable_fsdp_float8_all_gather": True, "pad_inner_dim": True}],
