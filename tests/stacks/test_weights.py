@@ -16,15 +16,8 @@ from tests.examine.models import network
 
 def test_order_of_the_stacks() -> None:
     names = [each.__name__.rpartition(".")[2] for each in stacks()]  # type: ignore[attr-defined]
-    assert names == [
-        "transformer_engine",
-        "torchao",
-        "huggingface",
-        "nanochat",
-        "bitsandbytes",
-        "own",
-        "plain",
-    ]
+    assert names[:2] == ["transformer_engine", "torchao"]
+    assert names[-2:] == ["own", "plain"], "what any class can be comes last"
 
 
 def test_a_stack_is_asked_where_its_classes_may_be() -> None:
