@@ -60,7 +60,7 @@ BACKWARD = {
 }
 """What the backward of a class does, by class name. Source: transformers 5.23,
 ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that
-dequantises."""
+dequantizes."""
 
 BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
@@ -97,7 +97,7 @@ OWN_BACKWARD = Treatment(
     kind="sketch",
 )
 
-WEIGHT_ONLY_TENSOR = "its forward and backward dequantise the weight and multiply in 16 bits"
+WEIGHT_ONLY_TENSOR = "its forward and backward dequantize the weight and multiply in 16 bits"
 """torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
 
 PLAIN_PARAMETER = (

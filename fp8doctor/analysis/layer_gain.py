@@ -2,7 +2,7 @@
 
 Matmuls and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of
 `fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they
-cost more than in a step, where they share kernels with their neighbours, so a loss counts only if it stays
+cost more than in a step, where they share kernels with their neighbors, so a loss counts only if it stays
 one with the fewest casts. Experts are left out, because their rows change from step to step, and so are
 layers that no FP8 kernel takes as they are.
 

@@ -126,7 +126,7 @@ def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
 
 FORWARD_IN_FP8 = ("FP8Linear", "FP8GroupedLinear", "FP8Experts", "FP8Expert", "FbgemmFp8Linear")
 """Classes of transformers whose forward quantizes the activations and multiplies in FP8; the backward
-dequantises. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``."""
+dequantizes. Source: transformers 5.23, ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``."""
 
 
 def stores_fp8(linear: Linear) -> bool:

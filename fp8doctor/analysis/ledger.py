@@ -13,10 +13,10 @@ step in the median: 0.2 times where they are eager, 4.4 times where a fused laye
 in its norms.
 
 Transformer Engine's own yardstick is counted likewise: its ``benchmarks/gemm`` times output, input gradient
-and weight gradient of a configuration's shapes, pre-quantised (the FP8 kernel alone here) and with
-quantisation (with the casts here). `Ledger.speedup` is its quotient with quantisation: a 5B on an H200 NVL
+and weight gradient of a configuration's shapes, pre-quantized (the FP8 kernel alone here) and with
+quantization (with the casts here). `Ledger.speedup` is its quotient with quantization: a 5B on an H200 NVL
 (hidden 4096, 15,872 tokens) has 1.69 with delayed scaling, 1.58 with current and 1.40 with block scaling, and
-1.90 to 1.92 pre-quantised. Casts here are what torch.compile makes of them, alone, so they are slower than in
+1.90 to 1.92 pre-quantized. Casts here are what torch.compile makes of them, alone, so they are slower than in
 a step, and of Transformer Engine's recipes they stand for its kernels, which move the same bytes. Block
 scaling is not timed alone.
 """

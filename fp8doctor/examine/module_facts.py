@@ -198,11 +198,11 @@ def quantization(tree: Tree) -> str | None:
     configs = (state_of(place.module).get("config") for place in tree.places)
     for config in {id(config): config for config in configs}.values():
         settings = read(config, "quantization_config")
-        method, dequantised = (
+        method, dequantized = (
             settings.get(name) if isinstance(settings, dict) else read(settings, name)
             for name in ("quant_method", "dequantize")
         )
-        if method is not None and dequantised is not True:
+        if method is not None and dequantized is not True:
             return scrub(str(read(method, "value", method)))
     return None
 

@@ -20,7 +20,7 @@ class Linear(Record, frozen=True, kw_only=True):
     kind: str = NOT_RECORDED
     """Qualified class name, such as ``torchao.float8.float8_linear.Float8Linear``."""
     stack: str = NOT_RECORDED
-    """The stack that recognised it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
+    """The stack that recognized it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
     use: Use = NOT_RECORDED
     recipe: str | None = NOT_RECORDED
     """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8,

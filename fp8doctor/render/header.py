@@ -310,4 +310,4 @@ def _of_the_step(workload: Workload) -> Iterator[str]:
 def _weights(facts: Facts) -> Iterator[str]:
     gaps = facts.get("trial.gaps", {})
     if gaps.get("trial.numerics", "").startswith(NO_TRAINED_WEIGHTS):
-        yield "the weights (an initialiser's)"
+        yield "the weights (an initializer's)"

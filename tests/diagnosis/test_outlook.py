@@ -129,7 +129,7 @@ def test_what_was_made_up_is_told_in_one_line() -> None:
     screen = first_screen(diagnose(replace(facts, workload=workload)))
     assert screen.made_up == (
         "Synthetic: the batch, the loss (the mean of the output), the optimizer (AdamW), the weights (an "
-        "initialiser's); no autocast."
+        "initializer's); no autocast."
     )
     given = replace(workload, batch_source="given", loss_source="given", optimizer_source="given")
     trained = replace(facts.trial, gaps={})

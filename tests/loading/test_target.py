@@ -1,4 +1,4 @@
-"""A training script named as a model file is recognised by its text; a model file never is taken for one."""
+"""A training script named as a model file is recognized by its text; a model file never is taken for one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nanochat's own Float8Linear: recognised, counted, costed, and left in BF16 by its own converter."""
+"""nanochat's own Float8Linear: recognized, counted, costed, and left in BF16 by its own converter."""
 
 from __future__ import annotations
 

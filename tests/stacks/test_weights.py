@@ -81,7 +81,7 @@ def test_finegrained_experts() -> None:
 
 @pytest.mark.parametrize(("name", "rows"), [("Linear4bit", 32 * 64 // 2), ("Linear8bitLt", 64)])
 def test_bitsandbytes_is_not_fp8(name: str, rows: int) -> None:
-    """A stand-in for bitsandbytes' classes: the library needs a GPU to quantise."""
+    """A stand-in for bitsandbytes' classes: the library needs a GPU to quantize."""
     layer = nn.Linear(32, 64, bias=False)
     layer.__class__ = type(name, (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
     layer.weight = nn.Parameter(

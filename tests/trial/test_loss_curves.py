@@ -140,7 +140,7 @@ def test_a_warm_up_that_begins_at_0_leads_to_its_rate() -> None:
 
 def test_initialised_weights_are_not_followed() -> None:
     model = fp8(nn.Sequential(Block()).bfloat16())
-    with pytest.raises(NotMeasured, match="initialiser"):
+    with pytest.raises(NotMeasured, match="initializer"):
         followed(model)
 
 

@@ -311,7 +311,7 @@ MADE_UP: dict[str, Callable[[], Job]] = {
     "the batch is made up": lambda: job(
         fp8(stack(Block)), workload=Workload(accumulate=1, batch_source="made up")
     ),
-    "as an initialiser draws them": lambda: job(fp8(nn.Sequential(Block(), Block()).bfloat16())),
+    "as an initializer draws them": lambda: job(fp8(nn.Sequential(Block(), Block()).bfloat16())),
     "the model file builds what is timed with other weights": lambda: drawn_anew(),
 }
 

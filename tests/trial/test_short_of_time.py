@@ -116,7 +116,7 @@ def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
 
 
 def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of one job have structure; those of the other are as an initialiser draws them."""
+    """The weights of one job have structure; those of the other are as an initializer draws them."""
     seen: list[bool] = []
     rest = Budget.after_rounds_s
     monkeypatch.setattr(
@@ -129,7 +129,7 @@ def test_the_time_of_numerics_that_say_something_is_kept(monkeypatch: pytest.Mon
     measured, not_measured = (trial(of, AS_IS) for of in (trained, fresh))
     assert (seen[0], seen[-1]) == (True, False)
     assert recorded(measured, "numerics")
-    assert "as an initialiser draws them" in not_measured.gaps["trial.numerics"]
+    assert "as an initializer draws them" in not_measured.gaps["trial.numerics"]
 
 
 def test_what_the_budget_does_not_reach_is_said() -> None:

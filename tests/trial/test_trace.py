@@ -222,7 +222,7 @@ def test_the_layer_with_the_largest_casts_leads_and_fp32_has_a_name() -> None:
 
 
 def test_beside_compiled_blocks_a_module_keeps_all_that_is_its_own() -> None:
-    """Forward and backward: a node of the backward is a layer's own though its neighbours are graphs."""
+    """Forward and backward: a node of the backward is a layer's own though its neighbors are graphs."""
     arm = by_name(whole())["prescribed"]
     told = modules(arm.breakdown)  # type: ignore[arg-type]
     assert told["router"]["gemm_fp32"] == pytest.approx(

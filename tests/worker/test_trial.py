@@ -299,7 +299,7 @@ class Model(nn.Module):
 
 def build_model():
     model = Model().bfloat16()
-    model.linear.weight.data *= torch.logspace(-1, 1, 32).unsqueeze(1)  # as no initialiser draws them
+    model.linear.weight.data *= torch.logspace(-1, 1, 32).unsqueeze(1)  # as no initializer draws them
     return convert_to_float8_training(model)
 
 def example_batch():

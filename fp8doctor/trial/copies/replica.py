@@ -76,7 +76,7 @@ def replicate(
     }
     kept = [(name, module) for name, module in root.named_modules() if not _below(name, dropped)]
     if not share:
-        _memoize_neighbours([module for _, module in kept], memo, device)
+        _memoize_neighbors([module for _, module in kept], memo, device)
     for name, module in kept:
         _memoize_tensors(name, module, memo, device, share)
     marks = {name: context for name, module in kept if (context := context_of(compiled_call(module)))}
@@ -124,7 +124,7 @@ def _below(name: str, dropped: set[str]) -> bool:
     return any(name == each or name.startswith(f"{each}.") for each in dropped)
 
 
-def _memoize_neighbours(
+def _memoize_neighbors(
     modules: Sequence[nn.Module], memo: dict[int, Any], device: torch.device | None
 ) -> None:
     """Copy tensors that fill one piece of memory together with that piece, if they stay on their device.

@@ -100,7 +100,7 @@ def synthetic(job: Job, model: nn.Module, names: Sequence[str]) -> str | None:
     uneven = [unevenness(weight) for name in names for weight in _corners(ours[name])]
     if not uneven or statistics.median(uneven) < UNEVEN:
         return (
-            "the weights are as an initialiser draws them, which says nothing about trained ones; load "
+            "the weights are as an initializer draws them, which says nothing about trained ones; load "
             "a checkpoint"
         )
     return None

@@ -83,7 +83,7 @@ def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 2
     assert finding.title == "2 of 2 Linears only store their weights in FP8"
-    assert "dequantise the weight" in finding.explanation
+    assert "dequantize the weight" in finding.explanation
 
 
 def test_torchao_dynamic_tensor_raises_in_its_backward() -> None:

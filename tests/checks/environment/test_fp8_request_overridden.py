@@ -125,7 +125,7 @@ def test_nobody_asked() -> None:
     assert outcome_of("ENV001", facts_of(ARGUMENTS.format(", bf16=True"))).outcome == "not_applicable"
 
 
-def test_the_launcher_is_recognised_although_the_variable_was_rewritten() -> None:
+def test_the_launcher_is_recognized_although_the_variable_was_rewritten() -> None:
     """transformers up to 4.57 writes bf16 into the variable; what the launcher wrote beside it stays."""
     variables = {**launched("--mixed_precision", "fp8"), "ACCELERATE_MIXED_PRECISION": "bf16"}
     facts = changed(
