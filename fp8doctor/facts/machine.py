@@ -44,9 +44,9 @@ class Software(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """Environment variables on the allow-list of `fp8doctor.examine.environment`.
+    """Environment variables on an allow-list, and the files that they name.
 
-    And what they point at.
+    The list is in `fp8doctor.examine.environment`.
     """
 
     variables: dict[str, Prose] = NOT_RECORDED
