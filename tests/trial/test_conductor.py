@@ -130,6 +130,12 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
     assert "unasked" in proven
 
 
+def test_the_copy_of_the_check_is_timed_at_one_depth_of_two() -> None:
+    result = trial(job(blocks=26), AS_IS, BF16, VariantPlan("bf16_again", BF16.make, fp8=False))
+    assert [len(arm.cuts) for arm in result.arms] == [2, 2]
+    assert result.self_check_ratio is not None
+
+
 class Skipping(Decoder):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.blocks[0](self.embedding(tokens)))
