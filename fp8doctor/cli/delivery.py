@@ -23,6 +23,7 @@ from fp8doctor.cli.console import (
 )
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
+from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.cli.gate import Gate
@@ -77,6 +78,12 @@ class ReportOptions(NamedTuple):
         """Return whether the report is printed: to no file, or also for a build server."""
         in_files = {format for _, format in self.outputs}
         return not in_files or (self.format == ON_STDOUT and ON_STDOUT not in in_files)
+
+    @property
+    def files(self) -> str:
+        """Name the files to write, in a list; empty without one."""
+        paths = (*(path for path, _ in self.outputs), self.save)
+        return ", ".join(str(path) for path in paths if path)
 
 
 def checked_options(
@@ -236,35 +243,49 @@ def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
 
 
 def deliver(report: Document, wanted: ReportOptions) -> None:
-    """Write the report to all its places; if one fails, the others have it."""
+    """Write the report to all its places, and say on stderr where it is."""
+    write_files(report, wanted)
+    if wanted.shows:
+        show_report(report, wanted)
+    if wanted.format == ON_STDOUT:
+        add_step_summary(report)
+    if wanted.files and not wanted.quiet:
+        if not wanted.shows or wanted.format != "text":
+            complain(in_a_line(report))
+        complain(f"wrote {wanted.files}")
+
+
+def deliver_early(report: Document, wanted: ReportOptions, steps: int) -> None:
+    """Write the files after some steps of a script, and say so in one line."""
+    write_files(report, wanted)
+    if wanted.quiet:
+        return
+    follows = "The report follows when the script ends"
+    if wanted.files:
+        follows = f"Wrote {wanted.files} after {plural(steps, 'step')}; completed when the script ends"
+    complain(f"{in_a_line(report)}. {follows}")
+
+
+def write_files(report: Document, wanted: ReportOptions) -> None:
+    """Write the files; if one cannot be written, the saved report still is."""
     try:
         for path, format in wanted.outputs:
             write_text(path, rendered(report, wanted, format))
-        if wanted.shows:
-            show_report(report, wanted)
-        if wanted.format == ON_STDOUT:
-            add_step_summary(report)
     finally:
         if wanted.save:
             write_text(wanted.save, report.to_json())
-    tell_of_files(report, wanted)
 
 
-def tell_of_files(report: Document, wanted: ReportOptions) -> None:
-    """Say on stderr which files were written, and the verdict unless stdout has it."""
-    written = [str(path) for path in (*(path for path, _ in wanted.outputs), wanted.save) if path]
-    if not written or wanted.quiet:
-        return
+def in_a_line(report: Document) -> str:
+    """Write the verdict, or what a machine without a model can do."""
     from fp8doctor.render import environment_page
     from fp8doctor.render.box import answer
     from fp8doctor.render.terminal import to_ascii
 
-    if not wanted.shows or wanted.format != "text":
-        said = answer(report)
-        verdict = ": ".join(filter(None, (said.what, said.numbers)))
-        verdict = environment_page.says(report)[1] if environment_page.no_model(report) else verdict
-        complain(to_ascii(verdict) if wants_ascii() else verdict)
-    complain(f"wrote {', '.join(written)}")
+    said = answer(report)
+    verdict = ": ".join(filter(None, (said.what, said.numbers)))
+    verdict = environment_page.says(report)[1] if environment_page.no_model(report) else verdict
+    return to_ascii(verdict) if wants_ascii() else verdict
 
 
 def judged(report: Document, wanted: ReportOptions) -> int:

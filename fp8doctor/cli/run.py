@@ -1,7 +1,8 @@
-"""The command ``run``: a training script, watched, and a report at its end."""
+"""The command ``run``: a training script, watched, and its report."""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import click
 
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import complain, complain_of_known
-from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, judged
+from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, deliver_early, judged
 from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError
@@ -18,16 +19,20 @@ from fp8doctor.running.script_messages import STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
+    from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts, Ranks
     from fp8doctor.running.rank_reports import RankPlace
     from fp8doctor.running.script_messages import ScriptState
 
+_log = logging.getLogger("fp8doctor")
 
 IN_PLACE = (
     "a job of {} processes is timed in its own steps, in place; a copy of one rank's model, or of its "
     "shards, would have nobody to communicate with"
 )
 """Why no copy is timed."""
+
+AT_THE_END = "copies of the model are timed when the script ends"
 
 FOR_ONE_PROCESS = (
     "{} is for one process, and a launcher started {}: ranks that stop at different steps wait for each "
@@ -118,7 +123,7 @@ def run(
     device: str | None,
     **options: Any,
 ) -> int:
-    """Run a training script unchanged, time some of its steps, and report on stderr at its end.
+    """Run a training script unchanged, time some of its steps, and report on stderr.
 
     \b
     fp8doctor run train.py --lr 1e-4          like python train.py --lr 1e-4
@@ -146,26 +151,41 @@ def run(
         checks=tuple(str(Path(folder).absolute()) for folder in options["checks"]),
     )
 
-    def report(seen: ScriptState) -> int:
-        if not reports:
-            return OK
+    def diagnosed(facts: Facts) -> Document:
         import msgspec
 
         from fp8doctor.diagnosis.diagnose import diagnose
 
+        return diagnose(msgspec.structs.replace(facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
+
+    def early(seen: ScriptState, after_steps: int) -> None:
+        if not reports or seen.facts is None:
+            return
+        follows = None if settings.budget_s is None else AT_THE_END
+        why = follows if place is None else IN_PLACE.format(place.world_size)
+        try:
+            deliver_early(diagnosed(untimed(seen.facts, why)), wanted, after_steps)
+        except UserError as error:
+            complain(f"{error}; fp8doctor tries again when the script ends")
+        except Exception:  # the report at the end says it
+            _log.debug("no report while the script runs", exc_info=True)
+
+    def report(seen: ScriptState) -> int:
+        if not reports:
+            return OK
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             complain(no_trial(wanted.again))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
-        told = diagnose(msgspec.structs.replace(facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
+        told = diagnosed(facts)
         deliver(told, wanted)
         return judged(told, wanted)
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else RankCollector(place) if reports else RankSender(place)
-    return (run_below if gated else run_beside)(script, settings, say, report, others)
+    return (run_below if gated else run_beside)(script, settings, say, early, report, others)
 
 
 def checked_place(stop: bool, trial: bool | None) -> RankPlace | None:
@@ -197,8 +217,15 @@ def of_many(facts: Facts, ranks: Ranks) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it is timed."""
     import msgspec
 
-    gaps = {**facts.get("gaps", {}), "trial": IN_PLACE.format(ranks.world_size)}
-    return msgspec.structs.replace(facts, ranks=ranks, gaps=gaps)
+    return msgspec.structs.replace(untimed(facts, IN_PLACE.format(ranks.world_size)), ranks=ranks)
+
+
+def untimed(facts: Facts, why: str | None) -> Facts:
+    """Add why no copy is timed, if there is a reason."""
+    import msgspec
+
+    gaps = facts.get("gaps", {})
+    return msgspec.structs.replace(facts, gaps={**gaps, "trial": why}) if why else facts
 
 
 def say_what_was_not_seen(seen: ScriptState, needed: int) -> None:

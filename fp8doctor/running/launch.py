@@ -1,8 +1,9 @@
 """Start a script as Python would, and listen to it from another process.
 
 The process becomes the script: signals, streams, process id, parent and exit code are the script's. A second
-process in its own session listens and reports when the script has ended. Only if a gate decides the exit code
-does fp8doctor stay the parent, wait and forward signals.
+process in its own session listens. It reports once the steps are watched, and completes the report when the
+script has ended. Only if a gate decides the exit code does fp8doctor stay the parent, wait and forward
+signals.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fp8doctor.running.script_messages import (
     Progress,
     ScriptState,
     Stepped,
+    Watched,
     WatchOptions,
 )
 
@@ -190,6 +192,9 @@ def _pipe() -> tuple[int, int]:
 Say = Callable[[str], object]
 """Shows a line of progress."""
 
+Early = Callable[[ScriptState, int], object]
+"""Reports while the script runs, after this many steps."""
+
 Others = RankCollector | RankSender | None
 """Link to the job's other processes, if any."""
 
@@ -198,10 +203,11 @@ def run_beside(
     script: Script,
     settings: WatchOptions,
     say: Say,
+    early: Early,
     report: Callable[[ScriptState], int],
     others: Others = None,
 ) -> int:
-    """Become the script. A second process listens, calls ``report`` and exits."""
+    """Become the script. A second process listens, calls ``early`` and ``report``, and exits."""
     pipes, process = _Pipes(), os.getpid()
     _flush()
     if child := os.fork():
@@ -213,7 +219,7 @@ def run_beside(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     pipes.close_scripts_ends()
     os.dup2(2, 1)  # stdout is the script's
-    state = _listen(pipes.read, process, say, others)
+    state = _listen(pipes.read, process, say, early, others)
     if others is not None:
         if state.error is not None:  # its launcher names the first rank that ended
             os.close(pipes.reported)
@@ -225,6 +231,7 @@ def run_below(
     script: Script,
     settings: WatchOptions,
     say: Say,
+    early: Early,
     report: Callable[[ScriptState], int],
     others: Others = None,
 ) -> int:
@@ -248,11 +255,11 @@ def run_below(
         signal.signal(getattr(signal, name), forward)
     signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *keys})
     pipes.close_scripts_ends()
-    state = _listen(pipes.read, child, say, others)
-    if others is not None:
-        others.ended(state, patient=True)
     stdout = os.dup(1)
     os.dup2(2, 1)
+    state = _listen(pipes.read, child, say, early, others)
+    if others is not None:
+        others.ended(state, patient=True)
     reported = report(state)
     os.dup2(stdout, 1)
     os.close(pipes.reported)
@@ -287,7 +294,7 @@ def _die_of(number: int) -> None:
     signal.pthread_kill(threading.get_ident(), number)
 
 
-def _listen(listen: int, process: int, say: Say, others: Others) -> ScriptState:
+def _listen(listen: int, process: int, say: Say, early: Early, others: Others) -> ScriptState:
     """Listen until the script has ended; its forks may keep the pipe open longer."""
     state, messages = ScriptState(running=True), decoder(Message)
     for line in _lines(listen, process):
@@ -303,6 +310,8 @@ def _listen(listen: int, process: int, say: Say, others: Others) -> ScriptState:
             state.notes.append(message.text)
         elif isinstance(message, Progress):
             say(message.text)
+        elif isinstance(message, Watched):
+            early(state, message.steps)
         elif isinstance(message, Stepped):
             state.stepped_in_fork |= message.forked
             state.stepped |= not message.forked

@@ -24,7 +24,7 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
-from fp8doctor.running.script_messages import Listener, Note, Observed, Progress, Stepped, WatchOptions
+from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
@@ -300,7 +300,7 @@ class ScriptObserver:
         if self.job is not None:
             self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
             call_at_end(self.time_at_end)
-        self.channel.send(Progress("the steps are watched; the report follows when the script has ended"))
+        self.channel.send(Watched(self.main.steps if self.main is not None else 0))
 
     def stop(self) -> None:
         """Time copies, if asked, before the script is stopped."""

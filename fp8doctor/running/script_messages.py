@@ -47,6 +47,13 @@ class Observed(msgspec.Struct, tag=True):
     """The window was watched to its end."""
 
 
+class Watched(msgspec.Struct, tag=True):
+    """The watching is over, and the script goes on."""
+
+    steps: int
+    """Steps of the watched optimizer so far."""
+
+
 class Ended(msgspec.Struct, tag=True):
     """Python is about to end the script's process normally."""
 
@@ -58,7 +65,7 @@ class Ended(msgspec.Struct, tag=True):
     """The exception that ends the process, in a line."""
 
 
-Message = Imported | Note | Progress | Stepped | Observed | Ended
+Message = Imported | Note | Progress | Stepped | Observed | Watched | Ended
 
 
 class Listener(Protocol):
