@@ -61,6 +61,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """Lowest CUDA version."""
     amd: tuple[str, ...] | None = None
     """Prefixes of supported AMD architectures; None if its stack decides."""
+    since: str = "0"
+    """First version of its library with `config`. Source: wheels of torchao 0.8 to 0.17 and Transformer
+    Engine 2.1 to 2.3."""
     multiple: int = 16
     """Elements that must divide both sides of a weight.
 
@@ -205,6 +208,7 @@ _TORCHAO = (
         stack="torchao",
         name="tensorwise",
         config='Float8LinearConfig.from_recipe_name("tensorwise")',
+        since="0.9",
         operands=("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2,
         granularity="tensor",
         # Kernel time of two compiled decoders less that of their BF16 twins, all but matmuls, attention and
@@ -221,6 +225,7 @@ _TORCHAO = (
         stack="torchao",
         name="rowwise",
         config='Float8LinearConfig.from_recipe_name("rowwise")',
+        since="0.9",
         operands=("axiswise e4m3",) * 6,
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
@@ -236,6 +241,7 @@ _TORCHAO = (
         stack="torchao",
         name="rowwise_with_gw_hp",
         config='Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")',
+        since="0.9",
         words="rowwise with BF16 weight gradients",
         operands=(
             "axiswise e4m3",
@@ -263,6 +269,7 @@ _TORCHAO = (
         words="MXFP8 block scaling",
         classes=("MXFP8Linear",),
         config="MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)",
+        since="0.17",
         granularity="block",
         first=(10, 0),
         below=(11, 0),
@@ -332,6 +339,7 @@ _TRANSFORMER_ENGINE = (
         granularity="tensor",
         classes=("Float8CurrentScaling",),
         config="Float8CurrentScaling()",
+        since="2.2",
         timed_alone=True,
         cast_bytes=CastBytes(6.8, 6.8),  # 0.638 ms at (16384, 4096, 16384)
         frozen_cast_share=5.0 / 6.8,
@@ -344,6 +352,7 @@ _TRANSFORMER_ENGINE = (
         words="block scaling",
         classes=("Float8BlockScaling",),
         config="Float8BlockScaling()",
+        since="2.3",
         granularity="block",
         first=(9, 0),
         cuda=(12, 9),
@@ -356,6 +365,7 @@ _TRANSFORMER_ENGINE = (
         words="MXFP8 block scaling",
         classes=("MXFP8BlockScaling",),
         config="MXFP8BlockScaling()",
+        since="2.0",
         granularity="block",
         first=(10, 0),
         below=(12, 0),

@@ -105,6 +105,47 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
     return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
 
+def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
+    """List, by stack, the recipes that an installed library has and a visible GPU can run."""
+    found: dict[str, list[Recipe]] = {}
+    for recipe in RECIPES.values():
+        has_it = recipe.treatment and at_least(facts, recipe.stack, Version(recipe.since))
+        if has_it and not _fails_to_import(facts, recipe.stack) and runs_on(facts, recipe):
+            found.setdefault(recipe.stack, []).append(recipe)
+    return found
+
+
+def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
+    """List the visible GPUs that can run a recipe, with this CUDA.
+
+    An AMD GPU counts for block scaling only if the recipe names its architecture.
+    """
+
+    def runs(gpu: Gpu) -> bool:
+        if gpu.vendor == "amd":
+            unknown = recipe.granularity == "block" and recipe.amd is None
+            return not unknown and unmet_on_amd(recipe.stack, recipe.name, gpu) is None
+        return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
+
+    return [gpu for gpu in facts.gpus if gpu.visible and has_fp8(gpu) and runs(gpu)]
+
+
+BACKENDS = {"AO": "torchao", "TE": "transformer_engine"}
+"""Accelerate's name of a backend -> its stack."""
+
+
+def _fails_to_import(facts: Facts, stack: str) -> bool:
+    """Return whether the import failed in a try, or will for want of a newer cuDNN."""
+    tries = {
+        BACKENDS.get(name): error for name, error in facts.get("environment.backend_imports", {}).items()
+    }
+    if stack in tries:
+        return tries[stack] is not None
+    cudnn = cudnn_version(facts)
+    floor = stack == TRANSFORMER_ENGINE.name and at_least(facts, stack, TE_WITH_CUDNN_FLOOR)
+    return floor and cudnn is not None and cudnn < CUDNN_FLOOR
+
+
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
     """List the recipes that the layers ran, else the default of an open autocast."""
     layers = [

@@ -10,11 +10,15 @@ from fp8doctor.loading.job import Job
 
 def examine_surroundings(target: Target) -> Facts:
     """Examine software, variables and GPUs: everything except a model."""
+    from fp8doctor.examine.accelerate_config import default_config
     from fp8doctor.examine.environment import examine_environment
     from fp8doctor.examine.nvml_gpus import examine_gpus
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
+    if target.kind == "environment":
+        config = default_config(gaps)
+        environment = msgspec.structs.replace(environment, accelerate_config=config)
     gpus = examine_gpus(gaps)
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.incomplete import without_incomplete_lists
-from fp8doctor.facts.machine import Environment, Gpu, Package, Software
+from fp8doctor.facts.machine import AccelerateConfig, Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import Observation, Rank, Ranks
 from fp8doctor.facts.record import (
@@ -59,6 +59,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, re
 __all__ = [
     "NOT_RECORDED",
     "Accelerate",
+    "AccelerateConfig",
     "Arm",
     "ArmCut",
     "ArmName",

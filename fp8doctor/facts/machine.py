@@ -43,6 +43,17 @@ class Software(Record, frozen=True, kw_only=True):
     """Packages that kernels written in CuTe DSL need, and that are not installed."""
 
 
+class AccelerateConfig(Record, frozen=True, kw_only=True):
+    """Accelerate's default configuration file, which ``accelerate launch`` reads.
+
+    A word that Accelerate does not know is ``(set)``.
+    """
+
+    mixed_precision: str = NOT_RECORDED
+    fp8_backend: str | None = NOT_RECORDED
+    """``TE``, ``AO`` or ``MSAMP``; None if the file names none."""
+
+
 class Environment(Record, frozen=True, kw_only=True):
     """Environment variables on an allow-list, and the files that they name.
 
@@ -63,6 +74,8 @@ class Environment(Record, frozen=True, kw_only=True):
     fp8_arguments: tuple[str, ...] = NOT_RECORDED
     """Arguments that ask a script for FP8, of the allow-list of `fp8doctor.examine.fp8_arguments`, such as
     ``--fp8``. Not recorded without a script."""
+    accelerate_config: AccelerateConfig | None = NOT_RECORDED
+    """None without such a file. Recorded only if the machine is examined without a model."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

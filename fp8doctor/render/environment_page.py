@@ -7,21 +7,41 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.recipe_support import has_fp8
+from fp8doctor.analysis.recipe_support import (
+    BACKENDS,
+    has_fp8,
+    runs_on,
+    transformer_engine_line,
+    usable_recipes,
+)
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Gpu, Health, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Health, Workload, if_recorded, recorded
 from fp8doctor.finding import Finding
+from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.render.header import gpu_label, lacks_batch, short_version
 from fp8doctor.render.words import Mark
 from fp8doctor.wording import plural
 
-LIBRARIES = {"torchao": "torchao", "transformer_engine": "Transformer Engine"}
-"""Libraries that train in FP8: import name -> what people call it."""
+LIBRARIES = {
+    "torchao": "torchao",
+    "transformer_engine": "Transformer Engine",
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+    "deepspeed": "DeepSpeed",
+    "unsloth": "Unsloth",
+}
+"""Libraries that the list always names: import name -> what people call it. Two of them train in FP8."""
+
+FP8_LIBRARIES = ("torchao", "transformer_engine")
 
 ABSENT = "not installed"
 
 INSTALL = "pip install torchao"
 
+NO_TENSOR_CORES = "GPU001"
+
+SCALINGS = {"tensor": "tensorwise", "row": "rowwise"}
+"""Granularity of a recipe -> what people call it; block scaling has several names."""
 
 ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
 
@@ -44,9 +64,11 @@ def no_model(report: Document) -> bool:
 
 def says(report: Document) -> tuple[Mark, str]:
     """Answer whether the machine can train in FP8, in one line."""
-    facts, bad = report.facts, [each for each in report.findings if each.severity in ("warning", "error")]
+    facts = report.facts
+    bad = sum(each.severity in ("warning", "error") for each in report.findings)
+    bad += sum(each.mark == "bad" for each in _accelerate_config(facts))
     gpus = _visible(facts)
-    issues = f"; {plural(len(bad), 'issue')} below" if bad else ""
+    issues = f"; {plural(bad, 'issue')} below" if bad else ""
     if gpus is None:
         return "unknown", f"fp8doctor cannot tell whether this machine can train in FP8{issues}"
     if not gpus:
@@ -57,14 +79,35 @@ def says(report: Document) -> tuple[Mark, str]:
         return "bad", f"This machine cannot train in FP8: torch is built without CUDA{issues}"
     if not _has_library(facts):
         return "bad", f"This machine cannot train in FP8 yet: no FP8 library is installed{issues}"
-    if bad:
-        return "warning", f"This machine can train in FP8; {plural(len(bad), 'issue')} below"
-    return "healthy", "This machine can train in FP8"
+    recipes = if_recorded(usable_recipes, facts)
+    if recipes == {}:
+        return "bad", f"This machine cannot train in FP8 yet: no FP8 library works here{issues}"
+    mark: Mark = "warning" if bad else "healthy"
+    return mark, f"This machine can train in FP8{_by_library(facts, recipes or {})}{issues}"
+
+
+def _by_library(facts: Facts, recipes: dict[str, list[Recipe]]) -> str:
+    """Name the recipes of each installed library, behind "can train in FP8"."""
+    packages = facts.packages()
+    parts = [
+        f"{', '.join(each.words or each.name for each in found)} "
+        f"({LIBRARIES[stack]} {short_version(packages[stack].get('version') or 'of unknown version')})"
+        for stack, found in recipes.items()
+    ]
+    return f" with {' and '.join(parts)}" if parts else ""
 
 
 def items(report: Document, *, quiet: bool = False) -> Iterator[Item]:
     """List the machine from the ground up; with ``quiet`` only what is bad."""
-    lines = [*_software(report.facts), *_gpus(report), *_packages(report.facts), *_settings(report)]
+    facts = report.facts
+    lines = [
+        *_software(facts),
+        *_gpus(report),
+        *_driver(facts),
+        *_packages(facts),
+        *_accelerate_config(facts),
+        *_settings(report),
+    ]
     yield from (each for each in lines if not quiet or each.mark in ("bad", "warning"))
 
 
@@ -86,8 +129,13 @@ def _software(facts: Facts) -> Iterator[Item]:
     known = recorded(software, "cuda") or recorded(software, "hip")
     mark: Mark = "info" if _is_cpu_build(facts) else "healthy"
     yield Item(mark, "torch", f"{version}, {built}" if known else short_version(torch))
-    if driver := software.get("driver"):
-        yield Item("healthy", "driver", driver)
+
+
+def _driver(facts: Facts) -> Iterator[Item]:
+    if not recorded(facts, "software.driver") or facts.get("software.hip"):
+        return
+    driver = facts.software.driver
+    yield Item("healthy" if driver else "not_applicable", "driver", driver or "no NVIDIA driver found")
 
 
 def _gpus(report: Document) -> Iterator[Item]:
@@ -96,20 +144,35 @@ def _gpus(report: Document) -> Iterator[Item]:
     findings = [each for each in report.findings if each.area == "device"]
     if gpus is None:
         gaps = facts.get("gaps", {})
-        yield Item("unknown", "GPU", gaps.get("gpus", "unknown"))
+        yield Item("unknown", "GPU", gaps.get("gpus", "unknown"), "nvidia-smi -L")
     elif gpus:
-        for label, (count, fp8) in _counted(gpus).items():
+        for gpu, count in _counted(gpus):
             many = f"{count} x " if count > 1 else ""
-            yield Item("healthy" if fp8 else "bad", "GPU", f"{many}{label}, {'FP8' if fp8 else 'no FP8'}")
+            fp8 = has_fp8(gpu)
+            scalings = (if_recorded(_scalings, facts, gpu) or "") if fp8 else "no FP8 tensor cores"
+            command = "" if fp8 else "fp8doctor model.py --assume-gpu H200"
+            label = f"{many}{gpu_label(gpu)}"
+            yield Item("healthy" if fp8 else "bad", "GPU", f"{label}: {scalings or 'FP8'}", command)
     elif not findings:
         yield Item("warning", "GPU", "none")
     for each in findings:
-        yield _of_finding("GPU", each, least="info" if gpus else "warning")
+        if each.code != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
+            yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
 
 
-def _counted(gpus: list[Gpu]) -> dict[str, tuple[int, bool]]:
+def _counted(gpus: list[Gpu]) -> list[tuple[Gpu, int]]:
     counts = Counter(map(gpu_label, gpus))
-    return {gpu_label(gpu): (counts[gpu_label(gpu)], has_fp8(gpu)) for gpu in gpus}
+    return [(gpu, counts[label]) for label, gpu in {gpu_label(gpu): gpu for gpu in gpus}.items()]
+
+
+def _scalings(facts: Facts, gpu: Gpu) -> str:
+    """Name the ways of scaling that a GPU supports, in whatever library."""
+    names = [
+        SCALINGS.get(each.granularity, each.words)
+        for each in RECIPES.values()
+        if each.granularity and gpu in runs_on(facts, each)
+    ]
+    return f"FP8 {', '.join(dict.fromkeys(names))}"
 
 
 def _packages(facts: Facts) -> Iterator[Item]:
@@ -119,18 +182,56 @@ def _packages(facts: Facts) -> Iterator[Item]:
     versions = {
         name: package.get("version") or "of unknown version" for name, package in facts.packages().items()
     }
-    lacks = not _has_library(facts)
-    for name, called in {**LIBRARIES, "accelerate": "accelerate"}.items():
-        if name in versions:
+    lacks = not if_recorded(usable_recipes, facts)
+    for name, called in LIBRARIES.items():
+        if name in versions and _runs_nothing(facts, name):
+            text = f"{versions[name]}: none of its FP8 recipes runs here"
+            upgrade = f"{INSTALL} --upgrade" if name == "torchao" else transformer_engine_line(facts)
+            yield Item("bad" if lacks else "warning", called, text, upgrade)
+        elif name in versions:
             yield Item("healthy", called, versions[name])
-        elif lacks and name == "torchao":
+        elif not _has_library(facts) and name == "torchao":
             yield Item("bad", called, f"{ABSENT}, and no other FP8 library", INSTALL)
         else:
             yield Item("not_applicable", called, ABSENT)
-    parts = ("transformer_engine_", *LIBRARIES, "accelerate")
-    others = [f"{name} {version}" for name, version in versions.items() if not name.startswith(parts)]
+    others = [
+        f"{name} {version}"
+        for name, version in versions.items()
+        if name not in LIBRARIES and not name.startswith("transformer_engine_")
+    ]
     if others:
         yield Item("healthy", "others", " · ".join(others))
+
+
+def _runs_nothing(facts: Facts, library: str) -> bool:
+    """Return whether a GPU has FP8, and an FP8 library has no recipe for it."""
+    if library not in FP8_LIBRARIES or _is_cpu_build(facts) or not any(map(has_fp8, _visible(facts) or ())):
+        return False
+    recipes = if_recorded(usable_recipes, facts)
+    return recipes is not None and library not in recipes
+
+
+def _accelerate_config(facts: Facts) -> Iterator[Item]:
+    """Tell what ``accelerate launch`` reads if no file is named."""
+    path, name = "environment.accelerate_config", "Accelerate config"
+    if not recorded(facts, path):
+        if reason := facts.get("gaps", {}).get(path):
+            yield Item("unknown", name, reason, "accelerate config   # writes the file again")
+        return
+    config = facts.environment.accelerate_config
+    if config is None:
+        yield Item("not_applicable", name, "no default file")
+        return
+    backend = f", FP8 backend {config.fp8_backend}" if config.fp8_backend else ""
+    text = f"mixed_precision {config.mixed_precision}{backend}"
+    stack = BACKENDS.get(config.fp8_backend or "")
+    if config.mixed_precision != "fp8":
+        yield Item("info", name, text)
+    elif stack and recorded(facts, "software.packages") and stack not in facts.packages():
+        install = INSTALL if stack == "torchao" else transformer_engine_line(facts)
+        yield Item("bad", name, f"{text}, which is {ABSENT}", install)
+    else:
+        yield Item("healthy", name, text)
 
 
 def _settings(report: Document) -> Iterator[Item]:
@@ -171,7 +272,7 @@ def _is_cpu_build(facts: Facts) -> bool:
 
 
 def _has_library(facts: Facts) -> bool:
-    return not recorded(facts, "software.packages") or not LIBRARIES.keys().isdisjoint(facts.packages())
+    return not recorded(facts, "software.packages") or any(name in facts.packages() for name in FP8_LIBRARIES)
 
 
 SOFTWARE = {
