@@ -181,3 +181,8 @@ def modelled_gpu_name(facts: Facts) -> str:
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
     """Divide bytes by the bandwidth that the GPU's memory reaches in practice."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)
+
+
+def has_datasheet(facts: Facts) -> bool:
+    """Return whether the assumed GPU, if any, has a datasheet."""
+    return modelled_gpu_name(facts) in ("", *(spec.name for spec in GPUS))

@@ -290,7 +290,7 @@ def test_without_a_gpu_the_estimate_is_held_to_a_gate(report: str, wanted: str, 
 
 @pytest.mark.slow
 def test_the_estimate_is_the_one_on_the_screen() -> None:
-    assert f"estimated {ESTIMATE}x the speed of BF16" in fp8doctor("report", "untimed.json").stdout
+    assert f"estimated {ESTIMATE}x for H100" in fp8doctor("report", "untimed.json").stdout
     assert diagnose(timed(80.0)).verdict.estimated_speedup is None
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.cost import calls_of, rows_of, step_tokens
+from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
     ModelledStep,
     casts_too_many_rows,
+    consists_of_linears,
     in_bf16,
     modelled_step,
+    with_linears,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, Trial, recorded
-from fp8doctor.gpus import modelled_gpu
-from fp8doctor.recipes import stack_of
+from fp8doctor.facts import Facts, Linear, Trial, recorded
+from fp8doctor.gpus import has_datasheet, modelled_gpu
+from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
 HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 38, 0.028, 0.32
 """Jobs on an H200 of which no constant of the cost model comes, and how far its speedups were off there.
@@ -32,9 +36,10 @@ ERROR = (
 """The one sentence on the error of the cost model: whatever speaks of it says this, or links to
 docs/trial.md."""
 
-OFF, OFF_IN_BALANCE = 0.15, 0.35
-"""Margins within which a modelled speedup decides nothing: of jobs, and of those in `BALANCE`, whose errors
-are the largest. Source: the same table."""
+OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
+"""Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
+casts are compiled or Transformer Engine's, and of those in `BALANCE`, whose errors are the largest. Source:
+the same table; nine in ten recordings keep the second (`tests.analysis.test_estimates`)."""
 
 
 BALANCE = 0.8
@@ -53,6 +58,9 @@ class ModelledSpeedup(Struct, frozen=True):
     gpu: str
     may_be_off: float = OFF
     """Margin around 1 within which `best` decides nothing."""
+    as_is_may_be_off: float = OFF
+    recipes: dict[str, float] = {}
+    """Of a model without FP8: every recipe to convert it with -> its speedup, the fastest first."""
 
     @property
     def best(self) -> float:
@@ -60,10 +68,37 @@ class ModelledSpeedup(Struct, frozen=True):
         return max(self.as_is, self.compiled)
 
     @property
+    def wins(self) -> bool:
+        """Return whether FP8 is faster by more than the model's error."""
+        return self.best - 1 >= self.may_be_off
+
+    @property
+    def loses(self) -> bool:
+        """Return whether FP8 is slower by more than the model's error."""
+        return 1 - self.best >= self.may_be_off
+
+    @property
+    def range(self) -> str:
+        """Write the range of `best` that the model's error leaves: 0.96 to 1.29x."""
+        return f"{self.best / (1 + self.may_be_off):.2f} to {self.best / (1 - self.may_be_off):.2f}x"
+
+    @property
     def sentence(self) -> str:
         """Write what the verdict says of it."""
-        later = f", {self.best:.2f}x compiled" if self.best - self.as_is >= 0.01 else ""
+        if self.recipes:
+            first, *others = self.recipes
+            slower = "".join(f", {each} {self.recipes[each]:.2f}x" for each in others)
+            return (
+                f"Estimated for {self.gpu}: FP8 ({first}, compiled) would run at {self.best:.2f}x the speed "
+                f"of the best BF16 ({self.range}){slower}."
+            )
+        later = f", {self.best:.2f}x compiled" if self.gains_compiled else ""
         return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
+
+    @property
+    def gains_compiled(self) -> bool:
+        """Return whether compiling everything gives more."""
+        return self.best - self.as_is >= 0.01
 
 
 def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
@@ -76,20 +111,75 @@ def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
     """Model the speedup; None if the cost model has no numbers for a part of the step."""
     if facts.get("training.use_cache"):
         return None  # with a KV cache the compiled blocks may not be what runs
-    in_fp8 = (linear for linear in facts.network.linears if linear.use == "training")
+    in_fp8 = facts.network.fp8
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
+    per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
     as_is, faster = (
         modelled_step(facts),
         modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts),
     )
-    plain = in_bf16(facts)
-    baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
-    best = min((each for each in baselines if each is not None), key=lambda each: each.step_ms, default=None)
+    best = _best_bf16(facts)
     if as_is is None or faster is None or best is None or not (as_is.step_ms and faster.step_ms):
         return None
-    quicker = min(as_is, faster, key=lambda each: each.step_ms)
-    off = OFF_IN_BALANCE if any(map(_is_in_balance, (quicker, best))) else OFF
-    return ModelledSpeedup(best.step_ms / as_is.step_ms, best.step_ms / faster.step_ms, as_is.gpu, off)
+    off = _may_be_off(min(as_is, faster, key=lambda each: each.step_ms), best, fused=per_tensor)
+    return ModelledSpeedup(
+        as_is=best.step_ms / as_is.step_ms,
+        compiled=best.step_ms / faster.step_ms,
+        gpu=as_is.gpu,
+        may_be_off=off,
+        as_is_may_be_off=off if as_is.step_ms <= faster.step_ms else max(off, OFF),
+    )
+
+
+def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
+    """Model a BF16 model converted by torchao's best recipe, compiled; None if unknown.
+
+    The plan that converts it switches a KV cache off, so none is modelled.
+    """
+    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
+    layers = {linear.name for linear in to_convert(facts)}
+    best = _best_bf16(facts) if gpu else None
+    if gpu is None or best is None or not layers:
+        return None
+    found = []
+    for recipe in RECIPES.values():
+        if recipe.stack != TORCHAO.name or not recipe.converts or not runs_on(recipe, capability_of(gpu)):
+            continue
+        converted = tuple(
+            replace(linear, use="training", stack=TORCHAO.name, recipe=recipe.name)
+            if linear.name in layers
+            else linear
+            for linear in facts.network.linears
+        )
+        step = modelled_step(with_linears_compiled(with_linears(facts, converted), yes=True))
+        if step is not None and step.step_ms:
+            found.append((step, recipe))
+    if not found:
+        return None
+    found.sort(key=lambda each: each[0].step_ms)
+    (step, first), speedups = found[0], {each.name: best.step_ms / step.step_ms for step, each in found}
+    off = _may_be_off(step, best, fused=first.granularity == "tensor")
+    return ModelledSpeedup(speedups[first.name], speedups[first.name], step.gpu, off, off, speedups)
+
+
+def _best_bf16(facts: Facts) -> ModelledStep | None:
+    """Model the faster of uncompiled and compiled BF16."""
+    plain = in_bf16(facts)
+    baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
+    return min((each for each in baselines if each is not None), key=lambda each: each.step_ms, default=None)
+
+
+def _may_be_off(*steps: ModelledStep, fused: bool) -> float:
+    return OFF_IN_BALANCE if any(map(_is_in_balance, steps)) else OFF_FUSED if fused else OFF
+
+
+def to_convert(facts: Facts) -> list[Linear]:
+    """List the BF16 layers that a conversion takes and an FP8 matmul can multiply."""
+    return [
+        linear
+        for linear in facts.network.linears
+        if would_be_converted(linear) and (rows := rows_of(linear, facts)) and rows % FP8_MULTIPLE == 0
+    ]
 
 
 def _is_in_balance(step: ModelledStep) -> bool:
@@ -98,14 +188,21 @@ def _is_in_balance(step: ModelledStep) -> bool:
 
 
 def unknown_part(facts: Facts) -> str:
-    """Name the FP8 layers without numbers; empty without any, or without a GPU."""
-    if modelled_gpu(facts) is None:
-        return ""
-    fp8 = facts.network.fp8
+    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
+    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
+    fp8, linears = facts.network.fp8, facts.network.linears
+    if gpu is None:
+        return "No estimate: fp8doctor has no datasheet of this GPU. Name another with --assume-gpu."
+    if gpu.fp8_tflops is None:
+        return f"No estimate: {gpu.name} has no FP8 tensor cores."
+    if not consists_of_linears(facts.network):
+        return "No estimate: most parameters are outside of Linears, and the cost model has only those."
     if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
         return "No estimate: FP8 layers have a forward of their own that does other work."
-    rows = [(each, rows) for each in fp8 if (rows := rows_of(each, facts))]
-    if many := [rows for each, rows in rows if casts_too_many_rows(each, rows)]:
+    rows = [(each, rows_of(each, facts)) for each in linears]
+    if not all(seen for _, seen in rows):
+        return f"No estimate: the batch is unknown. {HOW_TO_GIVE.get(facts.get('target.kind'), OF_A_FILE)}"
+    if many := [seen for each, seen in rows if seen and casts_too_many_rows(each, seen)]:
         return (
             f"No estimate: casts of {max(many):,} rows that are not compiled are far from any that were "
             "measured."
@@ -113,11 +210,25 @@ def unknown_part(facts: Facts) -> str:
     if (name := unseen_recompute(facts)) is not None:
         module = f"of {name}" if name else "of the model"
         return f"No estimate: fp8doctor cannot tell which layers the forward {module} checkpoints."
+    if any(linear.role == "experts" for linear in linears):
+        return "No estimate: the cost model has no times of experts, whose rows a router decides."
+    if any(linear.dtype == "float32" and linear.adapter != "adapter" for linear in linears):
+        return "No estimate: the cost model has no times of 32-bit weights."
+    if not fp8 and not to_convert(facts):
+        return (
+            "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "
+            f"multiples of {FP8_MULTIPLE}."
+        )
     kept = modelled_step(without_checkpointing(facts))
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
     if recomputed and kept is not None and modelled_step(facts) is None:
         return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
-    return ""
+    return "No estimate: the casts of this recipe were not measured."
+
+
+OF_A_FILE = "Give one: --batch and --seq, or example_batch()."
+HOW_TO_GIVE = {"live": "Pass one to inspect_model.", "script": "No batch was seen in the watched steps."}
+"""Kind of target -> how fp8doctor learns of a batch."""
 
 
 class HostBound(Struct, frozen=True):

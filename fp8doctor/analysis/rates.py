@@ -9,7 +9,6 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 from fp8doctor.cost import (
-    GPUS,
     gemms,
     micro_batches,
     modelled_gpu,
@@ -30,7 +29,7 @@ from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_of_first_window
 from fp8doctor.facts.record import Record
 from fp8doctor.finding import Basis
-from fp8doctor.gpus import modelled_gpu_name
+from fp8doctor.gpus import has_datasheet
 from fp8doctor.recipes import stack_of
 
 
@@ -61,7 +60,7 @@ def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
     If its FP8 layers are not ``as_it_seems``, no time is modelled for them.
     """
     tokens = step_tokens(facts)
-    if not tokens or not recorded(facts, "network.linears") or not _is_known(facts):
+    if not tokens or not recorded(facts, "network.linears") or not has_datasheet(facts):
         return None
     each = tokens * micro_batches(facts)
     times = list(_measured(facts)) or list(_watched(facts))
@@ -76,11 +75,6 @@ def rates(facts: Facts, *, as_it_seems: bool = True) -> Rates | None:
         return Rates(variants=variants, gpu=of_gpu) if variants else None
     bf16, fp8 = (peak and tokens * peak * 1e12 / flops for peak in (gpu.bf16_tflops, gpu.fp8_tflops))
     return Rates(variants=variants, gpu=of_gpu, bf16_peak_tokens_per_s=bf16, fp8_peak_tokens_per_s=fp8)
-
-
-def _is_known(facts: Facts) -> bool:
-    """Return whether the assumed GPU, if any, has a datasheet."""
-    return modelled_gpu_name(facts) in ("", *(spec.name for spec in GPUS))
 
 
 def _measured(facts: Facts) -> Iterator[tuple[str, float]]:

@@ -23,7 +23,12 @@ from fp8doctor.analysis.layers import (
     shares_are_known,
     stores_fp8,
 )
-from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
+from fp8doctor.analysis.modelled_speedup import (
+    ModelledSpeedup,
+    modelled_conversion,
+    modelled_speedup,
+    unknown_part,
+)
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
@@ -79,10 +84,29 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
             "bits.",
         )
     if asked:
-        return Verdict(
-            status="no_fp8", summary="FP8 was asked for; this model holds no FP8 layer, or none yet."
-        )
-    return Verdict(status="no_fp8", summary=f"This model uses no FP8{_and_none_asked(facts)}.")
+        return _in_bf16("FP8 was asked for; this model holds no FP8 layer, or none yet.", facts, findings)
+    return _in_bf16(f"This model uses no FP8{_and_none_asked(facts)}.", facts, findings)
+
+
+def _in_bf16(summary: str, facts: Facts, findings: Sequence[Finding]) -> Verdict:
+    """Say what FP8 would give a model without it, or why there is no estimate."""
+    expects = expected_speedup(facts, findings)
+    told = expects.sentence if expects else why_not_modelled(facts, findings)
+    return Verdict(
+        status="no_fp8",
+        summary=f"{summary} {told}",
+        basis="modelled" if expects else None,
+        achievable_speedup=expects.best if expects else None,
+    )
+
+
+def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeedup | None:
+    """Model the speedup of a job's FP8, or of its conversion; None if that is unknown."""
+    return if_recorded(_modelled, facts) if is_what_it_seems(findings) else None
+
+
+def _modelled(facts: Facts) -> ModelledSpeedup | None:
+    return modelled_speedup(facts) if uses_fp8(facts) else modelled_conversion(facts)
 
 
 def short_of_training(facts: Facts) -> str:
@@ -155,9 +179,8 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         basis: Basis | None = "measured" if never_ran_in_script(facts) else None
         return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
     ran = _ran_in_script(facts)
-    seems = is_what_it_seems(findings)
-    expects = if_recorded(modelled_speedup, facts) if seems else None
-    told = expects.sentence if expects else if_recorded(unknown_part, facts) if seems else None
+    seems, expects = is_what_it_seems(findings), expected_speedup(facts, findings)
+    told = expects.sentence if expects else why_not_modelled(facts, findings) if seems else ""
     share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
@@ -179,26 +202,33 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
 
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Say why the cost model has no speedup for a job."""
-    if why := why_not_engaged(facts):
-        return why
-    if not is_what_it_seems(findings):
-        return "A finding says that the step does not run as the cost model assumes. Fix it first."
-    return if_recorded(unknown_part, facts) or "The cost model has no numbers for a part of this step."
+    """Say why there is no estimate of a job's FP8, or why it has none."""
+    return why_not_engaged(facts) or why_not_modelled(facts, findings)
+
+
+def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
+    """Say why the cost model has no speedup for a job, nor for its conversion."""
+    others = ", ".join(each.code for each in findings if _invalidates(each))
+    expects = if_recorded(_modelled, facts)
+    if others and expects:
+        return f"No estimate: the step does not run as the cost model assumes ({others})."
+    return if_recorded(unknown_part, facts) or "No estimate: a part of the step was not recorded."
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
-    """Return whether a modelled step is the step that runs, by the findings.
+    """Return whether a modelled step is the step that runs, by the findings."""
+    return not any(map(_invalidates, findings))
+
+
+def _invalidates(finding: Finding) -> bool:
+    """Return whether a finding says that the modelled step is not the one that runs.
 
     Compile marks without effect do not count if the facts call no layer compiled.
     """
-    invalid = {check.code for check in registry.discover() if check.invalidates_model}
-    return not any(
-        (
-            each.code in invalid
-            and each.severity != "info"
-            and each.evidence.get("examined_as_uncompiled") is not True
-        )
-        or each.get("breaks") == "step_raises"
-        for each in findings
+    if finding.get("breaks") == "step_raises":
+        return True
+    return (
+        any(check.code == finding.code and check.invalidates_model for check in registry.discover())
+        and finding.severity != "info"
+        and finding.evidence.get("examined_as_uncompiled") is not True
     )

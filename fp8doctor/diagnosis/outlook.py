@@ -8,13 +8,12 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import BF16_WITH, arm, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.losing_layers import crossing
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_speedup
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.cost.step_cost import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
@@ -46,7 +45,10 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
         return End(measured, "measured")
     if modelled := if_recorded(_modelled, report, steps):
         return End(modelled, "modelled")
-    return End("fp8doctor has not timed the fixed step." if steps else "")
+    if not steps:
+        return End("")
+    why = "" if facts.arms() else why_not_modelled(facts, report.findings)
+    return End(f"fp8doctor has not timed the fixed step. {why}".rstrip())
 
 
 def _measured(view: TrialView, steps: Sequence[Step]) -> str:
@@ -127,30 +129,21 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (estimated): stay in BF16."
     with_more = if_recorded(_with_more_tokens, report.facts, steps)
-    expects = _expected(report, with_more or report.facts)
+    expects = expected_speedup(with_more or report.facts, report.findings)
     if expects is None:
         return ""
-    advice = (
-        ", too close to 1 to tell"
-        if abs(expects.best - 1) < expects.may_be_off
-        else ": leave FP8 off"
-        if expects.best < 1
-        else ""
-    )
-    beginning = "With all fixes" if steps else "As it is"
+    advice = "" if expects.wins else ": leave FP8 off" if expects.loses else ", too close to 1 to tell"
+    converts = any(traits(step.treatment.name).family == "convert" for step in steps)
+    without = expects.recipes and not converts
+    beginning = "With FP8" if without else "With all fixes" if steps else "As it is"
     speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
     return f"{beginning}: {speed}{advice}."
 
 
 def loses_as_modelled(report: Document) -> bool:
     """Return whether the fastest FP8 is slower too, by more than the model's error."""
-    expects = _expected(report, report.facts)
-    return expects is not None and 1 - expects.best >= expects.may_be_off
-
-
-def _expected(report: Document, facts: Facts) -> ModelledSpeedup | None:
-    seems = is_what_it_seems(report.findings) and uses_fp8(report.facts)
-    return modelled_speedup(facts) if seems else None
+    expects = expected_speedup(report.facts, report.findings)
+    return expects is not None and expects.loses
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:

@@ -8,12 +8,13 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.diagnosis.next_step import may_raise, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -45,6 +46,9 @@ WHAT: dict[str, tuple[Tone, str]] = {
     "not_measured": ("plain", "Not timed: FP8 may be faster or slower than BF16"),
 }
 """Status of the verdict -> how it looks, and what it says."""
+
+TOO_SMALL = "Too small for FP8: stay in BF16"
+"""Says that a conversion would make the step slower."""
 
 FIXED = {
     "step_raises": "With this fix the step runs. ",
@@ -106,9 +110,11 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     why = tuple(_why(report, steps))
+    expects = _expects(report)
+    told = _how_much(verdict, _headline(expects) if expects else what)
     return Answer(
         tone=tone,
-        what=_how_much(verdict, what) if recorded(report.facts, "network") else "No model was examined",
+        what=told if recorded(report.facts, "network") else "No model was examined",
         numbers=if_recorded(_numbers, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
         causes=frozenset(each.code for each in why if each.code),
@@ -149,9 +155,8 @@ def _no_model(report: Document) -> str:
 def _numbers(report: Document) -> str:
     """Write both times and their basis, else the times that the cost model expects."""
     verdict = report.verdict
-    if verdict.status == "not_measured" and verdict.basis == "modelled" and not verdict.step_ms:
-        expects = modelled_speedup(report.facts)
-        return _expected(expects.as_is, expects.compiled, expects.gpu) if expects else ""
+    if expects := _expects(report):
+        return _estimate(expects)
     if not verdict.step_ms:
         return ""
     where = ON_CPU if timed_on_cpu(report.facts) else ""
@@ -166,9 +171,31 @@ def _numbers(report: Document) -> str:
     return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
 
 
-def _expected(as_is: float, compiled: float, gpu: str) -> str:
-    later = f", {compiled:.2f}x compiled" if compiled - as_is >= 0.01 else ""
-    return f"estimated {as_is:.2f}x the speed of BF16{later} ({gpu})"
+def _expects(report: Document) -> ModelledSpeedup | None:
+    """Return the estimated speedup if it is the answer."""
+    verdict = report.verdict
+    if verdict.status not in ("no_fp8", "not_measured") or verdict.basis != "modelled" or verdict.step_ms:
+        return None
+    return expected_speedup(report.facts, report.findings)
+
+
+def _headline(expects: ModelledSpeedup) -> str:
+    """Say whether FP8 is faster, or would be, as far as the model's error allows."""
+    if expects.recipes:
+        if expects.wins:
+            return f"FP8 would be about {in_times(expects.best)} faster than BF16"
+        return TOO_SMALL if expects.loses else "Too close to tell whether FP8 would be faster"
+    if 1 - expects.as_is >= expects.as_is_may_be_off:
+        return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
+    if expects.as_is - 1 >= expects.as_is_may_be_off:
+        return f"FP8 is about {in_times(expects.as_is)} faster than BF16"
+    return "Too close to tell whether FP8 is faster than BF16"
+
+
+def _estimate(expects: ModelledSpeedup) -> str:
+    now = f"estimated {expects.as_is:.2f}x for {expects.gpu}"
+    later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""
+    return f"{now}{later} ({expects.range})"
 
 
 class _Cause(Struct, frozen=True):
@@ -312,7 +339,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield "Run fp8doctor on a model."
     elif _modelled_loss(report):
         timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
-        yield f"Leave FP8 off{timed or '.'}"
+        off = "Leave FP8 off" if if_recorded(uses_fp8, report.facts) else "Stay in BF16"
+        yield f"{off}{timed or '.'}"
     elif later := _look_later(report):
         yield _sentence(later.summary)
     else:

@@ -125,8 +125,8 @@ def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
     facts = recorded_steps.without_trial(load_report(RECORDED / f"h200-{name}.json.gz").facts)
     laptop = msgspec.structs.replace(facts.gpus[0], name="NVIDIA GeForce RTX 5050 Laptop GPU")
     unknown = msgspec.structs.replace(facts, gpus=(laptop,), assumed_gpu=None)
-    assert "No estimate" in diagnose(facts).verdict.summary
-    assert "No estimate" not in diagnose(unknown).verdict.summary
+    assert "No estimate: fp8doctor has no datasheet" not in diagnose(facts).verdict.summary
+    assert "No estimate: fp8doctor has no datasheet of this GPU." in diagnose(unknown).verdict.summary
 
 
 def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:

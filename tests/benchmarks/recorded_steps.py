@@ -164,7 +164,7 @@ def told(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Told]:
             patient,
             best / (arms["as_is"].step_ms or 0.0),
             says and says.as_is,
-            says.may_be_off if says else OFF,
+            says.as_is_may_be_off if says else OFF,
             facts.trial.reliable,
         )
 

@@ -1,0 +1,206 @@
+"""The estimate of every recorded job as if nothing had been timed, next to the times of its trial.
+
+A job of FP8 is estimated as it is, and as the BF16 job that it was before its conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from statistics import quantiles
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor.analysis.modelled_speedup import OFF_FUSED, ModelledSpeedup, modelled_conversion
+from fp8doctor.analysis.significance import EVEN
+from fp8doctor.cost.step_cost import in_bf16, with_tokens
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import Document, read_saved
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.facts import NOT_RECORDED, Facts, recorded
+from fp8doctor.render.box import answer
+from tests.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial
+from tests.recordings import files, name_of
+
+LIKE_TENSORWISE = ({"compile-blocks"}, {"recipe-tensorwise"}, {"cache-off"}, {"convert-tensorwise"})
+"""Changes of a variant that leave a model compiled and in FP8 with one scale per tensor."""
+
+WITHOUT_ESTIMATE = {
+    "h100-moe": "experts",
+    "h200-moe": "experts",
+    "h100-whisper_medium": "32-bit weights",
+    "h200-whisper_medium": "32-bit weights",
+    "h100-bert_large_accelerate": "32-bit weights",
+    "h200-bert_large_accelerate": "32-bit weights",
+}
+"""Jobs of the benchmarks that get a reason in the place of an estimate."""
+
+OTHER_WORK = {"h200-rotated"}
+"""Recordings whose FP8 layers do work that their BF16 form does not."""
+
+
+class Timed(Struct, frozen=True):
+    """A recording with a trial on a GPU."""
+
+    name: str
+    facts: Facts
+    as_is: float | None
+    """Time of the best BF16 / time as it is."""
+    tensorwise: float | None
+    """The same of the model in FP8 with one scale per tensor, compiled."""
+
+    @property
+    def untimed(self) -> Facts:
+        return replace(without_trial(self.facts), observed=NOT_RECORDED)
+
+    @property
+    def report(self) -> Document:
+        """Report what a user without a GPU sees."""
+        return diagnose(self.untimed)
+
+
+@cache
+def timed(folder: Path) -> tuple[Timed, ...]:
+    return tuple(_timed(folder))
+
+
+def _timed(folder: Path) -> Iterator[Timed]:
+    for path in files(folder):
+        facts = read_saved(path)[0]
+        if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
+            continue
+        times = {arm.name: arm.step_ms for arm in facts.trial.arms if arm.tried and arm.step_ms}
+        bf16 = min((times[name] for name in ("bf16", "bf16_compiled") if name in times), default=None)
+        if bf16 is None:
+            continue
+        fp8 = facts.network.fp8
+        tensorwise = [times[name] for name in ("float8_tensorwise",) if name in times]
+        if fp8 and all(each.stack == "torchao" and each.recipe == "tensorwise" for each in fp8):
+            compiled = all(each.compiled is not None for each in fp8)
+            tensorwise += [times["as_is"]] if compiled and "as_is" in times else []
+        tensorwise += [
+            times[arm.name]
+            for arm in facts.trial.arms
+            if arm.name in times and set(arm.treatments) in LIKE_TENSORWISE and _is_torchao(facts)
+        ]
+        yield Timed(
+            name_of(path),
+            facts,
+            bf16 / times["as_is"] if fp8 and "as_is" in times else None,
+            bf16 / min(tensorwise) if tensorwise else None,
+        )
+
+
+def _is_torchao(facts: Facts) -> bool:
+    return all(each.stack == "torchao" for each in facts.network.fp8)
+
+
+def wrong(estimate: float, may_be_off: float, measured: float) -> bool:
+    """Return whether a claim is on the other side of 1 than what was measured."""
+    return abs(estimate - 1) >= may_be_off and abs(measured - 1) >= EVEN and (estimate > 1) != (measured > 1)
+
+
+def test_most_jobs_show_an_estimate_or_its_reason_on_the_first_screen() -> None:
+    without = {}
+    for job in timed(JOBS):
+        told = answer(job.report)
+        if "estimated" not in told.numbers:
+            without[job.name] = next(
+                each for each in (*told.why, told.then.sentence) if "No estimate: " in each
+            )
+    assert without.keys() == WITHOUT_ESTIMATE.keys()
+    for name, reason in WITHOUT_ESTIMATE.items():
+        assert reason in without[name]
+    assert len(timed(JOBS)) - len(without) >= 22
+
+
+def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
+    (job,) = (each for each in timed(JOBS) if each.name == "h200-llama_3b_bf16")
+    report = job.report
+    told, expects = answer(report), modelled_conversion(report.facts)
+    assert expects is not None
+    assert expects.wins
+    assert told.what == f"FP8 would be about {expects.best:.2f}x faster than BF16"
+    assert told.numbers == f"estimated {expects.best:.2f}x for H200 ({expects.range})"
+    assert report.verdict.achievable_speedup == expects.best
+    first, second = (step.treatment for step in report.prescription)
+    assert first.code.endswith(
+        "convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)"
+    )
+    assert second.code == "for block in model.model.layers:\n    block.compile()"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "what", "fix"),
+    [
+        (128, "Too small for FP8: stay in BF16", "Stay in BF16, or time it on a GPU"),
+        (
+            2048,
+            "Too close to tell whether FP8 would be faster",
+            "No check found anything to change. Open: what FP8",
+        ),
+    ],
+)
+def test_a_bf16_job_that_does_not_gain_is_told_so(tokens: int, what: str, fix: str) -> None:
+    (job,) = (each for each in timed(JOBS) if each.name == "h200-llama_3b_bf16")
+    told = answer(diagnose(with_tokens(job.untimed, tokens)))
+    assert told.what == what
+    assert told.fix[0].startswith(fix)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [JOBS, PATIENTS], ids=["jobs", "patients"])
+def test_every_sign_that_is_claimed_is_the_measured_one(folder: Path) -> None:
+    claimed = 0
+    for job in timed(folder):
+        report = job.report
+        expects = expected_speedup(report.facts, report.findings)
+        if expects is None or job.facts.trial.reliable is False:
+            continue
+        if job.as_is is not None:
+            assert not wrong(expects.as_is, expects.as_is_may_be_off, job.as_is), job.name
+        if job.tensorwise is not None and expects.best != expects.as_is:
+            assert not wrong(expects.best, expects.may_be_off, job.tensorwise), job.name
+        claimed += abs(expects.as_is - 1) >= expects.as_is_may_be_off
+    assert claimed >= {JOBS: 8, PATIENTS: 25}[folder]
+
+
+@cache
+def conversions() -> tuple[tuple[Timed, ModelledSpeedup, float], ...]:
+    """List every job as a BF16 job, the estimate of its conversion, and what was timed."""
+    found = []
+    for job in (*timed(JOBS), *timed(PATIENTS)):
+        expects = modelled_conversion(in_bf16(job.untimed))
+        if (
+            job.tensorwise
+            and expects
+            and job.facts.trial.reliable is not False
+            and job.name not in OTHER_WORK
+        ):
+            found.append((job, expects, job.tensorwise))
+    return tuple(found)
+
+
+@pytest.mark.slow
+def test_of_a_bf16_job_every_sign_that_is_claimed_is_the_measured_one() -> None:
+    signs = [
+        (job.name, wrong(expects.best, expects.may_be_off, measured))
+        for job, expects, measured in conversions()
+    ]
+    assert [name for name, is_wrong in signs if is_wrong] == []
+    assert sum(expects.wins or expects.loses for _, expects, _ in conversions()) >= 15
+
+
+@pytest.mark.slow
+def test_nine_in_ten_conversions_are_within_the_margin_that_is_told() -> None:
+    errors = [
+        abs(expects.best / measured - 1)
+        for job, expects, measured in conversions()
+        if expects.may_be_off == OFF_FUSED and use(job.name.partition("-")[2]) == "held out"
+    ]
+    assert len(errors) >= 30
+    assert quantiles(errors, n=10)[-1] == pytest.approx(OFF_FUSED, abs=0.005)
+    assert max(errors) <= 0.15
