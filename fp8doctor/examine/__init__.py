@@ -16,7 +16,7 @@ def examine_surroundings(target: Target) -> Facts:
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
-    if target.kind == "environment":
+    if target.get("kind") == "environment":
         config = default_config(gaps)
         environment = msgspec.structs.replace(environment, accelerate_config=config)
     gpus = examine_gpus(gaps)
