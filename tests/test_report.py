@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Target
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
@@ -321,6 +321,15 @@ def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None
 def test_an_empty_diagnosis_says_that_no_model_was_examined() -> None:
     assert diagnose(Facts()).verdict.summary == "No model was examined."
     assert diagnose(Facts(gaps={"network": "it hung"})).verdict.summary == "No model was examined: it hung."
+
+
+def test_a_script_that_failed_early_is_told_by_its_error_and_is_not_to_be_timed() -> None:
+    script = Target(kind="script", name="train.py", attribute=None, module=False)
+    gaps = {"network": "the script failed before its first step"}
+    found = diagnose(Facts(target=script, gaps=gaps, script_error="KeyError: 'rows'"))
+    assert found.verdict.summary == "The script failed before its first step: KeyError: 'rows'."
+    assert found.next is None
+    assert diagnose(Facts(target=script, gaps=gaps)).next is not None
 
 
 def test_the_public_names() -> None:

@@ -173,12 +173,18 @@ def run(
     def report(seen: ScriptState) -> int:
         if not reports:
             return OK
+        import msgspec
+
+        from fp8doctor.facts.scrub import scrub
+
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             complain(no_trial(wanted.again))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
+        if failed_early(seen):
+            facts = msgspec.structs.replace(facts, script_error=scrub(seen.error or ""))
         told = diagnosed(facts)
         deliver(told, wanted)
         return judged(told, wanted)
@@ -228,23 +234,30 @@ def untimed(facts: Facts, why: str | None) -> Facts:
     return msgspec.structs.replace(facts, gaps={**gaps, "trial": why}) if why else facts
 
 
+def failed_early(seen: ScriptState) -> bool:
+    """Return whether the script failed before its first step. The report starts with that."""
+    return seen.error is not None and seen.facts is not None and not (seen.stepped or seen.stepped_in_fork)
+
+
 def say_what_was_not_seen(seen: ScriptState, needed: int) -> None:
     for sentence in what_was_not_seen(seen, needed):
         complain(sentence)
-    if seen.error is not None:
+    if seen.error is not None and not failed_early(seen):
         complain_of_known(seen.error)
 
 
 def what_was_not_seen(seen: ScriptState, needed: int) -> list[str]:
     """Say what of a script was not seen, and why; nothing if its window was complete."""
     sentences = list(seen.notes)
-    if seen.complete:
+    if seen.complete or failed_early(seen):
         return sentences
     end = (
         ""
         if seen.ended
         else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
     )
+    if not seen.torch and seen.error is not None:
+        return [*sentences, f"the script failed before it imported torch: {seen.error}"]
     if not seen.torch:
         return sentences or [f"nothing was seen: the script's process imported no torch.{end}"]
     if seen.stepped:

@@ -36,9 +36,13 @@ from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
 
+FAILED_EARLY = "The script failed before its first step"
+
 
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the verdict that facts alone allow; nothing in it is measured."""
+    if error := facts.get("script_error"):
+        return Verdict(status="not_measured", summary=f"{FAILED_EARLY}: {error.rstrip('.')}.")
     if not recorded(facts, "network"):
         reason = facts.get("gaps", {}).get("network")
         return Verdict(

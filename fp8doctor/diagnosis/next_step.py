@@ -21,7 +21,8 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     step = next((each for each in prescription if each.code), None)
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
-    if verdict.basis != "measured" and verify is not None and not _is_one_of_several(facts):
+    fails = recorded(facts, "script_error")
+    if verdict.basis != "measured" and not fails and verify is not None and not _is_one_of_several(facts):
         return Next(command=_timed(facts) or verify, saving_ms=None, verify=verify)
     return None
 

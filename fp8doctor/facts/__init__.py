@@ -144,6 +144,8 @@ class Facts(Record, frozen=True, kw_only=True):
     """The timed probe; not recorded when none was asked for or there was no device for it."""
     assumed_gpu: str | None = NOT_RECORDED
     """GPU name given by ``--assume-gpu`` for the modelled costs."""
+    script_error: Prose = NOT_RECORDED
+    """The exception that ended a script before its first step, in a line; not recorded without one."""
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact that could not be read -> the reason."""
     unrecognized: dict[str, Any] = NOT_RECORDED

@@ -14,11 +14,12 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
 from fp8doctor.diagnosis.next_step import may_raise, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
+from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import HOW_KNOWN
@@ -110,12 +111,18 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     why = tuple(_why(report, steps))
-    expects = _expects(report)
-    told = _how_much(verdict, _headline(expects) if expects else what)
+    error = report.facts.get("script_error")
+    if error:
+        tone, what = "bad", FAILED_EARLY
+    elif recorded(report.facts, "network"):
+        expects = _expects(report)
+        what = _how_much(verdict, _headline(expects) if expects else what)
+    else:
+        what = "No model was examined"
     return Answer(
         tone=tone,
-        what=told if recorded(report.facts, "network") else "No model was examined",
-        numbers=if_recorded(_numbers, report) or _no_model(report),
+        what=what,
+        numbers=error or if_recorded(_numbers, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
         causes=frozenset(each.code for each in why if each.code),
         fix=tuple(_fix(report, steps)),
@@ -212,6 +219,12 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
     If FP8 is not slower, the causes are of what the plan fixes and stand behind.
     """
     verdict = report.verdict
+    if error := report.facts.get("script_error"):
+        causes = _causes(report, steps, told=set())
+        known = in_a_sentence(error)
+        yield _Cause(known or "fp8doctor saw no training step, and read only the environment.")
+        yield from causes
+        return
     grave = _gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
@@ -331,7 +344,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
     elif grave:
         yield f"No fix is known. See: fp8doctor explain {grave.code}"
-    elif report.verdict.status == "step_raises":
+    elif report.verdict.status == "step_raises" or recorded(report.facts, "script_error"):
         yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until the cause is known."

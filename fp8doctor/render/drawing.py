@@ -179,6 +179,7 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
     """Draw the answer in a box: the verdict, and below it a row for each question."""
     from rich import box
     from rich.console import Group
+    from rich.padding import Padding
     from rich.panel import Panel
     from rich.table import Table
 
@@ -186,12 +187,13 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
     what = canvas.own(f"{canvas.glyph(MARKS[mark])} ") + canvas.text(answer.what)
     what.stylize(f"bold {colour}")
     numbers = canvas.text(answer.numbers, "bold")
+    head: list[RenderableType]
     if not answer.numbers:
         head = [what]
     elif what.cell_len + 3 + numbers.cell_len <= canvas.width - 4:
         head = [what + canvas.own("   ") + numbers]
     else:
-        head = [what, canvas.own("  ") + numbers]
+        head = [what, Padding(numbers, (0, 0, 0, 2))]
     mended = answer.tone == "bad" and answer.then.basis == "measured"
     rows = Table.grid(padding=(0, GAP, 0, 0))
     rows.add_column(no_wrap=True, style="bold")

@@ -395,7 +395,25 @@ WATCHED = report(
     MOD001="healthy",
 )
 
+FAILED_EARLY = report(
+    replace(
+        ENVIRONMENT.facts,
+        target=Target(kind="script", name="train.py", attribute=None),
+        gpus=(H200,),
+        gaps={"network": "the script failed before its first step"},
+        script_error="RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but got mat1 "
+        "shape: (1003x64)",
+    ),
+    "The script failed before its first step: RuntimeError: Expected trailing dimension of mat1 to be "
+    "divisible by 16 but got mat1 shape: (1003x64).",
+    GPU001="healthy",
+    MOD001="unknown: network: the script failed before its first step",
+    SHP001="unknown: network: the script failed before its first step",
+    CMP001="unknown: network: the script failed before its first step",
+)
+
 SCREENS = {
+    "failed_early": FAILED_EARLY,
     "eager_decoder": EAGER_DECODER,
     "compiled_decoder": COMPILED_DECODER,
     "lora": LORA,

@@ -38,6 +38,11 @@ END = " Its process ended without Python's own end: os._exit, exec, a signal or 
             "starts in processes of their own (launchers, spawn), optimizers of other libraries and a "
             "compiled optimizer.step are not seen; put 'fp8doctor run' in front of the command that trains.",
         ),
+        (ScriptState(Facts(), torch=True, ended=True, steps=0, error="ValueError: the report says it"), None),
+        (
+            ScriptState(ended=True, steps=0, error="ValueError: no data"),
+            "the script failed before it imported torch: ValueError: no data",
+        ),
         (
             ScriptState(torch=True, ended=True, steps=0, error="FileNotFoundError: no such file: 'rows.bin'"),
             "no training step was seen: the script failed before its first, FileNotFoundError: no such file: "
