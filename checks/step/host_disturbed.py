@@ -34,11 +34,11 @@ from __future__ import annotations
 from fp8doctor.analysis.noise import host_bound_step, host_contention, step_moved_by_host
 from fp8doctor.analysis.outcome import compared_pairs
 from fp8doctor.analysis.step_difference import breakdown_of
-from fp8doctor.analysis.treatment_table import QUIET_HOST, variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmName, Facts, HostLoad
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, profiled
-from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
 
@@ -68,12 +68,6 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
             "cores": load.cores,
             "window_s": load.window_s,
         },
-        treatment=Treatment(
-            name=QUIET_HOST,
-            summary="time again when the host is quiet",
-            code="top -b -n 1 | head -n 20   # who uses the cores; `st` is what the hypervisor takes\n"
-            "fp8doctor model.py   # again, when it is quiet",
-        ),
     )
 
 

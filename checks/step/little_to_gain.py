@@ -26,8 +26,9 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import best_bf16
-from fp8doctor.analysis.outcome import ceiling, stays_in_bf16
+from fp8doctor.analysis.arms import best_bf16, uses_fp8
+from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.analysis.plan_end import plan_end
 from fp8doctor.analysis.step_difference import (
     IDLE,
     PARTS,
@@ -82,7 +83,9 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
             "largest_other": largest,
             "largest_other_ms": others[largest],
         },
-        treatment=stay_in_bf16(facts) if stays_in_bf16(facts) else None,
+        treatment=stay_in_bf16(facts)
+        if uses_fp8(facts) and (end := plan_end(facts)) and end.in_bf16
+        else None,
     )
 
 

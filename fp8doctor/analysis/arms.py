@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, that_help_bf16_too
@@ -10,6 +10,7 @@ from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
     BF16_BASELINES,
+    IN_BF16,
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
@@ -120,14 +121,28 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
     None if it was not timed. If it does not fit, or is slower, the best BF16 without them.
     """
     shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
-    name, best = BF16_WITH.get(frozenset(shared)), best_bf16(facts)
+    best = best_bf16(facts)
     if not shared:
         return best
-    planned = [each for each in facts.trial.arms if each.name == name]
-    if any(not each.tried and why_of(each) is Reason.DOES_NOT_FIT for each in planned):
-        return best
-    changed = arm(facts.trial, name) if name else None
-    return min(filter(None, (changed, best)), key=lambda each: each.step_ms or 0.0) if changed else None
+    alike = (each for each in facts.trial.arms if each.name in IN_BF16)
+    planned = next((each for each in alike if changes_in_bf16(each.name, _made_of(each)) == shared), None)
+    if planned is None:
+        return None
+    if not planned.tried:
+        return best if why_of(planned) is Reason.DOES_NOT_FIT else None
+    return min(filter(None, (planned, best)), key=lambda each: each.step_ms or 0.0)
+
+
+def _made_of(of: Arm) -> tuple[str, ...]:
+    found: tuple[str, ...] = of.get("treatments", ())
+    return found
+
+
+def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
+    """Name what a BF16 variant changes beside leaving FP8 off; empty for a baseline."""
+    if name == ArmName.BF16_PRESCRIBED:
+        return frozenset(treatments)
+    return next((changes for changes, each in BF16_WITH.items() if each == name), frozenset())
 
 
 def all_changes(trial: Trial, of: Arm) -> list[str]:
@@ -206,6 +221,6 @@ def savings(facts: Facts) -> dict[str, Interval]:
     for alone in facts.arms() if timed_on_gpu(facts) else ():
         if alone.tried and len(alone.get("treatments", ())) == 1:
             base = base_of(facts.trial, alone)
-            if base is not None:
+            if base is not None and alone.name not in IN_BF16:
                 found.setdefault(alone.treatments[0], saved_ms(base, alone))
     return found

@@ -16,7 +16,6 @@ from fp8doctor.analysis.arms import (
     left_out_bf16,
     ratio,
     ratio_on_screen,
-    saved_ms,
     timed_a_model,
     uses_fp8,
 )
@@ -142,46 +141,6 @@ def waits_for_time(trial: Trial) -> bool:
     return any(
         not each.tried and each.treatments and why_of(each) in LEFT_OUT_FOR_TIME for each in trial.arms
     )
-
-
-WORTH_WAITING = 1.10
-"""Most that FP8 can give, as a ratio to BF16, below which no variant that was left out is waited for. A
-convention of this tool."""
-
-
-def stays_in_bf16(facts: Facts) -> Interval | None:
-    """Return BF16's saving over the best FP8 total, in ms, if FP8 clearly loses.
-
-    None otherwise, and while a variant waits to be tried, unless none of them could give much.
-    """
-    saved = bf16_saves(facts)
-    if saved is None or not waits_for_time(facts.trial):
-        return saved
-    most = if_recorded(ceiling, facts)
-    return saved if most and most.speedup < WORTH_WAITING else None
-
-
-def bf16_saves(facts: Facts) -> Interval | None:
-    """Return the saving of BF16 with the rest of the plan over FP8's best, in ms.
-
-    None unless it is sure. It is not known on a CPU, which only emulates FP8.
-    """
-    if not timed_a_model(facts) or not uses_fp8(facts) or facts.trial.device == "cpu":
-        return None
-    fp8 = best_fp8(facts)
-    bf16 = (fair_bf16(facts, fp8) if fp8 else None) or best_bf16(facts)
-    if fp8 is None or bf16 is None or is_noise(bf16, fp8, facts.trial) or ratio(bf16, fp8).high >= 1:
-        return None
-    return saved_ms(fp8, bf16_as_prescribed(facts) or bf16)
-
-
-def bf16_as_prescribed(facts: Facts) -> Arm | None:
-    """Find the BF16 with the plan's changes that help it too, if clearly the fastest."""
-    planned, bf16 = arm(facts.trial, ArmName.PRESCRIBED), best_bf16(facts)
-    found = fair_bf16(facts, planned) if planned else None
-    if found is None or bf16 is None or found is bf16 or ratio(found, bf16).high >= 1:
-        return None
-    return found
 
 
 def ceiling(facts: Facts) -> Ceiling | None:

@@ -17,7 +17,6 @@ KEEP_IN_BF16 = "keep-in-bf16"
 COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
-QUIET_HOST = "quiet-host"
 CHECKPOINTING_OFF = "checkpointing-off"
 COMPILE_BLOCKS = "compile-blocks"
 COMPILE_MODEL = "compile-model"
@@ -85,6 +84,7 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
     torchao = of.stack == TORCHAO.name
     return TreatmentRecord(
         name=of.treatment,
+        words=of.words,
         family="recipe",
         recipe=of.name,
         changes="model" if torchao else "the autocast",
@@ -279,6 +279,7 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16_AS_COMPILED: "BF16 compiled your way",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
     ArmName.BF16_CUDA_GRAPHS: "BF16, CUDA graphs",
+    ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
     ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, compiled your way",
     ArmName.COMBINATION: "FP8 with all that gained",

@@ -23,13 +23,11 @@ from fp8doctor.analysis.noise import contention_that_decides, is_noise
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
     all_fp8_loses,
-    bf16_as_prescribed,
-    bf16_saves,
     ceiling,
     compared_pairs,
     measured_speed,
-    stays_in_bf16,
 )
+from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
@@ -76,12 +74,8 @@ class TrialView(Struct, frozen=True):
     """The step as it is, compared with the best BF16."""
     most: Ceiling | None
     """The most that FP8 can give on this GPU."""
-    bf16_saves: Interval | None
-    """The ms that BF16 saves of the best total in FP8; None unless it does beyond doubt."""
-    bf16_stays_faster_by: Interval | None
-    """`bf16_saves`, unless a variant that was left out for time could still turn it."""
-    bf16_as_prescribed: Arm | None
-    """BF16 with the changes of the plan that help it too, if it is faster with them."""
+    end: PlanEnd | None
+    """The variant that the plan ends in."""
     all_fp8_loses: bool
     """True if every FP8 variant is slower than BF16 beyond the noise."""
     host_contention: str | None
@@ -93,6 +87,11 @@ class TrialView(Struct, frozen=True):
     def uses_fp8(self) -> bool:
         """Return whether any layer is set up for FP8. Raises `Unrecorded` without layers."""
         return uses_fp8(self.facts)
+
+    @property
+    def gives_up_fp8(self) -> bool:
+        """Return whether the plan takes a job in FP8 to BF16."""
+        return self.end is not None and self.end.in_bf16 and self.uses_fp8
 
     @property
     def cannot_win(self) -> bool:
@@ -133,9 +132,7 @@ def trial_view(facts: Facts) -> TrialView:
         fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
         achievable=None if hidden else best,
         speed=if_recorded(measured_speed, facts),
-        bf16_saves=if_recorded(bf16_saves, facts),
-        bf16_stays_faster_by=if_recorded(stays_in_bf16, facts),
-        bf16_as_prescribed=if_recorded(bf16_as_prescribed, facts),
+        end=if_recorded(plan_end, facts),
         all_fp8_loses=bool(if_recorded(all_fp8_loses, facts)),
         host_contention=if_recorded(contention_that_decides, trial, if_recorded(compared_pairs, facts) or ()),
         most=if_recorded(ceiling, facts),

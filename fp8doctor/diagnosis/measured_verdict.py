@@ -29,6 +29,7 @@ from fp8doctor.wording import in_ms, plural, times
 ALIKE: dict[str, str] = {
     ArmName.BF16_WITHOUT_CHECKPOINTING: "checkpointing off",
     ArmName.BF16_CUDA_GRAPHS: "CUDA graphs",
+    ArmName.BF16_PRESCRIBED: "the same fixes",
 }
 """BF16 with a change that helps it too -> the change in words."""
 
@@ -174,7 +175,7 @@ def _promise(view: TrialView) -> str:
     """Say what the plan gives, or that nothing tried makes FP8 as fast as BF16."""
     prescribed, measure = view.prescribed, view.bf16_of_prescribed
     why = nothing_helps(view.all_fp8_loses)
-    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.bf16_stays_faster_by else ""
+    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.gives_up_fp8 else ""
     if prescribed is None or view.plan_saves is None or view.plan_saves.low <= 0:
         return stays
     treatments = prescribed.get("treatments", ())

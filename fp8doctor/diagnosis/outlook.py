@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import BF16_WITH, arm, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, QUIET_HOST, STAY_IN_BF16, traits
+from fp8doctor.analysis.outcome import waits_for_time
+from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.cost.step_cost import with_tokens
 from fp8doctor.diagnosis.document import Document, Step
@@ -17,7 +19,7 @@ from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_model
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
-from fp8doctor.wording import in_ms, times
+from fp8doctor.wording import in_ms, in_times, quotient
 
 SMALL_PCT = 1.0
 """Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
@@ -52,77 +54,66 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
 
 
 def _measured(view: TrialView, steps: Sequence[Step]) -> str:
-    facts = view.facts
-    bf16 = _bf16_after(view, steps) if recorded(facts, "trial") else None
-    if bf16 is None or facts.trial.device == "cpu":
+    end = view.end
+    if not view.on_gpu or view.bf16 is None:
         return ""
-    leave_off = f"{_how_fp8_fares(view)}: stay in BF16, {in_ms(bf16.step_ms)} in {_form(bf16)}."
-    given_up = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    if view.bf16_stays_faster_by or (given_up and view.bf16_saves):
-        return leave_off
-    total = _total(view, steps)
+    total = end.arm if end else _total(view, steps)
     if total is None or total.step_ms is None:
         return ""
-    return _against(view, total, _beginning(total, steps), leave_off)
-
-
-def _how_fp8_fares(view: TrialView) -> str:
-    """Say for which changes FP8 is known not to pay: for any, or for the timed ones."""
-    if view.cannot_win:
-        return "FP8 cannot win here"
-    return "Every FP8 variant was slower" if view.all_fp8_loses else "No FP8 variant was faster beyond noise"
-
-
-def _bf16_after(view: TrialView, steps: Sequence[Step]) -> Arm | None:
-    """Find the best BF16 that was timed with what the plan does to both."""
-    planned = {step.treatment.name for step in steps}
-    alike = (arm(view.facts.trial, name) for changes, name in BF16_WITH.items() if changes <= planned)
-    given_up = STAY_IN_BF16 in planned
-    stays = view.bf16_as_prescribed if given_up else None
-    timed = [each for each in (view.bf16, stays, *alike) if each]
-    return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
+    if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
+        faster = f", {_compared(total, view.as_is, 'now')}" if view.as_is and not end.is_as_is else ""
+        left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
+        rest = " Not every FP8 variant was timed." if left_out else ""
+        return f"{in_ms(total.step_ms)} in {_form(total)}{faster}.{rest}"
+    return _against(view, total, _beginning(total, steps, end))
 
 
 def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
-    """Find the step that the plan ends in."""
+    """Find the step that a plan without a known end may lead to."""
     if not view.uses_fp8:
         return view.fp8
     return (view.prescribed or view.as_is) if steps else view.as_is
 
 
-def _beginning(total: Arm, steps: Sequence[Step]) -> str:
-    alone = total.name == ArmName.AS_IS
-    if not steps or (alone and all(step.treatment.name == QUIET_HOST for step in steps)):
+def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
+    if not steps:
         return "As it is"
-    if alone:
+    if total.name == ArmName.AS_IS:
         return "The fixes were not timed; before them"
-    timed = total.get("treatments", ())
+    timed = end.changes if end else total.get("treatments", ())
     whole = not timed or all(step.treatment.name in timed for step in steps)
     return "With all fixes" if whole else "With the fixes that were timed"
 
 
-def _against(view: TrialView, total: Arm, beginning: str, leave_off: str) -> str:
+def _against(view: TrialView, total: Arm, beginning: str) -> str:
     now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(view.facts, total)
     if measure is None:
         return f"{now}; BF16 with the same changes was not timed."
     speedup = ratio(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
         return f"{now}; compiled BF16, which may be faster, was not timed."
+    ms = in_ms(measure.step_ms)
     if is_noise(measure, total, view.facts.trial):
-        return f"{now}, within noise of {_form(measure)} ({in_ms(measure.step_ms)})."
-    if not view.uses_fp8 and speedup.high < 1:
-        return leave_off
-    stays = ". BF16 stays faster than every fix" if speedup.high < 1 else ""
-    speed = f"{times(measure.step_ms, total.step_ms)} the speed of the best BF16 ({in_ms(measure.step_ms)})"
-    return f"{now}, {speed}{stays}."
+        return f"{now}, within noise of {_form(measure)} ({ms})."
+    return f"{now}, {_compared(total, measure, f'the best BF16 ({ms})')}."
+
+
+def _compared(one: Arm, other: Arm, named: str) -> str:
+    """Compare two times in words: 1.22x faster than the other."""
+    speed = quotient(other.step_ms, one.step_ms) or 1.0
+    if f"{max(speed, 1 / speed):.2f}" == "1.00":
+        return f"as fast as {named}"
+    return f"{in_times(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} than {named}"
 
 
 def _form(bf16: Arm) -> str:
-    if bf16.name == ArmName.BF16_WITHOUT_CHECKPOINTING:
-        return "BF16 without checkpointing"
-    if bf16.name == ArmName.BF16_CUDA_GRAPHS:
-        return "compiled BF16 with CUDA graphs"
-    return "compiled BF16" if bf16.name in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED) else "BF16"
+    return {
+        ArmName.BF16: "BF16",
+        ArmName.AS_IS: "BF16",
+        ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
+        ArmName.BF16_CUDA_GRAPHS: "compiled BF16 with CUDA graphs",
+        ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
+    }.get(ArmName(bf16.name) if bf16.name in [*ArmName] else ArmName.AS_IS, "compiled BF16")
 
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import base_of, ratio, saved_ms, timed_a_model
+from fp8doctor.analysis.arms import base_of, saved_ms
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.module_names import has_lora, names_in_python
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
@@ -26,8 +26,8 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import (
+    compiled_as,
     describe,
-    fastest_bf16,
     keep,
     keep_in_bf16,
     nothing_helps,
@@ -35,8 +35,15 @@ from fp8doctor.diagnosis.treatments import (
     stay_in_bf16,
 )
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, in_any_window, keeps_users_compilation, recipe_of
+from fp8doctor.facts.arm_names import (
+    BF16_BASELINES,
+    ArmName,
+    in_any_window,
+    keeps_users_compilation,
+    recipe_of,
+)
 from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.wording import in_ms
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
@@ -131,48 +138,101 @@ def _for_all(treatment: Treatment, group: list[Finding], facts: Facts | None) ->
 def as_timed(
     proposed: Sequence[Step], view: TrialView, broken: frozenset[str] = frozenset()
 ) -> tuple[Step, ...]:
-    """Return the proposed steps as far as the trial confirms them.
+    """Return the plan: the changes that lead to the best variant that a GPU timed, and what is open.
 
-    Without a trial they stay, but never both a fix of FP8 and giving it up. Once a prescription was timed,
-    the steps are its parts, and those that no variant carried out. If FP8 stays slower than BF16 beyond
-    doubt, or was timed with all of these steps and is slower, the last step gives it up. If no GPU timed
-    anything and no FP8 layer can gain, the first one does, and the others are dropped.
+    Without such times the proposed steps stay, but never both a fix of FP8 and giving it up: if no FP8 layer
+    can gain, giving it up comes first, and the others are dropped.
     """
-    facts = view.facts
-    steps = _of_the_total(proposed, view) if view.on_gpu else list(proposed)
     without_fp8 = set(ON_THIS_GPU.values())
-    if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in steps):
-        return tuple(step for step in steps if step.treatment.name in without_fp8 or not _changes_fp8(step))
-    named = {step.treatment.name for step in steps}
-    steps += [step for step in conversion(view) if step.treatment.name not in named]
-    if not view.on_gpu:
-        steps = _by_the_filter({step.treatment.name: step for step in _while_in_fp8(steps, facts)}, facts)
-    others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
-    saved = view.bf16_stays_faster_by or (view.bf16_saves if _whole_plan_was_timed(others, view) else None)
+    if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in proposed):
+        return tuple(
+            step for step in proposed if step.treatment.name in without_fp8 or not _changes_fp8(step)
+        )
+    if view.end is not None:
+        return tuple(_to(view.end, proposed, view, broken))
+    gives_up = [step for step in proposed if step.treatment.name == STAY_IN_BF16]
+    if view.on_gpu:
+        others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
+        return (*others, *([] if any(map(_changes_fp8, others)) else gives_up))
+    steps = _by_the_filter(
+        {step.treatment.name: step for step in _while_in_fp8(proposed, view.facts)}, view.facts
+    )
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
-    if saved is not None:
-        gives_up = gives_up or [
-            Step(
-                code="",
-                mends=(),
-                title="FP8 stays slower than BF16 with everything that was tried"
-                if view.all_fp8_loses
-                else "No FP8 that was timed is faster than BF16 for sure",
-                treatment=stay_in_bf16(facts, f"{nothing_helps(view.all_fp8_loses)} here"),
-                saving_ms=view.saving(saved),
-            )
-        ]
-    elif not view.on_gpu:
-        mends = [step for step in others if broken.intersection(step.mends)]
-        rest = [step for step in others if not gives_up or not _changes_fp8(step)]
-        return (*mends, *gives_up, *(step for step in rest if step not in mends))
-    elif view.prescribed is not None or any(map(_changes_fp8, others)):
-        gives_up = []
-    if gives_up:
-        bf16 = fastest_bf16(facts)
-        recompiles = bf16 is not None and replaces_own_compile(bf16, facts)
-        others, gives_up[0] = _without_what_it_undoes(others, gives_up[0], broken, recompiles)
-    return (*others, *gives_up)
+    others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
+    mends = [step for step in others if broken.intersection(step.mends)]
+    rest = [step for step in others if not gives_up or not _changes_fp8(step)]
+    return (*mends, *gives_up, *(step for step in rest if step not in mends))
+
+
+def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]) -> Iterator[Step]:
+    """List breakage first, then the changes that make the variant, then what no variant tried.
+
+    What was timed and is no part of it is dropped, unless it is about more than speed.
+    """
+    settled = _settled(view)
+    kept = [
+        step
+        for step in proposed
+        if step.treatment.name != STAY_IN_BF16
+        and (
+            step.treatment.name in end.changes
+            or broken.intersection(step.mends)
+            or _is_about_accuracy(step)
+            or step.treatment.name not in settled
+        )
+    ]
+    first: list[Step] = []
+    if view.gives_up_fp8:
+        gives_up = _giving_up(end, proposed, view)
+        recompiles = replaces_own_compile(end.arm, view.facts)
+        kept, gives_up = _without_what_it_undoes(kept, gives_up, broken, recompiles)
+        first = [gives_up]
+    elif not view.uses_fp8 and not end.is_as_is:
+        first = _starting(end, view)
+    mends = [step for step in kept if broken.intersection(step.mends) or _enables_fp8(step, view)]
+    named = {step.treatment.name for step in (*kept, *first)}
+    found = [_found_by_trial(name, view) for name in end.changes if name not in named]
+    parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
+    rest = [step for step in kept if step not in mends and step not in parts]
+    yield from (*mends, *first, *parts, *filter(None, found), *rest)
+
+
+def _settled(view: TrialView) -> set[str]:
+    """Name the treatments that were timed, or need too much memory, alone or together."""
+    trial = view.facts.trial
+    timed = {
+        name
+        for each in trial.arms
+        if each.tried and recorded(each, "treatments") and base_of(trial, each)
+        for name in each.treatments
+    }
+    return timed | set(if_recorded(_too_large_together, view) or ())
+
+
+def _enables_fp8(step: Step, view: TrialView) -> bool:
+    """Return whether FP8 was asked for, did not begin, and would by this step."""
+    return not view.uses_fp8 and _changes_fp8(step)
+
+
+def _is_about_accuracy(step: Step) -> bool:
+    return any(check.area == "numerics" for check in _fixed_checks(step))
+
+
+def _giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
+    """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
+    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
+    saved = saved_ms(view.as_is, end.arm) if view.as_is else None
+    return Step(
+        code=asked.code if asked else "",
+        mends=asked.mends if asked else (),
+        title=asked.title
+        if asked
+        else "FP8 stays slower than BF16 with everything that was tried"
+        if view.all_fp8_loses
+        else "No FP8 that was timed is faster than BF16 for sure",
+        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view)),
+        saving_ms=view.saving(saved) if saved else None,
+    )
 
 
 def _without_what_it_undoes(
@@ -180,9 +240,13 @@ def _without_what_it_undoes(
 ) -> tuple[list[Step], Step]:
     """Drop steps that giving FP8 up undoes: changes of FP8 and other ways to compile.
 
-    The last step says how BF16 is compiled, and fixes all their findings. Breakage stays.
+    It says how BF16 is compiled, and fixes all their findings. Breakage that is not of FP8 alone stays.
     """
-    undone = [step for step in others if not broken.intersection(step.mends) and _is_undone(step, recompiles)]
+    undone = [
+        step
+        for step in others
+        if _changes_fp8_alone(step) or (not broken.intersection(step.mends) and _is_undone(step, recompiles))
+    ]
     mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
     return [step for step in others if step not in undone], msgspec.structs.replace(
         gives_up, mends=tuple(mends)
@@ -292,40 +356,6 @@ def depends_on_shapes(step: Step) -> bool:
     return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
 
 
-def _whole_plan_was_timed(steps: Sequence[Step], view: TrialView) -> bool:
-    """Return whether the timed total holds every step of the plan."""
-    total = view.prescribed if view.on_gpu else None
-    return total is not None and all(step.treatment.name in total.treatments for step in steps)
-
-
-def _of_the_total(proposed: Sequence[Step], view: TrialView) -> list[Step]:
-    """Return the steps without those that the total left out, and with its additions.
-
-    A total that costs time is no total. If one does not fit, none of its parts is left.
-    """
-    total, trial = view.prescribed, view.facts.trial
-    dropped = set(if_recorded(_too_large_together, view) or ())
-    if total is None or view.plan_saves is None:
-        return [step for step in proposed if step.treatment.name not in dropped]
-    if view.plan_saves.high <= 0:
-        return [step for step in proposed if step.treatment.name not in total.treatments]
-    timed = {
-        name
-        for each in trial.arms
-        if each.tried and recorded(each, "treatments") and base_of(trial, each)
-        for name in each.treatments
-    }
-    kept = [
-        step
-        for step in proposed
-        if step.treatment.name in total.treatments or step.treatment.name not in timed | dropped
-    ]
-    named = {step.treatment.name for step in kept}
-    return kept + [
-        step for name in total.treatments if name not in named and (step := _found_by_trial(name, view))
-    ]
-
-
 def _too_large_together(view: TrialView) -> tuple[str, ...]:
     """Name the treatments that take more memory than there is, all together."""
     every = (each for each in view.facts.trial.arms if in_any_window(each.name) == ArmName.PRESCRIBED)
@@ -335,32 +365,60 @@ def _too_large_together(view: TrialView) -> tuple[str, ...]:
 def _found_by_trial(name: str, view: TrialView) -> Step | None:
     """Find a treatment of the total that no finding names, with its saving alone."""
     treatment, saved = describe(name, view.facts), view.savings.get(name)
-    if treatment is None or saved is None:
+    if treatment is None:
         return None
     faster = "is faster, timed with all else equal"
-    title = f"{name} {faster if saved.low > 0 else 'is a part of the fastest step that was timed'}"
-    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=view.saving(saved))
+    alone = saved is not None and saved.low > 0
+    title = f"{name} {faster if alone else 'is a part of the fastest step that was timed'}"
+    return _untold(title, treatment, view.saving(saved) if saved else None)
 
 
-def conversion(view: TrialView) -> list[Step]:
-    """List the steps to a model's fastest FP8; empty if BF16 may be as fast."""
-    facts = view.facts
-    if not timed_a_model(facts) or view.uses_fp8:
-        return []
-    now, bf16, fp8 = view.as_is, view.bf16, view.fp8
-    if facts.trial.device == "cpu" or now is None or bf16 is None or fp8 is None:
-        return []
-    speedup, saved = ratio(bf16, fp8), saved_ms(now, fp8)
-    made_of = fp8.get("treatments", ())
-    if not made_of or speedup.low <= 1 or speedup.median < 1 + EVEN or view.fp8_is_noise:
-        return []
-    title = f"With all fixes a step takes {fp8.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-    saving = view.saving(saved)
-    first, *others = treatments(facts, fp8.name, made_of)
+def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
+    """Compare the fastest FP8 that was timed with the BF16 that the plan ends in."""
+    timed = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    best = min((each.step_ms or 0.0 for each in timed), default=None)
+    if best is None:
+        return nothing_helps(loses=True)
+    if best < (end.arm.step_ms or 0.0):
+        return f"FP8 gains too little, {in_ms(best)} at best"
+    return f"the fastest FP8 that was timed takes {in_ms(best)}"
+
+
+def _starting(end: PlanEnd, view: TrialView) -> list[Step]:
+    """Write the steps that compile a model without FP8, or convert and compile it.
+
+    Each saves what it adds: compilation first, then FP8 on top of it.
+    """
+    facts, now, bf16 = view.facts, view.as_is, view.bf16
+    assert now is not None
+    assert bf16 is not None
+    if end.in_bf16:
+        if end.arm.name not in BF16_BASELINES:
+            return []
+        title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
+        treatment = compile_treatment(facts, facts.network.linears)
+        code = "\n".join(compiled_as(end.arm, facts))
+        how = "block by block" if facts.network.blocks else "the model"
+        treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
+        return [_untold(title, treatment, view.saving(saved_ms(now, end.arm)))]
+    title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
+    found = [*treatments(facts, end.arm.name, end.arm.get("treatments", ()))]
+    compiles = any(traits(each.name).compiles for each in found)
+    by_fp8 = view.saving(saved_ms(bf16 if compiles else now, end.arm))
+    by_compiling = view.saving(saved_ms(now, bf16)) if bf16 is not now else None
     return [
-        Step(code="", mends=(), title=title, treatment=first, saving_ms=saving),
-        *(Step(code="", mends=(), title=f"Timed with {first.name}", treatment=each) for each in others),
+        _untold(
+            title if number == 0 else f"Timed with {found[0].name}",
+            each,
+            by_fp8 if number == 0 else by_compiling if traits(each.name).compiles else None,
+        )
+        for number, each in enumerate(found)
     ]
+
+
+def _untold(title: str, treatment: Treatment, saving: Saving | None) -> Step:
+    """Make a step that no finding proposed."""
+    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)
 
 
 def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:

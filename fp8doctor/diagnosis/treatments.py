@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from fp8doctor.analysis.arms import best_bf16, timed_on_gpu
+from fp8doctor.analysis.arms import arm_if_any, best_bf16, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -23,7 +23,8 @@ from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatm
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
-from fp8doctor.analysis.outcome import all_fp8_loses, bf16_as_prescribed
+from fp8doctor.analysis.outcome import all_fp8_loses
+from fp8doctor.analysis.plan_end import plan_end
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -58,7 +59,7 @@ ORDINARY_WEIGHTS = Treatment(
 
 def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
     """Write how to train without FP8, in the fastest BF16 that was timed."""
-    bf16 = fastest_bf16(facts)
+    bf16 = bf16_of_the_plan(facts)
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
     lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
     return Treatment(
@@ -77,16 +78,20 @@ BF16_FORMS = {
 
 
 def nothing_helps(loses: bool) -> str:
-    """Say that no fix makes FP8 pay, as far as the timing tells."""
-    fast = "as fast as BF16" if loses else "faster than BF16 beyond noise"
-    return f"no fix that was timed makes FP8 {fast}"
+    """Say that no FP8 that was timed pays, as far as the timing tells."""
+    return f"no FP8 that was timed is {'as fast' if loses else 'faster beyond noise'}"
 
 
-def fastest_bf16(facts: Facts) -> Arm | None:
-    """Find the fastest BF16 timed on a GPU, with CUDA graphs if the plan has them too."""
-    bf16 = if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
-    alike = bf16_as_prescribed(facts) if bf16 else None
-    return alike if alike and alike.name == ArmName.BF16_CUDA_GRAPHS else bf16
+def bf16_of_the_plan(facts: Facts) -> Arm | None:
+    """Find the form of the BF16 that the plan ends in, else of the fastest; None if no GPU timed any.
+
+    Of one with other changes than CUDA graphs it is the baseline that they change.
+    """
+    end = if_recorded(plan_end, facts)
+    if end is None or not end.in_bf16:
+        return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
+    changed = end.arm.name not in BF16_FORMS and end.arm.name != ArmName.BF16_COMPILED
+    return (arm_if_any(facts, end.arm.get("base") or "") if changed else None) or end.arm
 
 
 def _compile_untimed(facts: Facts) -> str:

@@ -31,6 +31,8 @@ class ArmName(StrEnum):
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
     BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
     """Block by block, with the kernels of every block recorded."""
+    BF16_PRESCRIBED = "bf16_prescribed"
+    """BF16 with the changes of the prescription that help it too."""
 
 
 BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
@@ -42,6 +44,7 @@ IN_BF16 = (
     ArmName.BF16_DISTURBED,
     ArmName.BF16_WITHOUT_CHECKPOINTING,
     ArmName.BF16_CUDA_GRAPHS,
+    ArmName.BF16_PRESCRIBED,
 )
 """Variants without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
 

@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.outcome import bf16_as_prescribed
 from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.treatment_table import QUIET_HOST, STAY_IN_BF16, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
@@ -69,6 +68,9 @@ MOST_CAUSES = 2
 
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
+
+BUSY_HOST = "STP009"
+"""The check whose finding is about the timing, not about the job."""
 
 COMPILES_LONG = "CMP006"
 """The check whose finding is of seconds before the step, which are no cause of its time."""
@@ -320,25 +322,15 @@ def _no_cause_known(report: Document) -> str:
 
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
-    leave_off = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
-    if leave_off:
-        mends = next((n for n, step in enumerate(steps, 1) if _fixes_it(report, step)), None)
-        mends = None if mends == leave_off else mends
-        too = None if mends else if_recorded(_helps_bf16_too, report, steps)
-        for number in filter(None, (mends, too)):
-            yield _numbered(number, steps[number - 1], len(steps))
-        quiet = next((n for n, step in enumerate(steps, 1) if step.treatment.name == QUIET_HOST), None)
-        again = f", and time again on an idle host (fix {quiet})" if quiet else ""
-        off = f"eave FP8 off{f' (fix {leave_off})' if len(steps) > 1 else ''}{again}."
-        yield f"Or l{off}" if mends else f"And l{off}" if too else f"L{off}"
-        return
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
         if _modelled_loss(report) and report.verdict.status not in GRAVE:
             yield "Or leave FP8 off."
         yield from _opened(report)
         return
-    grave = _gravest(report) or next(_unfixed(report), None)
+    told = {each.code for each in report.findings}
+    unfixed = (each for each in _unfixed(report) if each.code != BUSY_HOST)
+    grave = _gravest(report) or next(unfixed, None)
     more_s = if_recorded(more_time_s, report.facts.get("trial"))
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
@@ -348,6 +340,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until the cause is known."
+    elif report.verdict.status == "too_noisy":
+        yield f"Time again{' when the host is quiet' if BUSY_HOST in told else ' on an idle GPU'}."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
     elif _modelled_loss(report):
@@ -396,14 +390,6 @@ def _fixes_it(report: Document, step: Step) -> bool:
     return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
 
 
-def _helps_bf16_too(report: Document, steps: Sequence[Step]) -> int | None:
-    """Find the step of the plan that makes BF16 faster as well, as timed."""
-    if bf16_as_prescribed(report.facts) is None:
-        return None
-    shared = that_help_bf16_too(step.treatment.name for step in steps)
-    return next((n for n, step in enumerate(steps, 1) if step.treatment.name in shared), None)
-
-
 def where_to_time(facts: Facts) -> str:
     """Say what a trial would add: a GPU, or BF16 if the job's steps ran on one."""
     on_a_gpu = facts.get("observed.clock") == "cuda"
@@ -418,7 +404,8 @@ def with_budget(facts: Facts, seconds: float) -> str:
 
 
 def _numbered(number: int, step: Step, count: int) -> str:
-    told = _sentence(step.treatment.summary)
+    instead = number > 1 and step.treatment.name == STAY_IN_BF16
+    told = f"Or {step.treatment.summary.rstrip('.')}." if instead else _sentence(step.treatment.summary)
     return f"{number}. {told}" if count > 1 else told
 
 

@@ -35,7 +35,11 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:
     """Name a variant with its fixes; ``fixes`` are treatments with their numbers."""
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
-        return _with_fixes(_treatments(arm), fixes) or variant(ArmName.PRESCRIBED, fp8)
+        made_of = _treatments(arm)
+        named = _with_fixes(made_of, fixes)
+        if not named and fixes and made_of:  # the plan ends elsewhere
+            named = f"FP8, {', '.join(map(in_words, made_of))}"
+        return named or variant(ArmName.PRESCRIBED, fp8)
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8)
     alone = _treatments(arm)

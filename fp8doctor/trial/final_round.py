@@ -8,10 +8,10 @@ clocks and heat. The fastest becomes the prescription.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fp8doctor.analysis.arms import BF16_WITH
+from fp8doctor.analysis.arms import changes_in_bf16
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.treatment_table import family, that_help_bf16_too
 from fp8doctor.facts.arm_names import BASELINES, ArmName
@@ -162,13 +162,15 @@ def _faster_of(window: Window, single: Attempt, both: Attempt) -> Final:
 
 def _references(window: Window, *totals: Attempt) -> list[Attempt]:
     """List every form of BF16 to time the totals with."""
-    return [each for name in (*BASELINES, *_alike(*totals)) if (each := window.timed(name))]
+    names = (*BASELINES, *_alike(window.attempts, *totals))
+    return [each for name in names if (each := window.timed(name))]
 
 
-def _alike(*totals: Attempt) -> Iterator[ArmName]:
+def _alike(attempts: Iterable[Attempt], *totals: Attempt) -> Iterator[str]:
     """Name BF16 with the changes of a total that help it too, as `fair_bf16` does."""
-    shared = {frozenset(that_help_bf16_too(total.plan.treatments)) for total in totals}
-    yield from (name for changes, name in BF16_WITH.items() if changes in shared)
+    shared = {that_help_bf16_too(total.plan.treatments) for total in totals} - {frozenset()}
+    plans = (each.plan for each in attempts)
+    yield from (each.name for each in plans if changes_in_bf16(each.name, each.treatments) in shared)
 
 
 def _samples_of(samples: Samples, name: str, renamed: str) -> Samples:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
 from fp8doctor.analysis.compile_coverage import has_loop
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -61,6 +61,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     in_fp8 = uses_fp8(facts)
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
     prescribed = planner.prescribed(as_is, proposals) if in_fp8 and proposals else None
+    alike = planner.bf16_alike(prescribed) if prescribed else []
     if prescribed:
         prescribed = replace(prescribed, if_host_bound=planner.recorded_kernels(prescribed))
     else:
@@ -71,9 +72,10 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *planner.baselines(in_fp8),
         VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
         *([prescribed] if prescribed else [] if in_fp8 else planner.conversions()),
+        *alike,
         *(planner.prescribed_as_compiled(as_is, proposals) if prescribed else []),
         *(planner.single(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
-        *planner.measurements(base),
+        *(each for each in planner.measurements(base) if each.name not in {plan.name for plan in alike}),
         *planner.tried_unasked(base, proposals),
     ]
 
@@ -172,6 +174,27 @@ class VariantPlanner:
             return []
         plan = self.prescribed(as_is, kept)
         return [replace(plan, name=ArmName.PRESCRIBED_AS_COMPILED, compiled=True)]
+
+    def bf16_alike(self, prescribed: VariantPlan) -> list[VariantPlan]:
+        """Plan BF16 with those changes of the prescription that help it too, if there are any."""
+        shared = [name for name in prescribed.treatments if traits(name).helps_bf16_too]
+        if not shared:
+            return []
+        form = self.form_of(prescribed)
+        changes = dict(zip(prescribed.treatments, prescribed.layers, strict=True))
+        made = (Treatment(name=name, summary="", code="", layers=changes[name]) for name in shared)
+        return [
+            VariantPlan(
+                BF16_WITH.get(frozenset(shared), ArmName.BF16_PRESCRIBED),
+                chain(in_form(form, self.facts), *map(self.change, made)),
+                tuple(shared),
+                fp8=False,
+                base=form,
+                tokens_ratio=prescribed.tokens_ratio,
+                compiled=form != ArmName.BF16 or any(traits(name).compiles for name in shared),
+                by_block=compiles_by_block(shared, form == ArmName.BF16_COMPILED),
+            )
+        ]
 
     def single(self, base: VariantPlan, treatment: Treatment) -> VariantPlan:
         """Plan one treatment alone on top of ``base``."""

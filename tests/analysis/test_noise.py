@@ -14,7 +14,6 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.render.box import answer
 from fp8doctor.render.certainty import certainty
 from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled, replaced
@@ -71,7 +70,7 @@ def test_a_timing_too_noisy_to_tell_names_the_host_that_disturbed_it() -> None:
         "Which one is faster depends on how long the GPU waits in the step as you run it: it is idle for "
         "7.7 of 67.4 ms, and 96% of its gaps end with a late launch"
     )
-    assert "Time again when the host is quiet" in " ".join(answer(report).fix)
+    assert not [step for step in report.prescription if step.code == "STP009"]
 
 
 def test_a_sign_that_the_idle_time_turns_is_doubted_on_a_disturbed_host() -> None:
@@ -205,8 +204,8 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     report = diagnose(msgspec.structs.replace(facts, trial=trial))
     assert report.verdict.status == "fp8_slower"
     assert (
-        "0.83x the speed of BF16. No fix that was timed makes FP8 as fast as BF16: stay in BF16. The CPU was "
-        "busy" in (report.verdict.summary)
+        "0.83x the speed of BF16. No FP8 that was timed is as fast: stay in BF16. The CPU was busy"
+        in report.verdict.summary
     )
     (finding,) = (each for each in report.findings if each.code == "STP009")
     assert "how long the GPU waits in FP8 with all fixes: it is idle for 19.0 of 79.0 ms" in (
@@ -217,9 +216,8 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     wavering = rounds(LATE, 79.0, 80.0, 60.0, 79.0, 59.0)
     told = msgspec.structs.replace(trial, arms=(*facts.trial.arms, wavering))
     doubted = diagnose(msgspec.structs.replace(facts, trial=told))
-    assert "79.0 ms, within noise of BF16. The CPU was" in doubted.verdict.summary
+    assert "79.0 ms, within noise of BF16. " in doubted.verdict.summary
     assert doubted.verdict.achievable_speedup is None
-    assert "stay-in-bf16" not in {step.treatment.name for step in doubted.prescription}
     calm = msgspec.structs.replace(trial, arms=(*facts.trial.arms, BUSY_PRESCRIPTION))
     report = diagnose(msgspec.structs.replace(facts, trial=calm))
     assert "STP009" not in {each.code for each in report.findings}

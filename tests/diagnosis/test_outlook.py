@@ -7,8 +7,6 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.outcome import ceiling
-from fp8doctor.analysis.significance import EVEN
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.diagnosis.prescription import prescribe
@@ -16,19 +14,18 @@ from fp8doctor.finding import Saving
 from fp8doctor.render import text
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report, load_report
-from fp8doctor.wording import times
+from fp8doctor.wording import in_times, times
 from tests.diagnosis.trials import Of, around
 from tests.test_recorded import RECORDED, RECORDINGS
 
 ENDS = {
-    "decoder_468m": "With all fixes: 92.5 ms, 1.06x the speed of the best BF16 (98.2 ms).",
-    "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x the speed of the best BF16 (98.2 ms).",
-    "decoder_454m": "With the fixes that were timed: 129.6 ms, 1.01x the speed of the best BF16 (130.3 ms).",
-    "vit_large": "Every FP8 variant was slower: stay in BF16, 57.6 ms in compiled BF16.",
-    "te_checkpointed_inside": "Every FP8 variant was slower: stay in BF16, 11.5 ms in BF16 without "
-    "checkpointing.",
-    "vit": "Every FP8 variant was slower: stay in BF16, 16.3 ms in BF16.",
-    "cannot_be_saved": "FP8 cannot win here: stay in BF16, 9.3 ms in compiled BF16.",
+    "decoder_468m": "With all fixes: 92.5 ms, 1.06x faster than the best BF16 (98.2 ms).",
+    "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x faster than the best BF16 (98.2 ms).",
+    "decoder_454m": "130.3 ms in compiled BF16, 3.0x faster than now. Not every FP8 variant was timed.",
+    "vit_large": "57.6 ms in compiled BF16, 1.30x faster than now. Not every FP8 variant was timed.",
+    "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
+    "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed.",
+    "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
     "te_checkpointed": "fp8doctor has not timed the fixed step.",
     "mlp": "With all fixes: about 1.16x the speed of the best BF16 (estimated for H200).",
     "unaligned": "fp8doctor has not timed the fixed step.",
@@ -36,7 +33,7 @@ ENDS = {
     "lora_plain": "",
 }
 
-RATIO = re.compile(r"([\d,.]+) ms, ([\d.]+)x the speed of the best BF16 \(([\d,.]+) ms\)")
+RATIO = re.compile(r"([\d,.]+) ms, ([\d.]+)x (faster|slower) than the best BF16 \(([\d,.]+) ms\)")
 
 
 def replayed(name: str) -> Report:
@@ -48,40 +45,20 @@ def test_the_plan_ends_in_a_state(name: str) -> None:
     assert outlook(replayed(name)).sentence == ENDS[name]
 
 
-@pytest.mark.nightly
-def test_that_fp8_cannot_win_is_said_only_below_a_limit_that_holds() -> None:
-    """A change that was not tried may win where the limit leaves room, or the times are not relied on."""
-    said = 0
-    for path in RECORDINGS:
-        report = load_report(path)
-        if outlook(report).sentence.startswith("FP8 cannot win here: "):
-            said += 1
-            most = ceiling(report.facts)
-            assert most is not None
-            assert most.speedup < 1 + EVEN
-            assert report.facts.trial.reliable is not False
-    assert said
-
-
 @pytest.mark.parametrize(
-    ("other", "end", "why"),
+    ("other", "why"),
     [
-        (around(120.0), "Every FP8 variant was slower", "as fast as BF16"),
-        (
-            (80.0, 95.0, 100.0, 105.0, 120.0, 99.0),
-            "No FP8 variant was faster beyond noise",
-            "faster than BF16 beyond noise",
-        ),
+        (around(120.0), "No FP8 that was timed is as fast:"),
+        ((80.0, 95.0, 100.0, 105.0, 120.0, 99.0), "No FP8 that was timed is faster beyond noise:"),
     ],
 )
 def test_a_change_that_the_timing_cannot_tell_from_bf16_is_not_called_slower(
-    other: tuple[float, ...], end: str, why: str
+    other: tuple[float, ...], why: str
 ) -> None:
     arms = {"as_is": around(130.0), "bf16": around(103.6), "bf16_compiled": around(92.7)}
     report = diagnose(Of({**arms, "recipe-rowwise": other}, bases={"recipe-rowwise": "as_is"}).facts())
-    assert outlook(report).sentence == f"{end}: stay in BF16, 92.7 ms in compiled BF16."
+    assert outlook(report).sentence == "92.7 ms in compiled BF16, 1.40x faster than now."
     assert why in report.verdict.summary
-    assert why in report.prescription[-1].treatment.summary
 
 
 @pytest.mark.slow
@@ -91,9 +68,10 @@ def test_no_plan_is_without_an_end_and_every_ratio_is_that_of_the_numbers_beside
         report = load_report(path)
         end = outlook(report).sentence
         assert end or not report.prescription
-        for total, ratio, bf16 in RATIO.findall(end):
+        for total, ratio, how, bf16 in RATIO.findall(end):
             ratios += 1
-            assert f"{float(bf16.replace(',', '')) / float(total.replace(',', '')):.2f}" == ratio
+            speedup = float(bf16.replace(",", "")) / float(total.replace(",", ""))
+            assert in_times(speedup if how == "faster" else 1 / speedup) == f"{ratio}x"
     assert ratios > 10
 
 

@@ -213,10 +213,11 @@ def test_the_plan_of_a_job_that_is_not_slower_says_what_it_mends() -> None:
     assert found.why[1].startswith("Compiled blocks run in pieces")
 
 
-def test_a_fix_that_saves_nothing_is_folded_and_not_called_missing() -> None:
+def test_a_fix_that_was_timed_and_saves_nothing_is_in_no_plan() -> None:
     first = of("narrow_head")
     assert first.fixes == ()
-    assert "SHP004" in first.folded
+    report = load_report(RECORDED[0].with_name("h200-narrow_head.json.gz"))
+    assert "SHP004" in {each.code for each in report.findings}
     assert first.answer.fix == ("Nothing to change.",)
     assert first.answer.then.sentence.startswith("As it is: 41.4 ms")
 
@@ -264,7 +265,7 @@ def test_the_end_names_the_form_of_bf16_that_it_is_held_to() -> None:
     arms = {
         "as_is": around(130.0),
         "bf16_compiled": around(119.6),
-        "prescribed": (80.0, 95.0, 100.0, 105.0, 120.0, 101.0),
+        "prescribed": (80.0, 95.0, 96.0, 105.0, 120.0, 95.0),
         "bf16_without_checkpointing": around(98.1),
     }
     told = first_screen(diagnose(Of(arms, treatments=("checkpointing-off",), bases={}).facts())).answer.then
@@ -272,15 +273,16 @@ def test_the_end_names_the_form_of_bf16_that_it_is_held_to() -> None:
 
 
 @pytest.mark.slow
-def test_giving_fp8_up_on_a_disturbed_host_asks_for_a_quiet_one_too() -> None:
+def test_a_disturbed_host_is_no_fix_and_takes_the_certainty() -> None:
     said = first_screen(load_report(JOBS / "h100-whisper_medium.json.gz")).answer
-    assert said.fix == ("Leave FP8 off (fix 2), and time again on an idle host (fix 1).",)
+    assert said.fix == ("Stay in BF16, compiled: the fastest FP8 that was timed takes 276.0 ms.",)
+    assert said.sure.startswith("Not quite")
 
 
 def test_what_was_not_timed_is_no_part_of_the_end() -> None:
-    first = of("decoder_454m")
+    first = of("static_scale")
     assert len(first.fixes) == 2
-    assert first.answer.then.sentence.startswith("With the fixes that were timed: 129.6 ms")
+    assert first.answer.then.sentence.startswith("With the fixes that were timed: 53.8 ms")
 
 
 def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() -> None:
@@ -326,7 +328,7 @@ def test_a_modelled_saving_of_a_gpu_is_not_held_to_the_step_of_a_cpu() -> None:
 def test_layers_that_do_not_learn_are_mended_beside_leaving_fp8_off() -> None:
     first = of("accelerate_eager")
     assert [each.code for each in first.fixes] == ["MOD007", "SHP002"]
-    assert first.answer.fix[-1] == "Or leave FP8 off (fix 2)."
+    assert first.answer.fix[-1] == "2. Or stay in BF16, compiled: FP8 pays off for none of these shapes."
     assert first.answer.then.sentence.startswith("With this fix the layers train. ")
     assert first.answer.sure.startswith("Yes: it was read from the job itself")
 

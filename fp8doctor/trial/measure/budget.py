@@ -272,7 +272,9 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
     if len(tried) < 2:
         return 0.0
     best = min(tried, key=lambda cost: cost.steps_s[-1])
-    baselines = [costs[name] for name in (*BASELINES, *BF16_WITH.values()) if name in costs]
+    baselines = [
+        costs[name] for name in (*BASELINES, *BF16_WITH.values(), ArmName.BF16_PRESCRIBED) if name in costs
+    ]
     return (
         max(cost.build_s for cost in tried)
         + timer.LEAST_ROUNDS * round_s([*baselines, best, best])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from fp8doctor.analysis import significance
-from fp8doctor.analysis.arms import BF16_WITH
+from fp8doctor.analysis.arms import changes_in_bf16
 from fp8doctor.analysis.noise import swallows_effect
 from fp8doctor.analysis.significance import EVEN, Interval, interval
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
@@ -226,8 +226,8 @@ def _speedups(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> 
         return
     changes = next(each.treatments for each in variants if each.name == prescribed)
     if shared := that_help_bf16_too(changes):  # as `fp8doctor.analysis.arms.fair_bf16`
-        name = BF16_WITH.get(frozenset(shared))
-        bf16 = fastest(name, *BF16_BASELINES) if name in times else None
+        alike = [each.name for each in variants if changes_in_bf16(each.name, each.treatments) == shared]
+        bf16 = fastest(*alike, *BF16_BASELINES) if times.keys() & {*alike} else None
     if bf16:
         yield _ratio(times[bf16], times[prescribed])
 

@@ -66,8 +66,7 @@ def test_the_finding_names_the_step_and_the_numbers() -> None:
     )
     assert finding.explanation.startswith("The BF16 step waits for the host. The trial timed it for 12 s")
     assert (finding.evidence["steal_pct"], finding.evidence["cores"]) == (5.0, 16)
-    assert finding.treatment is not None
-    assert finding.treatment.kind == "shell"
+    assert finding.treatment is None, "a quiet host is no change of the job"
     assert isinstance(host_disturbed(Facts(trial=trial(BUSY, BF16))), NotApplicable)
 
 

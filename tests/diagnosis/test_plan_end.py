@@ -1,0 +1,82 @@
+"""Every recorded plan, carried out, takes the time that it promises; nothing timed is faster."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, ratio_on_screen, timed_on_gpu
+from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.plan_end import is_in_fp8
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
+from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.diagnosis.outlook import outlook
+from fp8doctor.diagnosis.prescription import COMPILATION
+from fp8doctor.facts import Arm
+from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.report import Report, load_report
+from fp8doctor.wording import in_ms
+from tests.recordings import name_of
+from tests.test_recorded import RECORDINGS
+
+
+def timed(path: Path) -> tuple[Report, TrialView] | None:
+    """The report of a trial that timed the step as it is and a BF16 on a GPU."""
+    report = load_report(path)
+    view = trial_view(report.facts)
+    return (report, view) if timed_on_gpu(report.facts) and view.as_is and view.bf16 else None
+
+
+ALL = (*RECORDINGS, *sorted(Path(__file__).parents[1].glob("benchmarks/recorded/*.json.gz")))
+TRIALS = {name_of(path): found for path in ALL if (found := timed(path))}
+
+
+def carried_out(names: set[str], view: TrialView) -> list[Arm]:
+    """The variants that these treatments make of the step as it is."""
+    arms = [each for each in view.facts.trial.arms if each.tried and each.step_ms]
+    if STAY_IN_BF16 in names or not view.uses_fp8:
+        compiles = any(traits(name).compiles for name in names)
+        converts = {name for name in names if family(name) == "convert"}
+        if converts:
+            return [each for each in arms if is_conversion(each.name) and names.issuperset(each.treatments)]
+        rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}
+        alike = [each for each in arms if rest and changes_in_bf16(each.name, each.treatments) == rest]
+        forms = (
+            (*BF16_BASELINES, ArmName.BF16_CUDA_GRAPHS) if STAY_IN_BF16 in names or compiles else BASELINES
+        )
+        return alike or [each for each in arms if each.name in forms]
+    return [each for each in arms if is_in_fp8(each) and {*all_changes(view.facts.trial, each)} == names]
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_the_plan_arrives_where_it_says(name: str) -> None:
+    report, view = TRIALS[name]
+    assert view.end is not None
+    done = {name for each in view.facts.trial.arms for name in each.get("treatments", ()) if each.tried}
+    names = {step.treatment.name for step in report.prescription} & (done | {STAY_IN_BF16})
+    assert view.end.arm in carried_out(names, view)
+    if report.prescription or view.uses_fp8:
+        assert in_ms(view.end.arm.step_ms) in outlook(report).sentence
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_no_variant_that_was_timed_is_clearly_faster_than_the_plan(name: str) -> None:
+    _, view = TRIALS[name]
+    assert view.end is not None
+    for each in view.facts.trial.arms:
+        if each.tried and each.step_ms and (each.name in BASELINES or is_in_fp8(each)):
+            faster = ratio_on_screen(view.end.arm, each)
+            assert faster.low <= 1 or faster.median <= 1 + SELF_CHECK_TOLERANCE, each.name
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_no_fix_undoes_another(path: Path) -> None:
+    """Two ways to compile, two recipes, a fix of FP8 beside leaving it off, or two values of a setting."""
+    report = load_report(path)
+    names = [step.treatment.name for step in report.prescription]
+    for one, other in itertools.combinations(names, 2):
+        assert family(one) != family(other), (one, other)
+    if STAY_IN_BF16 in names and name_of(path) in TRIALS:
+        assert not {family(name) for name in names} & {"convert", "recipe", COMPILATION}
