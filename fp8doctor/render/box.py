@@ -272,10 +272,12 @@ def _gravest(report: Document) -> Finding | None:
 
 
 def _unfixed(report: Document) -> Iterator[Finding]:
-    """Find problems without a step in the plan, not even a folded one."""
+    """Find problems without a step in the plan whose fix was not timed and found useless."""
     planned = {code for step in report.prescription for code in step.mends}
     for finding in report.findings:
-        if finding.severity in ("warning", "error") and finding.code not in planned:
+        saved = finding.saving_ms
+        in_vain = saved is not None and saved.basis == "measured" and saved.low <= 0
+        if finding.severity in ("warning", "error") and finding.code not in planned and not in_vain:
             yield finding
 
 
