@@ -396,7 +396,7 @@ def _starting(end: PlanEnd, view: TrialView) -> list[Step]:
         if end.arm.name not in BF16_BASELINES:
             return []
         title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
-        treatment = compile_treatment(facts, facts.network.linears)
+        treatment = compile_treatment(facts, list(facts.network.linears))
         code = "\n".join(compiled_as(end.arm, facts))
         how = "block by block" if facts.network.blocks else "the model"
         treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
