@@ -26,11 +26,11 @@ ENDS = {
     "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
     "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
-    "te_checkpointed": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the cost "
-    "model assumes (CKP002).",
+    "te_checkpointed": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the "
+    "cost model assumes (CKP002).",
     "mlp": "With all fixes: about 1.16x the speed of the best BF16 (estimated for H200).",
-    "unaligned": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the cost model "
-    "assumes (SHP001).",
+    "unaligned": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the cost "
+    "model assumes (SHP001).",
     "accelerate_eager": "FP8 cannot win here (estimated): stay in BF16.",
     "lora_plain": "",
 }
