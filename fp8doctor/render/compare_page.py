@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fp8doctor.analysis.timed_step import TimedStep
 from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.header import counts, model
+from fp8doctor.facts import Facts
+from fp8doctor.render.header import job_facts, model
 from fp8doctor.render.table_page import Sheet, Table
 from fp8doctor.render.trace_page import FAMILIES, change
 from fp8doctor.wording import plural
@@ -30,7 +31,7 @@ def page(found: Comparison, documents: tuple[Document, Document]) -> Sheet:
     ]
     parts += [f"Beware: {caution}." for caution in found.cautions]
     parts += [
-        f"{step.name}: {' · '.join(filter(None, (model(document.facts), *counts(document.facts))))}"
+        f"{step.name}: {' · '.join(filter(None, (model(document.facts), *_job(document.facts))))}"
         for step, document in zip(found.steps, documents, strict=True)
     ]
     parts += list(_findings(found))
@@ -121,6 +122,11 @@ def _families(found: Comparison) -> Table:
     one, other = found.steps
     total = ("all", f"{one.step_ms:,.1f}", f"{other.step_ms:,.1f}", change(found.difference.difference_ms, 1))
     return Table(("ms/step", one.name, other.name, "difference"), (*rows, total))
+
+
+def _job(facts: Facts) -> Iterator[str]:
+    """Write what decides about FP8 in a job, in one line."""
+    yield from (f"{label}: {told}" for label, told in job_facts(facts, None))
 
 
 def _findings(found: Comparison) -> Iterator[str]:

@@ -125,10 +125,11 @@ def _drawn(screen: Screen, canvas: Canvas, *, colour: bool) -> str:
     sections: list[Sequence[RenderableType]] = [
         tuple(_heading(screen, canvas)),
         (_panel(screen.answer, canvas),),
+        *(tuple(_fix(each, canvas)) for each in screen.fixes),
+        tuple(_facts(screen.facts, canvas)) if screen.facts else (),
         tuple(_steps(screen, canvas)),
         tuple(_difference(screen.difference, canvas)) if screen.difference else (),
         tuple(_ranks(screen.ranks, canvas)) if screen.ranks else (),
-        *(tuple(_fix(each, canvas)) for each in screen.fixes),
         tuple(_rest(screen, canvas)),
     ]
     return "\n".join(_shown([*section], canvas.width, colour) for section in sections if section)
@@ -318,6 +319,18 @@ def _difference(found: DifferenceBars, canvas: Canvas) -> Iterator[RenderableTyp
         bar = canvas.glyph(fill) * max(1, round(abs(change.ms) / most * room))
         line = canvas.own(f"{change.label:<{label + GAP}}{told:>{value}}{'':{GAP}}")
         yield line + canvas.own(bar, fill[2])
+
+
+def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[RenderableType]:
+    """Write what decides about FP8, a line each."""
+    from rich.table import Table
+
+    rows = Table.grid(padding=(0, GAP, 0, 0))
+    rows.add_column(no_wrap=True, style="dim")
+    rows.add_column(overflow="fold")
+    for label, told in facts:
+        rows.add_row(label, canvas.text(told))
+    yield rows
 
 
 def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:

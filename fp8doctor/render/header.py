@@ -158,14 +158,47 @@ def quantity(count: int) -> str:
     return str(count)
 
 
-def counts(facts: Facts) -> tuple[str, ...]:
-    """Count FP8 layers by class, compiled blocks, checkpointing and LoRA, if recorded."""
+UNKNOWN = "unknown"
+"""Stands for a fact that was not recorded."""
+
+
+def job_facts(facts: Facts, tokens_per_s: float | None) -> tuple[tuple[str, str], ...]:
+    """Describe what decides about FP8, a label and a line for each; empty without a model."""
+    if not recorded(facts, "network"):
+        return ()
+    rate = (("Tokens/s", f"{tokens_per_s:,.0f} as you run it"),) if tokens_per_s else ()
     return (
-        *(if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")),
-        if_recorded(_compiled, facts) or "compiled unknown",
-        if_recorded(_checkpointing, facts) or "checkpointing unknown",
-        if_recorded(_lora, facts) or "LoRA unknown",
+        ("Linears", if_recorded(fp8_share, facts) or UNKNOWN),
+        ("Compiled", if_recorded(_compiled, facts) or UNKNOWN),
+        ("Checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
+        ("LoRA", if_recorded(_lora, facts) or UNKNOWN),
+        ("Attention", if_recorded(_attention, facts) or UNKNOWN),
+        *rate,
     )
+
+
+KERNELS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "flex": "flex"}
+"""Part of the operator or kernel of a fused attention -> its name for users; cuDNN's have both in theirs."""
+
+
+def _attention(facts: Facts) -> str:
+    """Name how attention is asked for, and the kernels that ran."""
+    asked = dict.fromkeys(each.implementation for each in facts.network.get("attentions", ()))
+    profiled = [each.breakdown for each in facts.arms() if each.tried and each.get("breakdown")]
+    groups = profiled[0].get("groups", ()) if profiled else ()
+    ran = [each for each in groups if each.family == "attention"]
+    names = [f"{each.get('operator') or ''} {each.name}".lower() for each in ran]
+    found = (next((words for part, words in KERNELS.items() if part in name), "") for name in names)
+    seen = set(filter(None, found))
+    kernels = f"{' and '.join(sorted(seen))} kernel{'s' if len(seen) > 1 else ''}" if seen else ""
+    unfused = "no fused kernel" if ran and not seen else ""
+    none = "" if asked or ran else "none found"
+    return ", ".join(filter(None, (*asked, kernels, unfused, none)))
+
+
+def counts(facts: Facts) -> tuple[str, ...]:
+    """Count FP8 layers by class, if recorded."""
+    return if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")
 
 
 def _fp8_counts(facts: Facts) -> tuple[str, ...]:
@@ -186,16 +219,11 @@ def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
 def _compiled(facts: Facts) -> str:
     blocks, linears = facts.blocks(), facts.linears()
     if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
-        return (
-            f"compiled {sum(each.compiled for each in blocks)} of "
-            f"{plural(sum(each.count for each in blocks), 'block')}"
-        )
+        done, count = sum(each.compiled for each in blocks), sum(each.count for each in blocks)
+        return f"{done} of {plural(count, 'block')}"
     if not linears:
-        return "compiled unknown"
-    return (
-        f"compiled {sum(linear.compiled is not None for linear in linears)} of "
-        f"{plural(len(linears), 'Linear')}"
-    )
+        return UNKNOWN
+    return f"{sum(linear.compiled is not None for linear in linears)} of {plural(len(linears), 'Linear')}"
 
 
 def _checkpointing(facts: Facts) -> str:
@@ -212,15 +240,11 @@ def _checkpointing(facts: Facts) -> str:
             if flagged
             else ""
         )
-        return f"checkpointing on{where}"
+        return f"on{where}"
     undecided = next((each for each in facts.training.checkpointing if each.active is not False), None)
     if ran is not None and undecided and undecided.form == "called_in_forward":
-        return "checkpointing off"
-    return (
-        f"checkpointing possible ({_owner(undecided.name, facts)}.forward calls checkpoint)"
-        if undecided
-        else "checkpointing off"
-    )
+        return "off"
+    return f"possible ({_owner(undecided.name, facts)}.forward calls checkpoint)" if undecided else "off"
 
 
 def _owner(name: str, facts: Facts) -> str:
@@ -238,7 +262,7 @@ def _owner(name: str, facts: Facts) -> str:
 def _lora(facts: Facts) -> str:
     network = facts.network
     if not network.adapter_parameters:
-        return "LoRA none"
+        return "none"
     shares = (
         [f"{percent(100.0 * network.adapter_parameters / network.parameters)} of parameters"]
         if network.get("parameters")
@@ -246,7 +270,7 @@ def _lora(facts: Facts) -> str:
     )
     flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
     shares += [f"{percent(flops)} of matmul FLOPs"] if flops else []
-    return f"LoRA {', '.join(shares) or 'on'}"
+    return ", ".join(shares) or "on"
 
 
 NO_TRAINED_WEIGHTS = "the weights are"

@@ -92,7 +92,7 @@ def view(report: Document) -> View:
         loss=if_recorded(loss_chart, facts),
         unknown=tuple(_unknown(more)),
         answered=tuple(line.text for line in more.outcomes if line.mark != "unknown"),
-        environment=tuple(_environment(facts)),
+        environment=(*more.counts, *_environment(facts)),
     )
 
 

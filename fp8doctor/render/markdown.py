@@ -65,11 +65,13 @@ def _paragraphs(screen: Screen, more: Details) -> Iterator[str]:
     yield f"## {_joined(screen.job)}"
     yield _joined(screen.machine)
     yield from _answer(screen.answer)
+    for fix in screen.fixes:
+        yield from _fix(fix)
+    if screen.facts:
+        yield "\n".join(f"- {label}: {escaped(told)}" for label, told in screen.facts)
     yield from _steps(screen, more)
     if screen.ranks:
         yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks.lines)
-    for fix in screen.fixes:
-        yield from _fix(fix)
     beside = [f"- {GLYPHS[each.mark]} {escaped(_with_code(each.text, each.code))}" for each in screen.notices]
     beside += [f"- {GLYPHS['info']} {escaped(screen.notes)}"] if screen.notes else []
     beside += [f"- {GLYPHS['not_applicable']} {escaped(screen.folded)}"] if screen.folded else []

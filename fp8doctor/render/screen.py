@@ -22,7 +22,7 @@ from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_firs
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
 from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone
-from fp8doctor.render.header import fp8_share, machine, made_up, model, product
+from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
 from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark
@@ -96,6 +96,8 @@ class Screen(Struct, frozen=True):
 
     job: tuple[str, ...]
     machine: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    """What decides about FP8 in this job: a label, and a line."""
     answer: Answer
     variants: tuple[VariantRow, ...]
     compared: str
@@ -132,7 +134,8 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
     troubled = {each.area for each in found} | {each.area for each in _crashed(report)}
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
-        machine=(*machine(facts, report.modelled_gpu), *filter(None, [if_recorded(fp8_share, facts)])),
+        machine=machine(facts, report.modelled_gpu),
+        facts=job_facts(facts, report.verdict.tokens_per_s),
         answer=said,
         variants=tuple(_variants(timed, report)),
         compared=_compared(timed, facts),

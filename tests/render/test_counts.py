@@ -27,12 +27,27 @@ from fp8doctor.facts import (
 )
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu_name
-from fp8doctor.render import html
+from fp8doctor.render import header, html
 from fp8doctor.render.details import not_looked_at, saving_in_words
 from fp8doctor.render.environment_page import for_support
-from fp8doctor.render.header import counts, fp8_share, machine, made_up, model, quantity, short_version
+from fp8doctor.render.header import fp8_share, machine, made_up, model, quantity, short_version
 from fp8doctor.running.examination import COMPILED_FUNCTION, NO_CALL
 from fp8doctor.wording import percent
+
+
+def counts(facts: Facts) -> tuple[str, ...]:
+    """The classes of FP8 layers, and three lines of the first screen."""
+    told = dict(header.job_facts(facts, None))
+    compiled, checkpointing, lora = (
+        told.get(label, header.UNKNOWN) for label in ("Compiled", "Checkpointing", "LoRA")
+    )
+    return (
+        *header.counts(facts),
+        f"compiled {compiled}",
+        f"checkpointing {checkpointing}",
+        f"LoRA {lora}",
+    )
+
 
 TE = Linear(
     kind="transformer_engine.pytorch.module.linear.Linear",

@@ -89,9 +89,10 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
     root = hold_sound(html.render(demo))
     assert [text(each) for each in root.iter("h2")] == [
         "FP8 is 2.5x slower than BF16",
+        "What to change",
+        "The job",
         "Where the step goes",
         "What the difference is made of",
-        "What to change",
         "What else was found",
         "Tokens a second, measured",
         "Spread and evidence",

@@ -110,11 +110,10 @@ def test_colour_changes_nothing_but_colour() -> None:
 
 
 def test_the_counts_are_always_there() -> None:
-    assert (
-        "te.Linear 0 · Float8Linear 168 of 169 (92% of matmul FLOPs) · compiled 0 of 24 blocks"
-        in text.render(EAGER_DECODER, verbose=True)
-    )
-    assert "LoRA 1% of parameters, 2.2% of matmul FLOPs" in text.render(LORA, width=200, verbose=True)
+    told = text.render(EAGER_DECODER, verbose=True)
+    assert "te.Linear 0 · Float8Linear 168 of 169 (92% of matmul FLOPs)\n" in told
+    assert "\nCompiled       0 of 24 blocks\n" in told
+    assert "\nLoRA           1% of parameters, 2.2% of matmul FLOPs\n" in text.render(LORA, width=200)
 
 
 def test_every_saving_names_its_basis_and_its_gpu() -> None:
