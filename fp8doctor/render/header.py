@@ -184,8 +184,8 @@ KERNELS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", 
 def _attention(facts: Facts) -> str:
     """Name how attention is asked for, and the kernels that ran."""
     asked = dict.fromkeys(each.implementation for each in facts.network.get("attentions", ()))
-    profiled = [each.breakdown for each in facts.arms() if each.tried and each.get("breakdown")]
-    groups = profiled[0].get("groups", ()) if profiled else ()
+    profiled = (each.get("breakdown") for each in facts.arms() if each.tried)
+    groups = next((found.get("groups", ()) for found in profiled if found), ())
     ran = [each for each in groups if each.family == "attention"]
     names = [f"{each.get('operator') or ''} {each.name}".lower() for each in ran]
     found = (next((words for part, words in KERNELS.items() if part in name), "") for name in names)
