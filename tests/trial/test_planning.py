@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -129,6 +130,28 @@ def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> N
     assert found["prescribed"].treatments == ("keep-in-bf16", "compile-blocks")
     assert (found["keep-in-bf16"].base, found["compile-blocks"].base) == ("as_is", "as_is")
     assert "stay-in-bf16" not in found
+
+
+def test_bf16_with_the_changes_that_help_it_too_follows_the_prescription() -> None:
+    """What decides between the two is timed before anything is explored."""
+    model = float8(llama(attn_implementation="eager").bfloat16())
+    of = job(model)
+    found = plans(of, "compile-blocks", "attention-sdpa")
+    assert list(found)[4:6] == ["prescribed", "bf16_prescribed"]
+    alike = found["bf16_prescribed"]
+    assert (alike.treatments, alike.base, alike.fp8) == (("attention-sdpa",), "bf16_compiled", False)
+    made = alike.make(Variant(model=copy.deepcopy(model), batch=TOKENS)).model
+    assert made.config._attn_implementation == "sdpa"
+    assert not [each for each in made.modules() if "Float8" in type(each).__name__]
+    assert "bf16_prescribed" not in plans(of, "compile-blocks")
+
+
+def test_bf16_without_checkpointing_is_planned_once_and_early_if_a_check_asks_for_it() -> None:
+    model = llama().bfloat16()
+    model.gradient_checkpointing_enable()
+    found = plans(job(float8(model)), "checkpointing-off", "compile-blocks")
+    assert list(found)[4:6] == ["prescribed", "bf16_without_checkpointing"]
+    assert found["bf16_without_checkpointing"].treatments == ("checkpointing-off",)
 
 
 PRESCRIBED = ("compile-blocks", "keep-in-bf16", "cache-off")
