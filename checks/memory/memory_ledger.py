@@ -32,46 +32,18 @@ https://github.com/NVIDIA/TransformerEngine/issues/1261
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fp8doctor.analysis.arms import arm_if_any
-from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
-from fp8doctor.cost import products_of, rows_of, rows_seen
-from fp8doctor.facts import ArmName, Facts, Linear
+from fp8doctor.analysis.memory import STATES, memory_of, optimizer_states
+from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
-GIB = 2**30
-
-REPORTED_FROM_GIB = 4.0
-"""Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
-
 LEAST_GIB = 0.05
 """GiB below which a number would be shown as 0.0."""
 
-STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
-"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
-
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one element; every other dtype of a parameter has one."""
-
-
-class Memory(NamedTuple):
-    """What a step holds, in GiB."""
-
-    weights: float
-    gradients: float
-    optimizer: float
-    fp8_copies: float
-    """From the forward to the backward, in addition to the weights."""
-    linear_inputs: float | None
-    """Inputs in 16 bits that layers keep for their weight gradients; None if a layer's rows are unknown."""
-
-    @property
-    def in_both(self) -> float:
-        """The part that is the same in BF16 and in FP8."""
-        return self.weights + self.gradients + self.optimizer
+REPORTED_FROM_GIB = 4.0
+"""Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
 
 
 @check("MEM005", "memory-ledger", area="memory", severity="info", background=True)
@@ -83,7 +55,7 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the trial measured the step's memory (MEM001)")
     known = facts.get("training.optimizer")
     optimizer = known.rpartition(".")[2] if known else None
-    states = STATES.get(optimizer or "AdamW")
+    states = optimizer_states(facts)
     if states is None:
         return NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
     memory = memory_of(facts, fp8, states)
@@ -135,24 +107,6 @@ def was_measured(facts: Facts) -> bool:
     """Whether the peak of the step as it is was measured on a GPU."""
     now = arm_if_any(facts, ArmName.AS_IS)
     return now is not None and now.get("peak_gib") is not None
-
-
-def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
-    """Add up what the facts say of each part."""
-    network = facts.network
-    weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB
-    trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
-    keeping = [linear for linear in fp8 if linear.requires_grad is not False]
-    counted = all(rows_of(each, facts) for each in keeping if each.role != "experts") and all(
-        any(rows_seen(each, facts)) for each in keeping if each.role == "experts"
-    )
-    inputs = sum(
-        2.0 * (rows_of(each, facts) or 0) * each.in_features * products_of(each, facts) for each in keeping
-    )
-    copies = [linear for linear in fp8 if keeps_copies(linear)]
-    return Memory(
-        weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None
-    )
 
 
 def _llama(parameters: int) -> Facts:

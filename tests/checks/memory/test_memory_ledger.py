@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.memory.memory_ledger import STATES, memory_of
+from fp8doctor.analysis.memory import STATES, memory_of
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
