@@ -110,7 +110,7 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
             "host_ms": step.host_ms,
             "busy_ms": step.busy_ms,
             "bf16_step_ms": found.bf16.step_ms,
-            "speedup": round(found.speedup.as_is, 2),
+            "speedup": round(found.speedup, 2),
             "tokens": tokens,
             "pays_from_tokens": found.pays_from,
             "fp8_layers": layers,

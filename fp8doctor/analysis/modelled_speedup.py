@@ -25,7 +25,7 @@ from fp8doctor.facts import Facts, Linear, Trial, recorded
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
-HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 38, 0.028, 0.32
+HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 39, 0.028, 0.32
 """Jobs on an H200 of which no constant of the cost model comes, and how far its speedups were off there.
 Source: tests/benchmarks/results/cost_model_h200.md; `tests.test_cost` counts them again."""
 
@@ -51,7 +51,8 @@ and was idle for 15% of its step."""
 class ModelledSpeedup(Struct, frozen=True):
     """Time of the best BF16 / time in FP8."""
 
-    as_is: float
+    as_is: float | None
+    """None if the step as it is does something that the cost model does not know."""
     compiled: float
     """With everything compiled. It equals ``as_is`` where an FP8 layer is not torchao's, because the model
     has no compiled form of it."""
@@ -59,13 +60,15 @@ class ModelledSpeedup(Struct, frozen=True):
     may_be_off: float = OFF
     """Margin around 1 within which `best` decides nothing."""
     as_is_may_be_off: float = OFF
+    after: str = ""
+    """What has to be done first, in words, if the step as it is was not modelled."""
     recipes: dict[str, float] = {}
     """Of a model without FP8: every recipe to convert it with -> its speedup, the fastest first."""
 
     @property
     def best(self) -> float:
         """Of the faster form."""
-        return max(self.as_is, self.compiled)
+        return max(self.as_is or 0.0, self.compiled)
 
     @property
     def wins(self) -> bool:
@@ -92,13 +95,18 @@ class ModelledSpeedup(Struct, frozen=True):
                 f"Estimated for {self.gpu}: FP8 ({first}, compiled) would run at {self.best:.2f}x the speed "
                 f"of the best BF16 ({self.range}){slower}."
             )
+        if self.as_is is None:
+            return (
+                f"Estimated for {self.gpu}: {self.best:.2f}x the speed of the best BF16 {self.after} "
+                f"({self.range})."
+            )
         later = f", {self.best:.2f}x compiled" if self.gains_compiled else ""
         return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
 
     @property
     def gains_compiled(self) -> bool:
         """Return whether compiling everything gives more."""
-        return self.best - self.as_is >= 0.01
+        return self.best - (self.as_is or 0.0) >= 0.01
 
 
 def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
@@ -107,28 +115,76 @@ def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
     return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
-def modelled_speedup(facts: Facts) -> ModelledSpeedup | None:
-    """Model the speedup; None if the cost model has no numbers for a part of the step."""
-    if facts.get("training.use_cache"):
-        return None  # with a KV cache the compiled blocks may not be what runs
+FIXED, CACHE_OFF, ONLY_COMPILED, KEPT = (
+    "once it is fixed",
+    "without a KV cache",
+    "once it is compiled",
+    "without checkpointing",
+)
+"""What is modelled in place of a step as it is that the cost model does not know."""
+
+
+def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | None:
+    """Model the speedup; None if the cost model has no numbers for a part of the step.
+
+    If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled.
+    """
+    facts, after = _with_seen_recompute(_engaged(facts) if fixed else facts), FIXED if fixed else ""
     in_fp8 = facts.network.fp8
+    if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
+        after = after or CACHE_OFF
+    if _waits_for_te(facts):
+        facts, after = without_checkpointing(facts), after or KEPT
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
     per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
-    as_is, faster = (
-        modelled_step(facts),
-        modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts),
-    )
+    as_is = None if after else modelled_step(facts)
+    faster = modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts)
     best = _best_bf16(facts)
-    if as_is is None or faster is None or best is None or not (as_is.step_ms and faster.step_ms):
+    if faster is None or best is None or not faster.step_ms:
         return None
-    off = _may_be_off(min(as_is, faster, key=lambda each: each.step_ms), best, fused=per_tensor)
+    quicker = as_is if as_is and as_is.step_ms <= faster.step_ms else faster
+    off = _may_be_off(quicker, best, fused=per_tensor)
     return ModelledSpeedup(
-        as_is=best.step_ms / as_is.step_ms,
+        as_is=best.step_ms / as_is.step_ms if as_is else None,
         compiled=best.step_ms / faster.step_ms,
-        gpu=as_is.gpu,
+        gpu=faster.gpu,
         may_be_off=off,
-        as_is_may_be_off=off if as_is.step_ms <= faster.step_ms else max(off, OFF),
+        as_is_may_be_off=off if quicker is as_is else max(off, OFF),
+        after="" if as_is else after or ONLY_COMPILED,
     )
+
+
+def _engaged(facts: Facts) -> Facts:
+    """Let every FP8 layer run in FP8."""
+    linears = (
+        replace(each, engaged=None) if each.use == "training" else each for each in facts.network.linears
+    )
+    return with_linears(facts, tuple(linears))
+
+
+def _with_seen_recompute(facts: Facts) -> Facts:
+    """Let a forward that calls ``checkpoint`` recompute every layer below it, but no head.
+
+    Which of them it recomputes is not known without a run. FP8 and BF16 do it alike.
+    """
+    if (module := unseen_recompute(facts)) is None:
+        return facts
+    below = f"{module}." if module else ""
+    linears = (
+        replace(each, checkpointed=module)
+        if each.name.startswith(below) and each.role != "head" and not recorded(each, "checkpointed")
+        else replace(each, checkpointed=None)
+        if not recorded(each, "checkpointed")
+        else each
+        for each in facts.network.linears
+    )
+    return with_linears(facts, tuple(linears))
+
+
+def _waits_for_te(facts: Facts) -> bool:
+    """Return whether the host time of Transformer Engine's recompute decides, which is not known."""
+    recomputed = any(may_be_recomputed_by_te(each, facts) for each in facts.network.fp8)
+    return recomputed and modelled_step(facts) is None
 
 
 def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
@@ -136,6 +192,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
 
     The plan that converts it switches a KV cache off, so none is modelled.
     """
+    facts = _with_seen_recompute(facts)
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     layers = {linear.name for linear in to_convert(facts)}
     best = _best_bf16(facts) if gpu else None
@@ -159,7 +216,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     found.sort(key=lambda each: each[0].step_ms)
     (step, first), speedups = found[0], {each.name: best.step_ms / step.step_ms for step, each in found}
     off = _may_be_off(step, best, fused=first.granularity == "tensor")
-    return ModelledSpeedup(speedups[first.name], speedups[first.name], step.gpu, off, off, speedups)
+    return ModelledSpeedup(speedups[first.name], speedups[first.name], step.gpu, off, off, recipes=speedups)
 
 
 def _best_bf16(facts: Facts) -> ModelledStep | None:
@@ -198,32 +255,45 @@ def unknown_part(facts: Facts) -> str:
     if not consists_of_linears(facts.network):
         return "No estimate: most parameters are outside of Linears, and the cost model has only those."
     if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
-        return "No estimate: FP8 layers have a forward of their own that does other work."
+        without = modelled_speedup(_as_plain_fp8(facts))
+        most = f" Without it FP8 would run at {without.best:.2f}x the speed of BF16." if without else ""
+        return f"No estimate: FP8 layers have a forward of their own that does other work.{most}"
     rows = [(each, rows_of(each, facts)) for each in linears]
     if not all(seen for _, seen in rows):
         return f"No estimate: the batch is unknown. {HOW_TO_GIVE.get(facts.get('target.kind'), OF_A_FILE)}"
+    if facts.get("training.use_cache") and any(each.compiled is not None for each in fp8):
+        return "No estimate: with a KV cache, the compiled blocks may not be what runs."
     if many := [seen for each, seen in rows if seen and casts_too_many_rows(each, seen)]:
         return (
             f"No estimate: casts of {max(many):,} rows that are not compiled are far from any that were "
             "measured."
         )
-    if (name := unseen_recompute(facts)) is not None:
-        module = f"of {name}" if name else "of the model"
-        return f"No estimate: fp8doctor cannot tell which layers the forward {module} checkpoints."
     if any(linear.role == "experts" for linear in linears):
         return "No estimate: the cost model has no times of experts, whose rows a router decides."
-    if any(linear.dtype == "float32" and linear.adapter != "adapter" for linear in linears):
-        return "No estimate: the cost model has no times of 32-bit weights."
+    in_fp32 = any(linear.dtype == "float32" and linear.adapter != "adapter" for linear in linears)
+    if in_fp32 and facts.get("training.autocast") != "bfloat16":
+        return (
+            "No estimate: the weights are fp32 and no BF16 autocast was seen. fp8doctor estimates only BF16."
+        )
     if not fp8 and not to_convert(facts):
         return (
             "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "
             f"multiples of {FP8_MULTIPLE}."
         )
-    kept = modelled_step(without_checkpointing(facts))
-    recomputed = any(may_be_recomputed_by_te(each, facts) for each in fp8)
-    if recomputed and kept is not None and modelled_step(facts) is None:
+    if _waits_for_te(facts):
         return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
     return "No estimate: the casts of this recipe were not measured."
+
+
+def _as_plain_fp8(facts: Facts) -> Facts:
+    """Take away what FP8 layers with a forward of their own compute beside the matmul."""
+    linears = (
+        replace(each, features={**each.features, OWN_FORWARD: False})
+        if OWN_FORWARD in each.features
+        else each
+        for each in facts.network.linears
+    )
+    return with_linears(facts, tuple(linears))
 
 
 OF_A_FILE = "Give one: --batch and --seq, or example_batch()."
@@ -235,7 +305,8 @@ class HostBound(Struct, frozen=True):
     """A modelled step whose launches take longer than its kernels."""
 
     step: ModelledStep
-    speedup: ModelledSpeedup
+    speedup: float
+    """Time of the best BF16 / time as it is."""
     bf16: ModelledStep
     """The step in compiled BF16."""
     pays_from: int | None
@@ -254,9 +325,10 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
     bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
     if step is None or speedup is None or bf16 is None:
         return None
-    if step.host_ms < step.busy_ms * (1 + UNCERTAINTY) or speedup.as_is * (1 + UNCERTAINTY) > 1:
+    as_is = speedup.as_is
+    if as_is is None or step.host_ms < step.busy_ms * (1 + UNCERTAINTY) or as_is * (1 + UNCERTAINTY) > 1:
         return None
-    return HostBound(step, speedup, bf16, _pays_from(facts))
+    return HostBound(step, as_is, bf16, _pays_from(facts))
 
 
 def _pays_from(facts: Facts) -> int | None:
@@ -264,7 +336,7 @@ def _pays_from(facts: Facts) -> int | None:
     tokens, times = step_tokens(facts) or 0, 1
     while tokens and tokens * (times := times * 2) <= MANY_TOKENS:
         then = modelled_speedup(with_rows(facts, times))
-        if then is not None and then.as_is >= PAYS_FROM:
+        if then is not None and then.as_is is not None and then.as_is >= PAYS_FROM:
             return tokens * times
     return None
 

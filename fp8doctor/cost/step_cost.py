@@ -3,12 +3,13 @@
 It is rough where the facts are. Attention is recognized by the names of its projections, the width of its
 heads is assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears
 around them. There is no guess where it has no numbers: experts, emulated FP8, stacks and recipes that were
-not measured, and 32-bit weights give None. All constants: one H200, torch 2.11, torchao 0.18, TE 2.20.2,
-November 2026; bytes are effective, as in `fp8doctor.cost.cast_cost`.
+not measured, and 32-bit weights without autocast give None. All constants: one H200, torch 2.11, torchao
+0.18, TE 2.20.2, November 2026; bytes are effective, as in `fp8doctor.cost.cast_cost`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 from msgspec import Struct
@@ -56,6 +57,11 @@ and fills; in 16 bits half of the first and 2."""
 
 OPTIMIZER_BYTES = 24.0
 """Bytes per trainable parameter of a fused AdamW step in 16 bits: 43.9 ms for 8.03 B. It moves 14."""
+
+
+FP32_OPTIMIZER_BYTES = 28.0
+"""The same for fp32 parameters: it reads four tensors and writes three. Counted; 762 M took 34.6 and 31.6
+(h200- and h100-whisper_medium)."""
 
 
 KERNELS = 10
@@ -111,11 +117,11 @@ def modelled_step(
         ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "attention", "pointwise", "loss"), 0.0
     )
     host = kernels = recompute = 0.0
-    how = uncompiled(facts)
+    how, autocast = uncompiled(facts), facts.get("training.autocast") == "bfloat16"
     for linear in facts.network.linears:
         rows, calls = rows_of(linear, facts), calls_of(linear, facts)
         fp32 = multiplies_in_fp32(linear, facts)
-        parts = layer_ms(linear, rows, gpu, how, fp32=fp32) if rows else None
+        parts = layer_ms(linear, rows, gpu, how, fp32=fp32, autocast=autocast) if rows else None
         if parts is None:
             return None
         for family, time in parts.items():
@@ -152,7 +158,7 @@ def consists_of_linears(network: Network) -> bool:
 
 
 def layer_ms(
-    linear: Linear, rows: int, gpu: GpuSpec, eager_how: str, *, fp32: bool = False
+    linear: Linear, rows: int, gpu: GpuSpec, eager_how: str, *, fp32: bool = False, autocast: bool = False
 ) -> dict[Family, float] | None:
     """Model one call of a Linear and its surroundings; None without numbers for it."""
     fp8 = linear.use == "training"
@@ -164,7 +170,7 @@ def layer_ms(
         or features.get(OWN_FORWARD)
         or linear.use == "storage"
         or casts_too_many_rows(linear, rows)
-        or (linear.dtype == "float32" and linear.adapter != "adapter")
+        or (linear.dtype == "float32" and linear.adapter != "adapter" and not autocast)
     ):
         return None
     m, k, n = rows, linear.in_features, linear.out_features
@@ -183,6 +189,8 @@ def layer_ms(
         return None
     again = is_recomputed(linear)
     around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
+    if linear.dtype == "float32" and autocast:
+        around += memory_ms(WEIGHT_CAST_BYTES * k * n, gpu)
     if not eager and linear.get("bias"):
         around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
     in_16bit = 0.0
@@ -271,14 +279,15 @@ def has_vocabulary(network: Network) -> bool:
 def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
     """Model a fused AdamW step."""
     trained = network.get("trainable_parameters", 0)
-    return memory_ms(OPTIMIZER_BYTES * trained, gpu)
+    in_fp32 = all(linear.dtype == "float32" for linear in network.linears)
+    return memory_ms((FP32_OPTIMIZER_BYTES if in_fp32 else OPTIMIZER_BYTES) * trained, gpu)
 
 
-def in_bf16(facts: Facts) -> Facts:
-    """Turn every FP8 Linear of the job into a plain one."""
+def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
+    """Turn the FP8 Linears of these names into plain ones, or all of them."""
     plain = (
         replace(linear, use="none", stack="torch", recipe=None, features={})
-        if linear.use == "training"
+        if linear.use == "training" and (names is None or linear.name in names)
         else linear
         for linear in facts.network.linears
     )
@@ -337,6 +346,11 @@ outside of the matmul. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-v
 and without biases has nothing of it (h100-gpt_124m_whole)."""
 
 
+WEIGHT_CAST_BYTES = 12.0
+"""Bytes per fp32 weight under BF16 autocast: the cast in the forward reads 4 and writes 2, that of its
+gradient the reverse. Counted, not fitted."""
+
+
 FP32_ADAPTER_BYTES = 29.5
 """Effective bytes per input and output element of an adapter that multiplies in fp32, its three matmuls
 together: 4.9 ms for 14 adapters of rank 16 with 8192 rows (h200-lora_fp32), without tensor cores and in tiles
@@ -357,9 +371,9 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
     """Model the share of one call of a Linear; ``how`` is a key of `BETWEEN_BYTES`."""
     if linear.role == "head":
         return 0.0
-    wide = 2 if linear.dtype == "float32" else 1
     if how != "compiled" and linear.get("adapter") == "adapter":
         how = "eager adapter"
+    wide = 2 if linear.dtype == "float32" and how != "eager transformers" else 1
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
 

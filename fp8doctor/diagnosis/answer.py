@@ -75,6 +75,6 @@ def before_speed(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> 
                 answer,
                 status=status,
                 summary=f"{says}: {worst.title.rstrip('.')}. {answer.summary}",
-                basis=answer.basis or "rule",
+                basis="measured" if answer.basis == "measured" else "rule",
             )
     return answer

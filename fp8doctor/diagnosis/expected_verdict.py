@@ -32,7 +32,8 @@ from fp8doctor.analysis.modelled_speedup import (
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
-from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
+from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
 
@@ -105,12 +106,25 @@ def _in_bf16(summary: str, facts: Facts, findings: Sequence[Finding]) -> Verdict
 
 
 def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeedup | None:
-    """Model the speedup of a job's FP8, or of its conversion; None if that is unknown."""
-    return if_recorded(_modelled, facts) if is_what_it_seems(findings) else None
+    """Model the speedup of a job's FP8, or of its conversion; None if that is unknown.
+
+    If a finding says that the step is not what it seems, the step with its fix is modelled.
+    """
+    doubts = list(filter(_invalidates, findings))
+    if not all(
+        each.treatment and (each.code in KEEPS_LAYERS or each.area in KEEPS_LAYERS) for each in doubts
+    ):
+        return None
+    return if_recorded(_modelled, facts, fixed=bool(doubts))
 
 
-def _modelled(facts: Facts) -> ModelledSpeedup | None:
-    return modelled_speedup(facts) if uses_fp8(facts) else modelled_conversion(facts)
+KEEPS_LAYERS = ("compilation", "distributed", "MOD001", "MOD002", "MOD007", "MOD008", "MOD010", "MOD011")
+"""Areas and checks whose fixes change neither which layers are in FP8 nor their shapes: the fixed step is the
+modelled one."""
+
+
+def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
+    return modelled_speedup(facts, fixed=fixed) if uses_fp8(facts) else modelled_conversion(facts)
 
 
 def short_of_training(facts: Facts) -> str:
@@ -183,8 +197,8 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         basis: Basis | None = "measured" if never_ran_in_script(facts) else None
         return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
     ran = _ran_in_script(facts)
-    seems, expects = is_what_it_seems(findings), expected_speedup(facts, findings)
-    told = expects.sentence if expects else why_not_modelled(facts, findings) if seems else ""
+    expects = expected_speedup(facts, findings)
+    told = expects.sentence if expects else why_not_modelled(facts, findings)
     share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
@@ -213,10 +227,13 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = ", ".join(each.code for each in findings if _invalidates(each))
-    expects = if_recorded(_modelled, facts)
+    expects = if_recorded(_modelled, facts, fixed=True)
     if others and expects:
         return f"No estimate: the step does not run as the cost model assumes ({others})."
-    return if_recorded(unknown_part, facts) or "No estimate: a part of the step was not recorded."
+    try:
+        return unknown_part(facts)
+    except Unrecorded as missing:
+        return f"No estimate: {path_of(missing)} was not recorded."
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:

@@ -119,7 +119,7 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
         step_ms=as_is.step_ms,
         tokens_per_s=_tokens_per_s(facts, as_is),
     )
-    if expects is None:
+    if expects is None or expects.as_is is None:
         return answer
     speedup = min(expects.as_is, bf16.step_ms / as_is.step_ms if bf16 and bf16.step_ms else expects.as_is)
     bf16_ms = as_is.step_ms * speedup

@@ -8,12 +8,13 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.losing_layers import crossing
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
-from fp8doctor.cost.step_cost import with_tokens
+from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
@@ -119,22 +120,29 @@ def _form(bf16: Arm) -> str:
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if any(step.treatment.name == STAY_IN_BF16 for step in steps):
         return "FP8 cannot win here (estimated): stay in BF16."
-    with_more = if_recorded(_with_more_tokens, report.facts, steps)
-    expects = expected_speedup(with_more or report.facts, report.findings)
+    expects = _planned(report, steps)
     if expects is None:
         return ""
     advice = "" if expects.wins else ": leave FP8 off" if expects.loses else ", too close to 1 to tell"
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
-    without = expects.recipes and not converts
-    beginning = "With FP8" if without else "With all fixes" if steps else "As it is"
+    now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
+    beginning = "With FP8" if expects.recipes and not converts else "With all fixes" if steps else now
     speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
     return f"{beginning}: {speed}{advice}."
 
 
 def loses_as_modelled(report: Document) -> bool:
-    """Return whether the fastest FP8 is slower too, by more than the model's error."""
-    expects = expected_speedup(report.facts, report.findings)
+    """Return whether FP8 with the plan is slower too, by more than the model's error."""
+    expects = _planned(report, report.prescription)
     return expects is not None and expects.loses
+
+
+def _planned(report: Document, steps: Sequence[Step]) -> ModelledSpeedup | None:
+    """Model the step with the tokens and the layers in BF16 that the plan asks for."""
+    facts = if_recorded(_with_more_tokens, report.facts, steps) or report.facts
+    kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
+    fewer = in_bf16(facts, kept) if kept else facts
+    return expected_speedup(fewer if fewer.network.fp8 else facts, report.findings)
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:

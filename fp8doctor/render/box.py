@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
@@ -194,6 +194,12 @@ def _headline(expects: ModelledSpeedup) -> str:
         if expects.wins:
             return f"FP8 would be about {in_times(expects.best)} faster than BF16"
         return TOO_SMALL if expects.loses else "Too close to tell whether FP8 would be faster"
+    if expects.as_is is None:
+        if expects.wins:
+            return f"FP8 would be about {in_times(expects.best)} faster than BF16 {expects.after}"
+        if expects.loses:
+            return f"FP8 would be about {in_times(1 / expects.best)} slower than BF16 {expects.after}"
+        return f"Too close to tell whether FP8 would be faster {expects.after}"
     if 1 - expects.as_is >= expects.as_is_may_be_off:
         return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
     if expects.as_is - 1 >= expects.as_is_may_be_off:
@@ -202,8 +208,8 @@ def _headline(expects: ModelledSpeedup) -> str:
 
 
 def _estimate(expects: ModelledSpeedup) -> str:
-    now = f"estimated {expects.as_is:.2f}x for {expects.gpu}"
-    later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""
+    now = f"estimated {expects.as_is or expects.best:.2f}x for {expects.gpu}"
+    later = f"; compiled {expects.best:.2f}x" if expects.as_is and expects.gains_compiled else ""
     return f"{now}{later} ({expects.range})"
 
 
@@ -314,7 +320,10 @@ def _no_cause_known(report: Document) -> str:
             "(estimated)."
         )
     if verdict.basis == "modelled":
-        return "No check found anything that slows FP8 down."
+        expects = _expects(report)
+        why = unknown_part(report.facts) if expects and expects.after else ""
+        why = why.replace("No estimate", " No estimate as it is", 1)
+        return f"No check found anything that slows FP8 down.{why}"
     if verdict.status == "not_measured":
         return "BF16 was not timed, so there is nothing to compare with."
     if timed_on_cpu(report.facts):

@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.rates import rates
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
@@ -154,12 +154,10 @@ def test_a_bf16_model_is_looked_at_too() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_drawn_at_random_is_not_modelled() -> None:
+def test_what_is_drawn_at_random_is_estimated_as_if_all_of_it_were_recomputed() -> None:
     facts = look(AtRandom())
-    assert modelled_speedup(facts) is None
-    assert unknown_part(facts).startswith(
-        "No estimate: fp8doctor cannot tell which layers the forward of the model"
-    )
+    assert modelled_step(facts) is None
+    assert modelled_speedup(facts) == modelled_speedup(look(wrapped()))
     assert "two forwards" in facts.gaps["network.linears.checkpointed"]
 
 
