@@ -65,6 +65,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         use_cache=use_cache(tree, arguments),
         cache_switch=cache_switch(tree, arguments),
         cache_holder=cache_holder(tree, cache_switch(tree, arguments)),
+        layerdrop=layerdrop(tree),
         alloc_retries=examine_allocator(gaps),
         optimizer_stepped=None if optimizer is None else bool(read(innermost(optimizer), "state")),
         parameters_outside_optimizer=None
@@ -76,6 +77,18 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         conversion=examine_conversion(tree, job.watched, gaps),
         converter=examine_converter(job.watched, tree, (optimizer, *job.other_optimizers)),
     )
+
+
+LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Attributes of a module, or of its configuration, with the probability to skip a block. Source: transformers
+4.57 to 5.24."""
+
+
+def layerdrop(tree: Tree) -> float | None:
+    """Return the largest probability that a block is skipped in training; None without any."""
+    holders = (each for place in tree.places for each in (place.module, read(place.module, "config")))
+    found = (read(each, name) for each in holders if each is not None for name in LAYERDROP)
+    return max((float(each) for each in found if isinstance(each, float) and 0 < each < 1), default=None)
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:

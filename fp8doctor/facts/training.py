@@ -219,6 +219,9 @@ class Training(Record, frozen=True, kw_only=True):
     alloc_retries: int | None = NOT_RECORDED
     """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in
     use."""
+    layerdrop: float | None = NOT_RECORDED
+    """Largest probability of a block to be skipped in a training forward (LayerDrop); None if no module is
+    known to skip any."""
     parameters_outside_optimizer: int | None = NOT_RECORDED
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
     first_outside_optimizer: tuple[str, ...] = NOT_RECORDED

@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.timing import spread
-from fp8doctor.wording import in_times, plural
+from fp8doctor.wording import in_times, percent, plural
 
 UNRELIABLE = ", so do not rely on these times"
 
@@ -100,7 +100,14 @@ def _timed(view: TrialView, grave: bool) -> str:
     both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
     if grave or not view.uses_fp8:
         both = "The steps were timed in turn"
-    return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{_cut(trial)}"
+    rest = f"{_cut(trial)}{_skips(view.facts)}"
+    return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{rest}"
+
+
+def _skips(facts: Facts) -> str:
+    """Say that steps differ by the layers that the model skips at random."""
+    share = facts.get("training.layerdrop")
+    return f" LayerDrop skips {percent(100 * share)} of the layers at random: steps differ." if share else ""
 
 
 def _copies(trial: Trial) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from transformers import HubertConfig, HubertModel, WhisperConfig, WhisperModel
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
@@ -63,3 +64,20 @@ def test_examine_puts_it_together() -> None:
     )
     assert facts.network.linears[0].name == "blocks.0.up"
     assert Facts.from_dict(facts.to_dict()) == facts
+
+
+def test_layers_that_are_skipped_at_random() -> None:
+    """As HuBERT has it in its configuration alone, Whisper of encoder and decoder."""
+    assert training(Stacked()).layerdrop is None
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    convolutions = {"conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 2)}
+    padding = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2}
+    hubert = HubertModel(HubertConfig(layerdrop=0.1, **sizes, **convolutions, **padding))
+    assert training(hubert).layerdrop == 0.1
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 16, "vocab_size": 64}
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    whisper = WhisperConfig(encoder_layerdrop=0.05, decoder_layerdrop=0.2, **heads, **layers, **ids)
+    assert training(WhisperModel(whisper)).layerdrop == 0.2
+    whisper.encoder_layerdrop = whisper.decoder_layerdrop = 0.0
+    assert training(WhisperModel(whisper)).layerdrop is None

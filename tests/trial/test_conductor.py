@@ -130,6 +130,22 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
     assert "unasked" in proven
 
 
+class SkippingAtRandom(Ticking):
+    """As with LayerDrop, a forward takes as long as random numbers of the process have it."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.share = 1.0 + torch.rand([]).item()
+        return super().forward(tokens)
+
+
+@pytest.mark.usefixtures("clock")
+def test_variants_that_skip_layers_at_random_skip_the_same_ones() -> None:
+    again = VariantPlan("bf16_again", BF16.make, fp8=False)
+    result = trial(job(model=SkippingAtRandom(3).bfloat16()), BF16, again)
+    assert result.self_check_ratio == pytest.approx(1.0, abs=1e-9)
+    assert len({*result.arms[0].rounds_ms}) > 1
+
+
 def test_the_copy_of_the_check_is_timed_at_one_depth_of_two() -> None:
     result = trial(job(blocks=26), AS_IS, BF16, VariantPlan("bf16_again", BF16.make, fp8=False))
     assert [len(arm.cuts) for arm in result.arms] == [2, 2]

@@ -7,6 +7,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -50,6 +52,7 @@ def time_in_turn(
             bench.device,
             Limits(until, budget.rounds_soon(), latest, budget.overtime_s if overtime else 0.0),
             look,
+            begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
             expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
             sign_known=lambda samples: sign_is_known(samples, bench.plan, plans),
             decided=lambda samples: is_decided(samples, bench.plan, plans),

@@ -139,6 +139,7 @@ def interleave(
     limits: Limits,
     look: Callable[[], None] = lambda: None,
     *,
+    begin: Callable[[int], object] = lambda number: None,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
     sign_known: Callable[[Samples], bool] = lambda samples: True,
     decided: Callable[[Samples], bool] = lambda samples: True,
@@ -150,6 +151,7 @@ def interleave(
     ``sign_known`` does. No round begins that would end too late.
 
     Each round has an order of its own: a variant that follows one that heats the GPU finds lower clocks.
+    ``begin`` is called with the round's number before each variant.
     """
     samples: Samples = {key: [] for key in steps}
     shuffle = random.Random(0).shuffle
@@ -177,6 +179,7 @@ def interleave(
         for name in order:
             keys = [(name, depth) for depth in depths[name]]
             of_each = blocks([known_ms[key] for key in keys])
+            begin(number)
             for key, block in zip(reversed(keys), reversed(of_each), strict=True):
                 known_ms[key] = block_ms(steps[key], device, block, look)
                 samples[key].append(known_ms[key])
