@@ -43,7 +43,6 @@ from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import plural
 
 PADDED = 64
 """Elements to pad to: 128 bytes, as NVIDIA asks on an A100; 8 are enough elsewhere."""
@@ -85,8 +84,9 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        title=f"{plural(len(slow), '16-bit layer')} ({first.in_features} x {first.out_features}) "
-        f"{'runs' if len(slow) == 1 else 'run'} at a sixth of the speed: not a multiple of {MULTIPLE}",
+        title=f"{first.name} ({first.in_features} x {first.out_features}, 16 bits) runs at a sixth of the "
+        f"speed, because a side is not a multiple of {MULTIPLE}"
+        f"{f'; {len(slow) - 1} more layers do' if len(slow) > 1 else ''}",
         explanation=f"Matmuls of {first.name} take {now:,.1f} ms/step now, and {padded:,.1f} ms with sides "
         f"padded to multiples of {PADDED} (estimated for {gpu.name}).{profiled}",
         evidence={

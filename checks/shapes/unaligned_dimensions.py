@@ -84,12 +84,17 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     padded = [linear for linear in offenders if linear.name not in kept]
     causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across, small)]
     if raising:
-        have = "has" if len(raising) == 1 else "have"
-        causes.append(f"{len(raising)} of {plural(len(fp8), 'FP8 layer')} {have} sides that raise on a GPU")
-    if skipped:
-        share = flops_share_pct(skipped, facts)
+        first = raising[0]
+        more = f" (and {len(raising) - 1} more of {len(fp8)} FP8 layers)" if len(raising) > 1 else ""
         causes.append(
-            f"{plural(len(skipped), 'Linear')} ({share:.0f}% of the matmul FLOPs) cannot be converted"
+            f"{first.name} is {first.in_features} x {first.out_features}{more}: FP8 matmuls need multiples "
+            f"of {multiple_of(first)}, and torch raises on a GPU"
+        )
+    if skipped:
+        first = skipped[0]
+        causes.append(
+            f"{plural(len(skipped), 'Linear')} ({flops_share_pct(skipped, facts):.0f}% of the matmul FLOPs) "
+            f"cannot be converted, as {first.name} with {first.in_features} x {first.out_features}"
         )
     if ragged:
         causes.append(f"{tokens} {of_a_batch(facts.workload)}/step are not a multiple of {tokens_multiple}")

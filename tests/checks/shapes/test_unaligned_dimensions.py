@@ -27,6 +27,9 @@ from fp8doctor.finding import Finding, NotApplicable
 Look = Callable[..., Facts]
 
 
+RULE = "FP8 matmuls need multiples of 16, and torch raises on a GPU"
+
+
 def mlp(width: int = 256, hidden: int = 512) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)).bfloat16()
 
@@ -39,7 +42,7 @@ def converted(model: nn.Module, recipe: str = "tensorwise", **settings: Any) -> 
 def test_widths_that_raise(look: Look) -> None:
     finding = unaligned_dimensions(look(converted(mlp(1000)), tokens=1024))
     assert isinstance(finding, Finding)
-    assert finding.title == "2 of 2 FP8 layers have sides that raise on a GPU"
+    assert finding.title == f"0 is 1000 x 512 (and 1 more of 2 FP8 layers): {RULE}"
     assert finding.treatment is not None
     assert "nn.Linear(1000, 512)  ->  nn.Linear(1008, 512)   # multiples of 16" in finding.treatment.code
     assert "collator" not in finding.treatment.code
@@ -201,7 +204,7 @@ def test_classes_are_not_padded(look: Look) -> None:
     model = Classifier(1000).bfloat16()
     finding = unaligned_dimensions(look(convert_to_float8_training(model), tokens=1024))
     assert isinstance(finding, Finding)
-    assert finding.title == "1 of 5 FP8 layers has sides that raise on a GPU"
+    assert finding.title == f"head is 256 x 1000: {RULE}"
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("head",))
     assert "1008" not in finding.treatment.code
@@ -236,7 +239,7 @@ def test_a_number_of_patches_is_not_padded(look: Look) -> None:
     """196 is what the size of the image gives: the layers are left in BF16, in a line that runs."""
     finding = unaligned_dimensions(look(convert_to_float8_training(Mixer().bfloat16())))
     assert isinstance(finding, Finding)
-    assert finding.title == "4 of 9 FP8 layers have sides that raise on a GPU"
+    assert finding.title == f"blocks.0.tokens.0 is 196 x 96 (and 3 more of 9 FP8 layers): {RULE}"
     assert finding.treatment is not None
     assert finding.treatment.name == "keep-in-bf16"
     assert finding.treatment.layers == tuple(f"blocks.{b}.tokens.{n}" for b in (0, 1) for n in (0, 2))
@@ -347,10 +350,7 @@ def test_padding_goes_to_the_sequence_where_there_is_one() -> None:
 def test_both_at_once() -> None:
     finding = unaligned_dimensions(SICK)
     assert isinstance(finding, Finding)
-    assert (
-        finding.title
-        == "1 of 1 FP8 layer has sides that raise on a GPU; 1003 tokens/step are not a multiple of 16"
-    )
+    assert finding.title == f"up is 1000 x 4096: {RULE}; 1003 tokens/step are not a multiple of 16"
 
 
 def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
