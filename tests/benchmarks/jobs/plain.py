@@ -109,11 +109,18 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def by_block(model: nn.Module, lists: Collection[str], **settings: str) -> nn.Module:
-    """Compile every block of these lists in place."""
-    model = uncompiled(model)
+    """Compile every block of these lists in place, without a KV cache as the printed lines do."""
+    model = without_cache(uncompiled(model))
     for name in lists:
         for block in model.get_submodule(name).children():
             block.compile(**settings)
+    return model
+
+
+def without_cache(model: nn.Module) -> nn.Module:
+    """Build no KV cache: with it each block is a version of its own to the compiler."""
+    if getattr(getattr(model, "config", None), "use_cache", False):
+        model.config.use_cache = False
     return model
 
 
@@ -150,6 +157,7 @@ def changes(
         "cuda-graphs": partial(by_block, lists=lists, mode="reduce-overhead"),
         "checkpointing-off": without_checkpointing,
         "attention-sdpa": with_sdpa,
+        "cache-off": without_cache,
         "keep-in-bf16": in_bf16,
     }
     for recipe in RECIPES:
