@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -22,7 +23,11 @@ from tests.stand_ins.accelerate_state import forget
 
 JOBS = Path(plain_step.__file__).parent / "jobs"
 NAMES = sorted(path.stem for path in JOBS.glob("*.py") if path.stem != "plain")
-NEEDS = {"vit_h14": "timm", "te_decoder": "transformer_engine"}
+NEEDS = {
+    "vit_h14": "timm",
+    "te_decoder": "transformer_engine",
+    "te_modules_compiled": "transformer_engine",
+}
 VERDICTS = {
     "h100-bert_large_accelerate": "layers_do_not_learn",
     "h100-disturbed_host": "too_noisy",
@@ -150,6 +155,30 @@ def test_the_plain_bf16_takes_the_wrapper_of_the_all_gather_off_and_leaves_froze
         (torch.nn.Parameter, False),
         (torch.nn.Parameter, True),
     ]
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("gpu", "name", "executed", "in_fp8", "compiled"),
+    [
+        ("h100", "llama_3b_bf16", ["convert-tensorwise", "compile-blocks"], True, ["LlamaDecoderLayer"] * 2),
+        ("h200", "qwen3_1_7b_whole_rowwise", ["stay-in-bf16"], False, ["Qwen3DecoderLayer"] * 2),
+        ("h100", "gpt_124m_whole", ["stay-in-bf16"], False, []),
+    ],
+)
+def test_a_printed_plan_is_applied_line_by_line(
+    gpu: str, name: str, executed: list[str], in_fp8: bool, compiled: list[str], tmp_path: Path
+) -> None:
+    steps = replayed(REPORTS / f"{gpu}-{name}.json.gz").prescription
+    path = tmp_path / "report.json"
+    path.write_bytes(msgspec.json.encode({"prescription": steps}))
+    job = plain_step.loaded(JOBS / f"{name}.py")
+    model = plain_step.changed(job, job.build_model(), [f"plan={path}"])
+    assert job.applied_plan == {"executed": executed, "by_hand": [], "skipped": []}
+    kinds = [type(module).__name__ for module in model.modules()]
+    assert ("Float8Linear" in kinds) is in_fp8
+    assert [type(module).__name__ for module in model.modules() if module._compiled_call_impl] == compiled
+    assert (kinds[0] == "OptimizedModule") is (not compiled)
 
 
 @pytest.mark.nightly

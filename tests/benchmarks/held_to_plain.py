@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import plan_table
+
 TIME, MEDIAN_TIME, MEMORY = 0.02, 0.01, 0.01
 """Bounds as shares. Time is held where the GPU sets the pace."""
 
@@ -38,6 +40,7 @@ UNASKED = ("no_time_left", "not_expected_to_fit", "still_compiling")
 """Reasons of an arm that the budget left out; others say that it does not apply or cannot be timed."""
 
 NOT_AN_ANSWER = ("bf16_again",)
+NOT_ARMS = (plan_table.PLAN, plan_table.FIXED_BF16)
 NOT_RUN = "not run"
 """What is said of a plain script that was wanted and that the end of the run came before."""
 
@@ -61,6 +64,7 @@ class Held:
     in_interval: list[bool] = field(default_factory=list)
     """Whether the trial's interval holds the plain time, where there is one and the GPU sets the pace."""
     memory_errors: list[float] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
 
 
 def arms_of(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -103,13 +107,16 @@ def with_layers(treatment: str, report: Mapping[str, Any]) -> str:
     return f"{KEEP}={','.join(layers)}" if layers else ""
 
 
-def wanted(report: Mapping[str, Any] | None, can: Iterable[str]) -> dict[str, list[str]]:
-    """Choose the arms that plain scripts time: the step as it is and BF16 always, others where they have a
-    number."""
+def wanted(
+    report: Mapping[str, Any] | None, can: Iterable[str], path: Path | None = None
+) -> dict[str, list[str]]:
+    """Choose what plain scripts time: the step as it is and BF16 always, other arms where they have a number,
+    then the plan that the report at ``path`` prints."""
     can, found = set(can), {"as_is": [], **{name: [name] for name in BF16}}
     if report is not None:
         timed = [name for name, arm in arms_of(report).items() if arm.get("tried") and arm.get("step_ms")]
         found |= {name: changes for name in timed if (changes := changes_of(name, report)) is not None}
+        found |= dict(plan_table.extra(report, path)) if path else {}
     return {
         name: changes
         for name, changes in found.items()
@@ -135,7 +142,12 @@ def hold(folder: Path, settings: Mapping[str, Any]) -> Held:
             for variant, known in plain.items():
                 hold_arm(held, f"{name} {kind} | {variant}", None, known)
             continue
-        hold_report(held, f"{name} {kind}", report, plain, seconds_allowed(kind, settings))
+        arms = {arm: known for arm, known in plain.items() if arm not in NOT_ARMS}
+        hold_report(held, f"{name} {kind}", report, arms, seconds_allowed(kind, settings))
+        path, seconds = folder / f"{kind}.json", runs[kind]["seconds"]
+        line, missed = plan_table.row(f"{name} {kind}", path, report, plain, seconds)
+        held.plans.append(line)
+        held.missed += missed
     return held
 
 
@@ -274,6 +286,9 @@ def table(out: Path, settings: Mapping[str, Mapping[str, Any]]) -> tuple[str, li
         "| job | caches | verdict | speedup, predicted | plain | sign | trial | arms asked |",
         "|---|---|---|---|---|---|---|---|",
         *(line for each in held for line in each.summary),
+        "",
+        *plan_table.HEAD,
+        *(line for each in held for line in each.plans),
         "",
         "| job, caches | variant | predicted ms | plain ms | error | memory error | idle | |",
         "|---|---|---|---|---|---|---|---|",

@@ -3,7 +3,8 @@ held to.
 
 ``python tests/benchmarks/plain_step.py JOB.py`` imports the job and prints the names of its ``VARIANTS``. A
 line on stdin, a JSON list of such names, has it make these changes one after the other, each with
-``=LAYER,LAYER`` where it takes layers, compile, and print ``ready``. The next line has it time the step and
+``=LAYER,LAYER`` where it takes layers, compile, and print ``ready``. ``plan=REPORT.json`` is the change that
+the report's plan prints (`printed_plan.py`). The next line has it time the step and
 print the median in ms, the peak in GiB, and the share of the step in which the GPU ran nothing; so whoever
 times several lets them compile side by side, and one at a time use the GPU. Steps run for seconds before and
 while they are timed: a GPU at its power limit is slower in the long run of a training than in a burst.
@@ -26,6 +27,10 @@ from typing import Any
 
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.benchmarks.printed_plan import PLAN, apply_plan
 
 WARM_UP, STEPS = 5, 12
 """At least so many steps before, and in, the timed window."""
@@ -50,6 +55,10 @@ def changed(job: Any, model: nn.Module, changes: Sequence[str]) -> nn.Module:
     """Make the changes by hand, one after the other."""
     for change in changes:
         name, _, layers = change.partition("=")
+        if name == PLAN:
+            applied = apply_plan(job, model, layers)
+            model, job.applied_plan = applied.model, applied.report()
+            continue
         model = job.VARIANTS[name](model, *([layers.split(",")] if layers else []))
     return model
 
@@ -59,8 +68,8 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
     made = job.build_model()
     model, optimizer = made if isinstance(made, tuple) else (made, None)
     model = changed(job, model, changes)
-    if optimizer is None:
-        trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if optimizer is None or not holds(optimizer, trained):
         optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
     batch, dtype = job.example_batch(), getattr(job, "autocast", None)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,6 +84,12 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
         return loss.detach()
 
     return step
+
+
+def holds(optimizer: torch.optim.Optimizer, trained: Sequence[nn.Parameter]) -> bool:
+    """Whether it updates all of these: a change may have put others in the place of the job's."""
+    held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    return held.issuperset(map(id, trained))
 
 
 def compiled(step: Callable[[], object]) -> None:
@@ -149,14 +164,16 @@ def main(path: str) -> None:
     """Time what stdin names and print it."""
     with redirect_stdout(sys.stderr):  # what a library prints is no answer
         job = loaded(Path(path).resolve())
-        answer(json.dumps(list(job.VARIANTS)))
+        answer(json.dumps([*job.VARIANTS, PLAN]))
         changes = json.loads(sys.stdin.readline())
         torch.manual_seed(0)
         step = training_step(job, changes)
         compiled(step)
         answer("ready")
         sys.stdin.readline()
-        answer(json.dumps(timed(step) if torch.cuda.is_available() else tried(step)))
+        found = timed(step) if torch.cuda.is_available() else tried(step)
+        applied = getattr(job, "applied_plan", None)
+        answer(json.dumps(found | ({PLAN: applied} if applied else {})))
 
 
 def answer(line: str) -> None:

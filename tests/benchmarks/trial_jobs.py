@@ -1,12 +1,13 @@
 """Hold the trial's predictions to plain scripts, on jobs that nothing else here uses: ``trial_jobs.py OUT
-[NAME ...] [--gpus N] [--te FOLDER] [--budget S] [--warm] [--tiny]``
+[NAME ...] [--gpus N] [--te FOLDER] [--budget S] [--until S] [--warm] [--tiny]``
 
 Each job of `jobs/` is examined by ``fp8doctor JOB --save`` with empty compile caches, with ``--warm`` once
 more with the caches kept; then `plain_step.py` times its variants in processes of their own that do not
 import fp8doctor. They compile side by side as far as the GPU holds them, and are timed one after the other.
 With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
 its own. OUT/table.md is written anew after every run, and OUT/JOB holds the reports and the plain times; a
-run into the same OUT leaves other jobs there as they are. Exits with 1 when a bound of `held_to_plain.py` is
+run into the same OUT leaves other jobs there as they are. ``--until S`` begins no job after S seconds, and
+the table names those that were left. Exits with 1 when a bound of `held_to_plain.py` is
 missed. ``--tiny`` tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no
 trial or a plain script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
 """
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import held_to_plain
+import plan_table
 from job_process import ROOT, Run, end
 
 HERE = Path(__file__).resolve().parent
@@ -76,6 +78,9 @@ class Bench:
     runs: list[Run] = field(default_factory=list)
     """All that were started."""
     interrupted: threading.Event = field(default_factory=threading.Event)
+    began: float = field(default_factory=time.monotonic)
+    not_begun: list[str] = field(default_factory=list)
+    """Jobs that ``--until`` left out."""
 
     def end(self) -> None:
         """End all that still runs. No lane begins anything after it."""
@@ -87,7 +92,11 @@ class Bench:
     def write_table(self) -> list[str]:
         """Write the table of all that is known so far."""
         with self.lock:
-            text, missed = held_to_plain.table(self.out, self.settings)
+            left = [*self.not_begun]
+            known = {name: own for name, own in self.settings.items() if name not in left}
+            text, missed = held_to_plain.table(self.out, known)
+            if left:
+                text += f"\nNot begun within {self.arguments.until:g} s: {', '.join(left)}.\n"
             (self.out / "table.md").write_text(text)
         return missed
 
@@ -165,7 +174,7 @@ class JobRun:
 
         The first tell the sign: the step as it is and BF16.
         """
-        variants = held_to_plain.wanted(self.report(), self.by_hand(idle[0]))
+        variants = held_to_plain.wanted(self.report(), self.by_hand(idle[0]), self.report_path())
         known: dict[tuple[str, ...], Any] = {tuple(of): {"changes": of} for of in variants.values()}
         self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
         for group in side_by_side(self.peaks_gib(variants), self.gpu_gib()):
@@ -185,6 +194,8 @@ class JobRun:
     def peaks_gib(self, variants: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], float | None]:
         """Take from the report what each set of changes needs; None where it does not tell."""
         arms = held_to_plain.every_arm(self.report() or {"facts": {}})
+        if (path := self.report_path()) and (end := plan_table.end_of(path)):
+            arms[plan_table.PLAN] = {"peak_gib": end.get("peak_gib")}
         return {tuple(of): arms.get(name, {}).get("peak_gib") for name, of in variants.items()}
 
     def gpu_gib(self) -> float:
@@ -230,7 +241,13 @@ class JobRun:
 
     def report(self) -> Any:
         """The report whose arms the plain scripts repeat."""
-        return held_to_plain.read(self.folder / "cold.json") or held_to_plain.read(self.folder / "warm.json")
+        path = self.report_path()
+        return held_to_plain.read(path) if path else None
+
+    def report_path(self) -> Path | None:
+        """Where it is; None if there is none."""
+        paths = (self.folder / "cold.json", self.folder / "warm.json")
+        return next((path for path in paths if held_to_plain.read(path)), None)
 
     def by_hand(self, idle: Run) -> list[str]:
         """Return which changes the job's file says that it can be made to."""
@@ -278,6 +295,11 @@ def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str, cores: set[int
             name = names.get_nowait()
         except queue.Empty:
             return
+        until = bench.arguments.until
+        if until is not None and time.monotonic() - bench.began > until:
+            bench.not_begun.append(name)
+            print(f"{name}: not begun", flush=True)
+            continue
         try:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as caches:
                 JobRun(bench, name, gpu, Path(caches)).all()
@@ -298,6 +320,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--te", help="folder that holds Transformer Engine")
     parser.add_argument("--budget", type=float, help="seconds; fp8doctor's own without it")
+    parser.add_argument("--until", type=float, help="seconds after which no job is begun")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
