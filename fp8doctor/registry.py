@@ -54,6 +54,8 @@ class Check(msgspec.Struct, frozen=True):
 
     Not for a check of the GPU, which is unknown on any machine without one.
     """
+    may_stop_learning: bool = False
+    """It can predict that layers do not learn. If it is unknown, so is that prediction."""
     background: bool = False
     """It also describes healthy jobs, so its finding comes after the others."""
 
@@ -87,14 +89,15 @@ def check(
     stays_in_bf16: bool = False,
     about_shapes: bool = False,
     may_raise: bool = False,
+    may_stop_learning: bool = False,
     background: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a check. Raises ValueError if the code or name is malformed or taken."""
 
     def register(function: CheckFunction) -> CheckFunction:
         causes = tuple(explained_by)
-        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, may_raise, background
-        new = Check(code, name, area, severity, causes, function, *flags)
+        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, may_raise, may_stop_learning
+        new = Check(code, name, area, severity, causes, function, *flags, background)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):

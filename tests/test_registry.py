@@ -239,3 +239,11 @@ def test_a_check_of_the_job_that_predicts_an_exception_is_marked() -> None:
         if check.area not in ("device", "environment") and "step_raises" in inspect.getsource(check.module)
     }
     assert raising == {check.code for check in discover() if check.may_raise}
+
+
+def test_a_check_that_predicts_layers_that_do_not_learn_is_marked() -> None:
+    """While such a check is unknown the first screen says so."""
+    stopping = {
+        check.code for check in discover() if "layers_do_not_learn" in inspect.getsource(check.module)
+    }
+    assert stopping == {check.code for check in discover() if check.may_stop_learning}

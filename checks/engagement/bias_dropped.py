@@ -54,6 +54,7 @@ OWN_FORWARD = "the layer's own forward may add the bias"
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
+    may_stop_learning=True,
     explained_by=("GPU001", "GPU002"),
 )
 def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:

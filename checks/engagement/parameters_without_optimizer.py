@@ -68,6 +68,7 @@ OPTIMIZER_LAST = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
+    may_stop_learning=True,
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears

@@ -55,19 +55,27 @@ def _again(facts: Facts, option: str = "") -> str | None:
     return f"fp8doctor run {option}{module}{name} ARGS..."
 
 
-def may_raise(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
-    """Say what checks that could predict an exception do not know.
+def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
+    """Say what checks that could predict a broken job do not know.
 
-    Nothing if the step ran on a GPU, raises anyway, or belongs to no model.
+    Nothing of an exception if the step ran on a GPU, and nothing of what the verdict says anyway.
     """
-    if not recorded(facts, "network") or verdict.status == "step_raises" or if_recorded(ran_on_a_gpu, facts):
+    if not recorded(facts, "network") or verdict.status == "step_raises":
         return []
-    raising = {check.code for check in registry.discover() if check.may_raise}
-    return [
-        f"whether the step raises on a GPU: {_reason(each, facts)} ({each.code})"
-        for each in outcomes
-        if each.code in raising and each.outcome == "unknown" and not _waits_for_trial(each)
-    ]
+    ran = if_recorded(ran_on_a_gpu, facts)
+    learns = verdict.status != "layers_do_not_learn"
+    checks = {
+        check.code: check for check in registry.discover() if check.may_raise or check.may_stop_learning
+    }
+    told = []
+    for each in outcomes:
+        if each.code not in checks or each.outcome != "unknown" or _waits_for_trial(each):
+            continue
+        if checks[each.code].may_raise and not ran:
+            told.append(f"whether the step raises on a GPU: {_reason(each, facts)} ({each.code})")
+        elif checks[each.code].may_stop_learning and learns:
+            told.append(f"whether the layers learn: {_reason(each, facts)} ({each.code})")
+    return told
 
 
 def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
@@ -78,16 +86,19 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
         for check in registry.discover()
         if check.severity == "error"
         and not check.may_raise
+        and not check.may_stop_learning
         and check.area != "device"  # speed needs a GPU too
     }
     others = [
-        each.code
+        each
         for each in outcomes
         if each.code in errors and each.outcome in ("unknown", "crashed") and not _waits_for_trial(each)
     ]
-    told = may_raise(outcomes, verdict, facts)
+    told = may_break(outcomes, verdict, facts)
     if others:
-        told.append(f"{plural(len(others), 'check')} without an answer ({', '.join(others)})")
+        known = f"{others[0].code}: {_reason(others[0], facts)}"
+        more = ", ".join(each.code for each in others[1:])
+        told.append(f"{plural(len(others), 'check')} without an answer ({known}{more and f'; {more}'})")
     if verdict.basis != "measured":
         told.append("how fast it is" if if_recorded(uses_fp8, facts) else "what FP8 would give")
     return told

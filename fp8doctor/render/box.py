@@ -14,7 +14,7 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
-from fp8doctor.diagnosis.next_step import may_raise, open_questions
+from fp8doctor.diagnosis.next_step import may_break, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Treatment
@@ -335,7 +335,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
-        if _modelled_loss(report) and report.verdict.status not in GRAVE:
+        stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+        if _modelled_loss(report) and report.verdict.status not in GRAVE and not stays:
             yield "Or leave FP8 off."
         yield from _opened(report)
         return
@@ -356,7 +357,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
     elif _modelled_loss(report):
-        timed = f", or time it {where_to_time(report.facts)}: {report.next.command}" if report.next else ""
+        how = _how_to_time(report)
+        timed = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
         off = "Leave FP8 off" if if_recorded(uses_fp8, report.facts) else "Stay in BF16"
         yield f"{off}{timed or '.'}"
     elif later := _look_later(report):
@@ -368,8 +370,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _opened(report: Document) -> Iterator[str]:
-    """Say what could still make the step raise."""
-    for question in may_raise(report.outcomes, report.verdict, report.facts):
+    """Say what could still make the step raise, or its layers not learn."""
+    for question in may_break(report.outcomes, report.verdict, report.facts):
         yield f"Open: {question}."
 
 
@@ -379,9 +381,16 @@ def _nothing_found(report: Document) -> str:
     if not questions:
         return "Nothing to change."
     told = f"No check found anything to change. Open: {'; '.join(questions)}."
-    if not report.next or report.verdict.basis == "measured":
-        return told
-    return f"{told} Time it {where_to_time(report.facts)}: {report.next.command}"
+    how = _how_to_time(report)
+    return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
+
+
+def _how_to_time(report: Document) -> str:
+    """Write the command that times the job, if it was not timed."""
+    if report.verdict.basis == "measured":
+        return ""
+    live = report.facts.get("target.kind") == "live"
+    return report.next.command if report.next else "call inspect_model there." if live else ""
 
 
 def _look_later(report: Document) -> Treatment | None:

@@ -13,7 +13,7 @@ from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Trial, Workload
+from fp8doctor.facts import NOT_RECORDED, Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.box import _cost, answer
 from fp8doctor.render.certainty import certainty
@@ -314,3 +314,20 @@ def test_the_autocast_of_a_trainer_is_told() -> None:
     inside = replace(facts, training=replace(facts.training, autocast="bfloat16"))
     assert "no autocast" in for_support(facts)
     assert "autocast to bfloat16" in for_support(inside)
+
+
+def test_an_open_check_that_could_mean_a_broken_job_is_in_the_box() -> None:
+    """Also under a plan, and beside a time: neither says whether the layers learn."""
+    unknown = replace(DECODER_468M.training, parameters_outside_optimizer=NOT_RECORDED)
+    said = answer(diagnose(replace(DECODER_468M, training=unknown)))
+    reason = "training.parameters_outside_optimizer was not recorded"
+    assert said.fix[-1] == f"Open: whether the layers learn: {reason} (MOD007)."
+    assert not any("Open: " in each for each in answer(diagnose(DECODER_468M)).fix)
+
+
+def test_a_live_model_is_told_how_to_time_it() -> None:
+    live = replace(DECODER_468M, target=replace(DECODER_468M.target, kind="live"))
+    compiled = tuple(replace(each, compiled="") for each in live.network.linears)
+    network = replace(live.network, linears=compiled, blocks=())
+    told = answer(diagnose(replace(live, network=network))).fix[0]
+    assert told.endswith("Time it on a GPU: call inspect_model there.")
