@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import torch
-from plain import DEVICE, built, changes, size, to_float8
+from plain import DEVICE, built, by_block, changes, size, to_float8
 from torch import nn
 from transformers import HubertConfig, HubertForCTC
 
 LAYERS, WIDTH, INNER, HEADS = size((24, 1024, 4096, 16), (3, 64, 128, 4))
 VOCABULARY, BATCH, SAMPLES, LETTERS, CHANNELS = size((32, 8, 160_000, 100, 512), (32, 2, 8_000, 4, 32))
-VARIANTS = changes("hubert.encoder.layers")
+BLOCKS = ("hubert.encoder.layers",)
+
+
+def with_projection(model: nn.Module) -> nn.Module:
+    """Compile the FP8 layer before the blocks too, as the printed lines do."""
+    model = by_block(model, BLOCKS)
+    model.hubert.feature_projection.projection.compile()
+    return model
+
+
+VARIANTS = changes(*BLOCKS) | {
+    "compile-blocks": with_projection,
+}
 
 
 def build_model() -> nn.Module:

@@ -117,6 +117,13 @@ def by_block(model: nn.Module, lists: Collection[str], **settings: str) -> nn.Mo
     return model
 
 
+def as_a_whole(model: nn.Module) -> nn.Module:
+    """Compile the model in place."""
+    model = uncompiled(model)
+    model.compile()
+    return model
+
+
 def without_cache(model: nn.Module) -> nn.Module:
     """Build no KV cache: with it each block is a version of its own to the compiler."""
     if getattr(getattr(model, "config", None), "use_cache", False):
@@ -154,6 +161,7 @@ def changes(
         "bf16": lambda model: in_bf16(uncompiled(model)),
         "bf16_compiled": lambda model: by_block(in_bf16(model), lists),
         "compile-blocks": partial(by_block, lists=lists),
+        "compile-model": as_a_whole,
         "cuda-graphs": partial(by_block, lists=lists, mode="reduce-overhead"),
         "checkpointing-off": without_checkpointing,
         "attention-sdpa": with_sdpa,

@@ -10,7 +10,8 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 COLD_S = 120.0
 LAYERS, WIDTH, INNER, HEADS = size((6, 512, 2048, 8), (2, 64, 128, 4))
 VOCABULARY, BATCH, LENGTH = size((50304, 8, 2048), (256, 2, 32))
-SKIP = ("embed_out",)
+SKIP = ("embed_out", "lm_head")
+"""The head, by its names in older and newer transformers."""
 VARIANTS = changes("gpt_neox.layers", skip=SKIP, as_compiled=True)
 
 
