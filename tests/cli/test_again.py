@@ -38,7 +38,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report the facts of a script that was recorded, in place of running one."""
 
     def run_beside(
-        script: Any, settings: Any, say: Any, report: Callable[[ScriptState], int], others: Any
+        script: Any, settings: Any, say: Any, early: Any, report: Callable[[ScriptState], int], others: Any
     ) -> int:
         target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
         return report(ScriptState(msgspec.structs.replace(WATCHED, target=target), complete=True, ended=True))
