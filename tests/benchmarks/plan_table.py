@@ -21,7 +21,7 @@ GAP, PROMISE, COMMAND = 0.02, 0.03, 1.25
 """Bounds: the plan's time beyond the best variant and the promise's error, as shares; the seconds of the
 whole command as a multiple of its budget."""
 
-HELPS_BF16_TOO = ("checkpointing-off", "attention-sdpa", "cache-off")
+HELPS_BF16_TOO = ("checkpointing-off", "attention-sdpa", "cache-off", "adapters-to-bf16")
 
 HEAD = (
     "| job | caches | plan | promised ms | plain ms | error | best known | plain ms | gap | command "

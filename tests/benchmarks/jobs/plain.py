@@ -124,6 +124,14 @@ def as_a_whole(model: nn.Module) -> nn.Module:
     return model
 
 
+def with_bf16_adapters(model: nn.Module) -> nn.Module:
+    """Hold LoRA's matrices in BF16."""
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data = weight.data.to(torch.bfloat16)
+    return model
+
+
 def without_cache(model: nn.Module) -> nn.Module:
     """Build no KV cache: with it each block is a version of its own to the compiler."""
     if getattr(getattr(model, "config", None), "use_cache", False):
@@ -166,6 +174,7 @@ def changes(
         "checkpointing-off": without_checkpointing,
         "attention-sdpa": with_sdpa,
         "cache-off": without_cache,
+        "adapters-to-bf16": with_bf16_adapters,
         "keep-in-bf16": in_bf16,
     }
     for recipe in RECIPES:
