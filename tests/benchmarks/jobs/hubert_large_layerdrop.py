@@ -8,7 +8,7 @@ from torch import nn
 from transformers import HubertConfig, HubertForCTC
 
 LAYERS, WIDTH, INNER, HEADS = size((24, 1024, 4096, 16), (3, 64, 128, 4))
-VOCABULARY, BATCH, SAMPLES, LETTERS, CHANNELS = size((32, 8, 160_000, 100, 512), (32, 2, 8_000, 4, 32))
+VOCABULARY, BATCH, SAMPLES, LETTERS, CHANNELS = size((32, 16, 160_000, 100, 512), (32, 2, 8_000, 4, 32))
 BLOCKS = ("hubert.encoder.layers",)
 
 
