@@ -29,6 +29,14 @@ NEEDS = {
     "te_modules_compiled": "transformer_engine",
 }
 VERDICTS = {
+    "h100-dinov2_large_rowwise": "fp8_slower",
+    "h100-dit_xl": "fp8_slower",
+    "h100-gemma_2b_lora": "fp8_slower",
+    "h100-hubert_large_layerdrop": "fp8_slower",
+    "h100-phi3_mini_bf16": "no_fp8",
+    "h100-pythia_70m_whole": "fp8_slower",
+    "h100-te_modules_compiled": "fp8_faster",
+    "h100-xlm_roberta_embeddings": "fp8_slower",
     "h100-bert_large_accelerate": "layers_do_not_learn",
     "h100-disturbed_host": "too_noisy",
     "h100-flux_like": "fp8_even",

@@ -82,7 +82,8 @@ def memory_in_words(facts: Facts) -> str:
         parts = _parts(now)
         most = largest_batch(now, facts)
         fits = f"; at least {plural(most, 'sample')} fit (estimated)" if most else ""
-        return f"{now.peak_gib:.1f}{of} GiB at the peak{parts}{fits}"
+        more = ", more if it skips fewer layers" if facts.get("training.layerdrop") else ""
+        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{parts}{fits if not more else ''}"
     states = optimizer_states(facts)
     if states is None or not recorded(facts, "network.dtypes"):
         return ""

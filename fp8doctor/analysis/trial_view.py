@@ -31,7 +31,8 @@ from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
 
@@ -92,6 +93,13 @@ class TrialView(Struct, frozen=True):
     def gives_up_fp8(self) -> bool:
         """Return whether the plan takes a job in FP8 to BF16."""
         return self.end is not None and self.end.in_bf16 and self.uses_fp8
+
+    @property
+    def plan_lacked_time(self) -> bool:
+        """Return whether the budget left no time for the step with the whole plan."""
+        trial = self.facts.get("trial", Trial())
+        whole = [each for each in trial.get("arms", ()) if each.name == ArmName.PRESCRIBED]
+        return self.prescribed is None and any(why_of(each) in LEFT_OUT_FOR_TIME for each in whole)
 
     @property
     def cannot_win(self) -> bool:

@@ -64,7 +64,8 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
     if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
         faster = f", {_compared(total, view.as_is, 'now')}" if view.as_is and not end.is_as_is else ""
         left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
-        rest = " Not every FP8 variant was timed." if left_out else ""
+        fixed = "FP8 with all fixes" if view.plan_lacked_time else "Not every FP8 variant"
+        rest = f" {fixed} was {'not ' if view.plan_lacked_time else ''}timed." if left_out else ""
         return f"{in_ms(total.step_ms)} in {_form(total)}{faster}.{rest}"
     return _against(view, total, _beginning(total, steps, end))
 

@@ -381,6 +381,8 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
         return nothing_helps(loses=True)
     if best < (end.arm.step_ms or 0.0):
         return f"FP8 gains too little, {in_ms(best)} at best"
+    if len(timed) == 1:
+        return f"FP8 takes {in_ms(best)} as you run it, and no other FP8 was timed"
     return f"the fastest FP8 that was timed takes {in_ms(best)}"
 
 

@@ -21,6 +21,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document, read_saved
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.render.box import answer
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial
 from tests.recordings import files, name_of
@@ -69,7 +70,7 @@ def _timed(folder: Path) -> Iterator[Timed]:
         if not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
             continue
         times = {arm.name: arm.step_ms for arm in facts.trial.arms if arm.tried and arm.step_ms}
-        bf16 = min((times[name] for name in ("bf16", "bf16_compiled") if name in times), default=None)
+        bf16 = min((times[name] for name in BF16_BASELINES if name in times), default=None)
         if bf16 is None:
             continue
         fp8 = facts.network.fp8
