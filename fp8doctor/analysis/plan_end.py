@@ -9,17 +9,19 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import (
     all_changes,
     arm,
+    arm_if_any,
     best_bf16,
     changes_in_bf16,
     ratio_on_screen,
     timed_a_model,
     timed_on_cpu,
+    timed_on_gpu,
     uses_fp8,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
-from fp8doctor.facts import Arm, Facts, recorded
-from fp8doctor.facts.arm_names import IN_BF16, ArmName, is_conversion, is_of_first_window
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import BASELINES, IN_BF16, ArmName, is_conversion, is_of_first_window
 
 
 class PlanEnd(Struct, frozen=True):
@@ -90,3 +92,15 @@ def _is_total(each: Arm) -> bool:
 
 def _by_time(arms: list[Arm]) -> list[Arm]:
     return sorted(arms, key=lambda each: each.step_ms or 0.0)
+
+
+def bf16_of_the_plan(facts: Facts) -> Arm | None:
+    """Find the form of the BF16 that the plan ends in, else of the fastest; None if no GPU timed any.
+
+    Of one with other changes than CUDA graphs it is the baseline that they change.
+    """
+    end = if_recorded(plan_end, facts)
+    if end is None or not end.in_bf16:
+        return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
+    changed = end.arm.name not in (*BASELINES, ArmName.BF16_CUDA_GRAPHS)
+    return (arm_if_any(facts, end.arm.get("base") or "") if changed else None) or end.arm

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from fp8doctor.analysis.arms import arm_if_any, best_bf16, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -24,7 +23,7 @@ from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.outcome import all_fp8_loses
-from fp8doctor.analysis.plan_end import plan_end
+from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -80,18 +79,6 @@ BF16_FORMS = {
 def nothing_helps(loses: bool) -> str:
     """Say that no FP8 that was timed pays, as far as the timing tells."""
     return f"no FP8 that was timed is {'as fast' if loses else 'faster beyond noise'}"
-
-
-def bf16_of_the_plan(facts: Facts) -> Arm | None:
-    """Find the form of the BF16 that the plan ends in, else of the fastest; None if no GPU timed any.
-
-    Of one with other changes than CUDA graphs it is the baseline that they change.
-    """
-    end = if_recorded(plan_end, facts)
-    if end is None or not end.in_bf16:
-        return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
-    changed = end.arm.name not in BF16_FORMS and end.arm.name != ArmName.BF16_COMPILED
-    return (arm_if_any(facts, end.arm.get("base") or "") if changed else None) or end.arm
 
 
 def _compile_untimed(facts: Facts) -> str:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.analysis.arms import best_bf16
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.analysis.plan_end import bf16_of_the_plan
+from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart
 from fp8doctor.stacks.looking import lineage
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
-from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
+from fp8doctor.trial.treatments.compilation import block_by_block, cuda_graphs, without_compile_marks
 from fp8doctor.trial.variant import Change, Variant
 
 
@@ -36,10 +36,11 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """Leave no layer in FP8, in the fastest timed form of BF16; compiled if none was timed."""
-    best = if_recorded(best_bf16, context.facts)
+    """Leave no layer in FP8, in the plan's form of BF16; compiled if none was timed."""
+    best = bf16_of_the_plan(context.facts)
     form = best.name if best and best.name in BF16_BASELINES else ArmName.BF16_COMPILED
-    return in_form(form, context.facts)(variant)
+    made = in_form(form, context.facts)(variant)
+    return cuda_graphs(made, context) if best and best.name == ArmName.BF16_CUDA_GRAPHS else made
 
 
 def in_form(form: str, facts: Facts) -> Change:
