@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from fp8doctor.facts import AccelerateConfig
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+
+_log = logging.getLogger("fp8doctor")
 
 NAMES = ("default_config.yaml", "default_config.json")
 """Files in Accelerate's folder, in order of preference. Source: ``commands/config/config_args.py`` of
@@ -32,6 +35,7 @@ def default_config(gaps: dict[str, str]) -> AccelerateConfig | None:
         if not isinstance(read, dict):
             raise ValueError("it has no keys")
     except Exception as error:
+        _log.debug("reading Accelerate's configuration raises", exc_info=True)
         reason = scrub(f"{type(error).__name__}: {error}".splitlines()[0])
         gaps["environment.accelerate_config"] = f"{file.name} cannot be read: {reason}"
         unread: AccelerateConfig = NOT_RECORDED
