@@ -23,7 +23,7 @@ from fp8doctor.facts import (
     Trial,
     Workload,
 )
-from fp8doctor.recipes import RECIPES
+from fp8doctor.recipes import RECIPES, named
 from fp8doctor.render.detail_tables import ledger_table
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
@@ -182,7 +182,9 @@ def test_the_casts_are_divided_among_the_gemms_that_want_them(recipe: str, train
     assert sum(shares.values()) == pytest.approx(1.0)
     assert list(shares) == list(LAYOUTS[: 3 if trained else 2])
     assert all(share >= 0 for share in shares.values())
-    assert (shares.get("weight_gradient", 0.0) > 0) == (trained and recipe != "rowwise_with_gw_hp")
+    assert (shares.get("weight_gradient", 0.0) > 0) == (
+        trained and not named(recipe).weight_gradient_in_16_bits
+    )
 
 
 @pytest.mark.parametrize(
