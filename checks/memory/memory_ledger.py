@@ -33,14 +33,11 @@ https://github.com/NVIDIA/TransformerEngine/issues/1261
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_if_any
-from fp8doctor.analysis.memory import STATES, memory_of, optimizer_states
+from fp8doctor.analysis.memory import LEAST_GIB, STATES, memory_of, optimizer_states
 from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-
-LEAST_GIB = 0.05
-"""GiB below which a number would be shown as 0.0."""
 
 REPORTED_FROM_GIB = 4.0
 """Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""

@@ -21,6 +21,9 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element; every other dtype of a parameter has one."""
 
 
+LEAST_GIB = 0.05
+"""GiB below which a number would be shown as 0.0."""
+
 USABLE = 0.95
 """Share of the GPU's memory that a step may fill: CUDA's context takes 0.5 GiB, and the allocator's blocks
 are never full. A choice of this tool."""
@@ -88,11 +91,9 @@ def memory_in_words(facts: Facts) -> str:
     if states is None or not recorded(facts, "network.dtypes"):
         return ""
     held = memory_of(facts, facts.network.fp8, states)
-    copies = f", up to {held.fp8_copies:.1f} of FP8 copies" if held.fp8_copies >= 0.05 else ""
-    return (
-        f"{held.in_both:.1f}{of} GiB of weights, gradients and optimizer state{copies}, and activations "
-        "(estimated)"
-    )
+    copies = f", up to {held.fp8_copies:.1f} of FP8 copies" if held.fp8_copies >= LEAST_GIB else ""
+    amount = f"{held.in_both:.1f}" if held.in_both >= LEAST_GIB else f"under {LEAST_GIB}"
+    return f"{amount}{of} GiB of weights, gradients and optimizer state{copies}, and activations (estimated)"
 
 
 def _parts(now: Arm) -> str:
@@ -107,7 +108,7 @@ def _parts(now: Arm) -> str:
         ("optimizer", memory.optimizer_gib),
         ("activations", memory.activations_gib),
     )
-    return f" ({', '.join(f'{name} {gib:.1f}' for name, gib in named if gib >= 0.05)})"
+    return f" ({', '.join(f'{name} {gib:.1f}' for name, gib in named if gib >= LEAST_GIB)})"
 
 
 def largest_batch(now: Arm, facts: Facts) -> int | None:

@@ -194,7 +194,7 @@ def _attention(facts: Facts) -> str:
     seen = set(filter(None, found))
     kernels = f"{' and '.join(sorted(seen))} kernel{'s' if len(seen) > 1 else ''}" if seen else ""
     unfused = "no fused kernel" if ran and not seen else ""
-    none = "" if asked or ran else "none found"
+    none = "none found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
     return ", ".join(filter(None, (*asked, kernels, unfused, none)))
 
 
