@@ -10,7 +10,6 @@ from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import plural
 
 GIB = 2**30
 
@@ -84,7 +83,7 @@ def memory_in_words(facts: Facts) -> str:
     if now is not None and now.get("peak_gib"):
         parts = _parts(now)
         most = largest_batch(now, facts)
-        fits = f"; at least {plural(most, 'sample')} fit (estimated)" if most else ""
+        fits = f"; at least {most:,} samples fit (estimated)" if most else ""
         more = ", more if it skips fewer layers" if facts.get("training.layerdrop") else ""
         return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{parts}{fits if not more else ''}"
     states = optimizer_states(facts)
@@ -93,7 +92,8 @@ def memory_in_words(facts: Facts) -> str:
     held = memory_of(facts, facts.network.fp8, states)
     copies = f", up to {held.fp8_copies:.1f} of FP8 copies" if held.fp8_copies >= LEAST_GIB else ""
     amount = f"{held.in_both:.1f}" if held.in_both >= LEAST_GIB else f"under {LEAST_GIB}"
-    return f"{amount}{of} GiB of weights, gradients and optimizer state{copies}, and activations (estimated)"
+    held_by = "weights, gradients and optimizer state"
+    return f"{held_by} {amount}{of} GiB{copies} (estimated); activations unknown"
 
 
 def _parts(now: Arm) -> str:
@@ -108,7 +108,8 @@ def _parts(now: Arm) -> str:
         ("optimizer", memory.optimizer_gib),
         ("activations", memory.activations_gib),
     )
-    return f" ({', '.join(f'{name} {gib:.1f}' for name, gib in named if gib >= LEAST_GIB)})"
+    told = ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
+    return f" ({told})" if told else ""
 
 
 def largest_batch(now: Arm, facts: Facts) -> int | None:

@@ -355,18 +355,27 @@ def _notices(
     """Write errors and warnings that head no fix, and checks that crashed."""
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
-            fix = fixed_by(finding, steps)
-            text = finding.title + (f" (fixed by {fix})" if fix else _on_its_own(finding))
+            text = finding.title + (_fixed(finding, steps) or _on_its_own(finding, steps))
             yield NoticeLine("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in _crashed(report):
         reason = outcome.reason or "no reason given"
         yield NoticeLine("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
 
 
-def _on_its_own(finding: Finding) -> str:
-    """Name a change that gained alone and is in no plan."""
+def _fixed(finding: Finding, steps: Sequence[Step]) -> str:
+    """Name the step that fixes a finding; staying in BF16 only leaves its cause behind."""
+    fix = fixed_by(finding, steps)
+    if fix is None:
+        return ""
+    gone = steps[fix - 1].treatment.name == STAY_IN_BF16
+    return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
+
+
+def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
+    """Name a change that gained alone and is in no plan; none of FP8 if the plan stays in BF16."""
     change = finding.treatment
-    if change is None or change.name == STAY_IN_BF16 or not gained_alone(finding):
+    gives_up = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    if change is None or gives_up or not gained_alone(finding):
         return ""
     return f" ({change.summary}: on its own, this {saves(finding.saving_ms)})"
 
@@ -395,7 +404,7 @@ def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], he
     """Name the next commands: for a shell, or for Python if that holds the report."""
     codes = (*(step.code for step in steps), *(finding.code for finding in beside))
     first, enough_s = next(filter(None, codes), ""), more_time_s(report.facts.get("trial"))
-    more = f"{with_budget(report.facts, enough_s)} times more variants" if enough_s else ""
+    more = f"{with_budget(report.facts, enough_s)} to time the other variants too" if enough_s else ""
     if held_in:
         yield f'{held_in}.save("report.json")'
         yield from filter(None, [more])

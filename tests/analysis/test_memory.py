@@ -56,4 +56,4 @@ def test_the_batch_that_fits_is_a_lower_bound(activations: float) -> None:
 
 def test_without_a_trial_activations_are_not_guessed() -> None:
     told = memory_in_words(replace(DECODER_468M, gpus=()))
-    assert told == "3.5 GiB of weights, gradients and optimizer state, and activations (estimated)"
+    assert told == "weights, gradients and optimizer state 3.5 GiB (estimated); activations unknown"
