@@ -12,10 +12,10 @@ from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.diagnosis import conversion
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
-from fp8doctor.diagnosis.expected_plan import expected_plan
 from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
@@ -48,7 +48,7 @@ def diagnose(
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     held = if_recorded(as_timed, proposed, view, broken)
     told = estimated(verdict(view, findings), facts, findings)
-    prescription = in_agreement((*expected_plan(told, facts), *(proposed if held is None else held)))
+    prescription = in_agreement((*conversion.expected(told, facts), *(proposed if held is None else held)))
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

@@ -64,8 +64,8 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
     if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
         faster = f", {_compared(total, view.as_is, 'now')}" if view.as_is and not end.is_as_is else ""
         left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
-        fixed = "FP8 with all fixes" if view.plan_lacked_time else "Not every FP8 variant"
-        rest = f" {fixed} was {'not ' if view.plan_lacked_time else ''}timed." if left_out else ""
+        lacked = "FP8 with all fixes was not" if view.plan_lacked_time else "Not every FP8 variant was"
+        rest = f" {lacked} timed." if left_out else ""
         return f"{in_ms(total.step_ms)} in {_form(total)}{faster}.{rest}"
     return _against(view, total, _beginning(total, steps, end))
 
@@ -108,14 +108,18 @@ def _compared(one: Arm, other: Arm, named: str) -> str:
     return f"{in_times(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} than {named}"
 
 
+FORMS: dict[str, str] = {
+    ArmName.BF16_COMPILED: "compiled BF16",
+    ArmName.BF16_AS_COMPILED: "compiled BF16",
+    ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
+    ArmName.BF16_CUDA_GRAPHS: "compiled BF16 with CUDA graphs",
+    ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
+}
+"""BF16 variant -> its form in a sentence; plain BF16 otherwise."""
+
+
 def _form(bf16: Arm) -> str:
-    return {
-        ArmName.BF16: "BF16",
-        ArmName.AS_IS: "BF16",
-        ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
-        ArmName.BF16_CUDA_GRAPHS: "compiled BF16 with CUDA graphs",
-        ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
-    }.get(ArmName(bf16.name) if bf16.name in [*ArmName] else ArmName.AS_IS, "compiled BF16")
+    return FORMS.get(bf16.name, "BF16")
 
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:

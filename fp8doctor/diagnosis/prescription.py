@@ -8,10 +8,8 @@ import msgspec
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import base_of, saved_ms
-from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.analysis.layers import may_be_taken, would_be_converted
-from fp8doctor.analysis.module_names import has_lora, names_in_python
+from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
@@ -24,11 +22,10 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
+from fp8doctor.diagnosis.conversion import starting, untold
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import (
-    compiled_as,
     describe,
-    keep,
     keep_in_bf16,
     nothing_helps,
     replaces_own_compile,
@@ -36,11 +33,8 @@ from fp8doctor.diagnosis.treatments import (
 )
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
-    BF16_BASELINES,
     ArmName,
     in_any_window,
-    keeps_users_compilation,
-    recipe_of,
 )
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.wording import in_ms
@@ -188,7 +182,7 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
         kept, gives_up = _without_what_it_undoes(kept, gives_up, broken, recompiles)
         first = [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
-        first = _starting(end, view)
+        first = starting(end, view)
     mends = [step for step in kept if broken.intersection(step.mends) or _enables_fp8(step, view)]
     named = {step.treatment.name for step in (*kept, *first)}
     found = [_found_by_trial(name, view) for name in end.changes if name not in named]
@@ -370,7 +364,7 @@ def _found_by_trial(name: str, view: TrialView) -> Step | None:
     faster = "is faster, timed with all else equal"
     alone = saved is not None and saved.low > 0
     title = f"{name} {faster if alone else 'is a part of the fastest step that was timed'}"
-    return _untold(title, treatment, view.saving(saved) if saved else None)
+    return untold(title, treatment, view.saving(saved) if saved else None)
 
 
 def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
@@ -384,75 +378,3 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if len(timed) == 1:
         return f"FP8 takes {in_ms(best)} as you run it, and no other FP8 was timed"
     return f"the fastest FP8 that was timed takes {in_ms(best)}"
-
-
-def _starting(end: PlanEnd, view: TrialView) -> list[Step]:
-    """Write the steps that compile a model without FP8, or convert and compile it.
-
-    Each saves what it adds: compilation first, then FP8 on top of it.
-    """
-    facts, now, bf16 = view.facts, view.as_is, view.bf16
-    assert now is not None
-    assert bf16 is not None
-    if end.in_bf16:
-        if end.arm.name not in BF16_BASELINES:
-            return []
-        title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
-        treatment = compile_treatment(facts, list(facts.network.linears))
-        code = "\n".join(compiled_as(end.arm, facts))
-        how = "block by block" if facts.network.blocks else "the model"
-        treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
-        return [_untold(title, treatment, view.saving(saved_ms(now, end.arm)))]
-    title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-    found = [*treatments(facts, end.arm.name, end.arm.get("treatments", ()))]
-    compiles = any(traits(each.name).compiles for each in found)
-    by_fp8 = view.saving(saved_ms(bf16 if compiles else now, end.arm))
-    by_compiling = view.saving(saved_ms(now, bf16)) if bf16 is not now else None
-    return [
-        _untold(
-            title if number == 0 else f"Timed with {found[0].name}",
-            each,
-            by_fp8 if number == 0 else by_compiling if traits(each.name).compiles else None,
-        )
-        for number, each in enumerate(found)
-    ]
-
-
-def _untold(title: str, treatment: Treatment, saving: Saving | None) -> Step:
-    """Make a step that no finding proposed."""
-    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)
-
-
-def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
-    """Describe the steps of the variant ``fp8``, the conversion first."""
-    for name in sorted(names, key=lambda each: traits(each).family != "convert"):
-        if traits(name).family == "convert":
-            yield convert(facts, name, fp8)
-        elif traits(name).compiles:
-            yield compiled(facts)
-        elif described := describe(name, facts):
-            yield described
-
-
-def convert(facts: Facts, name: str, fp8: str) -> Treatment:
-    """Convert what the variant converted, before what the user compiles himself."""
-    recipe, linears = recipe_of(fp8), facts.network.linears
-    kept = [each.name for each in linears if may_be_taken(each) and not would_be_converted(each)]
-    sets = names_in_python(kept)
-    arguments = ["model"]
-    arguments += [] if recipe == "tensorwise" else [f'config=Float8LinearConfig.from_recipe_name("{recipe}")']
-    arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
-    own = ["# before your own torch.compile, which stays as it is"] if keeps_users_compilation(fp8) else []
-    return Treatment(
-        name=name,
-        summary=f"convert to FP8 ({recipe})",
-        code="\n".join([*own, *keep(sets), f"convert_to_float8_training({', '.join(arguments)})"]),
-    )
-
-
-def compiled(facts: Facts) -> Treatment:
-    """Compile what was converted, in place of what the user compiles himself."""
-    found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
-    otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
-    note = "# leave out your own torch.compile\n" if otherwise else ""
-    return Treatment(name=found.name, summary=found.summary, code=note + found.code)

@@ -1,0 +1,110 @@
+"""The steps that take a BF16 model to compiled BF16, or to FP8: as a trial timed it, or as estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from fp8doctor.analysis.arms import saved_ms
+from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.layers import may_be_taken, would_be_converted
+from fp8doctor.analysis.modelled_speedup import modelled_conversion, to_convert
+from fp8doctor.analysis.module_names import names_in_python
+from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.treatments import compiled_as, describe, keep
+from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
+from fp8doctor.finding import Saving, Treatment
+
+
+def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
+    """Convert a model whose verdict estimates a clear gain from FP8, then compile it."""
+    if answer.status != "no_fp8" or answer.basis != "modelled":
+        return ()
+    expects = if_recorded(modelled_conversion, facts)
+    if expects is None or not expects.wins:
+        return ()
+    layers = to_convert(facts)
+    eager = [linear for linear in layers if linear.compiled is None]
+    names = {each.name for each in layers}
+    converts = convert(facts, next(iter(expects.recipes)), names, before_own=not eager)
+    compiles = [compile_treatment(facts, eager)] if eager else []
+    title = expects.sentence.rstrip(".")
+    return tuple(untold(title, each, None) for each in (converts, *compiles))
+
+
+def starting(end: PlanEnd, view: TrialView) -> list[Step]:
+    """Write the steps that compile a model without FP8, or convert and compile it.
+
+    Each saves what it adds: compilation first, then FP8 on top of it.
+    """
+    facts, now, bf16 = view.facts, view.as_is, view.bf16
+    assert now is not None
+    assert bf16 is not None
+    if end.in_bf16:
+        if end.arm.name not in BF16_BASELINES:
+            return []
+        title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
+        treatment = compile_treatment(facts, list(facts.network.linears))
+        code = "\n".join(compiled_as(end.arm, facts))
+        how = "block by block" if facts.network.blocks else "the model"
+        treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
+        return [untold(title, treatment, view.saving(saved_ms(now, end.arm)))]
+    title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
+    found = [*treatments(facts, end.arm.name, end.arm.get("treatments", ()))]
+    compiles = any(traits(each.name).compiles for each in found)
+    by_fp8 = view.saving(saved_ms(bf16 if compiles else now, end.arm))
+    by_compiling = view.saving(saved_ms(now, bf16)) if bf16 is not now else None
+    return [
+        untold(
+            title if number == 0 else f"Timed with {found[0].name}",
+            each,
+            by_fp8 if number == 0 else by_compiling if traits(each.name).compiles else None,
+        )
+        for number, each in enumerate(found)
+    ]
+
+
+def untold(title: str, treatment: Treatment, saving: Saving | None) -> Step:
+    """Make a step that no finding proposed."""
+    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)
+
+
+def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
+    """Describe the steps of the variant ``fp8``, the conversion first."""
+    for name in sorted(names, key=lambda each: traits(each).family != "convert"):
+        if traits(name).family == "convert":
+            layers = {each.name for each in facts.network.linears if would_be_converted(each)}
+            yield convert(facts, recipe_of(fp8), layers, before_own=keeps_users_compilation(fp8))
+        elif traits(name).compiles:
+            yield compiled(facts)
+        elif described := describe(name, facts):
+            yield described
+
+
+def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: bool) -> Treatment:
+    """Convert these layers with a recipe of torchao, before what the user compiles himself."""
+    kept = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
+    sets = names_in_python(kept)
+    arguments = ["model"]
+    arguments += [] if recipe == "tensorwise" else [f'config=Float8LinearConfig.from_recipe_name("{recipe}")']
+    arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
+    own = ["# before your own torch.compile, which stays as it is"] if before_own else []
+    return Treatment(
+        name=f"convert-{recipe}",
+        summary=f"convert to FP8 ({recipe})",
+        code="\n".join([*own, *keep(sets), f"convert_to_float8_training({', '.join(arguments)})"]),
+    )
+
+
+def compiled(facts: Facts) -> Treatment:
+    """Compile what was converted, in place of what the user compiles himself."""
+    found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
+    otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
+    note = "# leave out your own torch.compile\n" if otherwise else ""
+    return Treatment(name=found.name, summary=found.summary, code=note + found.code)
