@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from fp8doctor import load_report
+from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.diagnosis.comparison import checked_baseline, compared, regression
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.layer import as_json, layer_reports, named
 from fp8doctor.errors import UserError
-from fp8doctor.render import compare_page, html, markdown, text, why_page
-from fp8doctor.render.build_servers import github, junit, sarif
+from fp8doctor.render import compare_page, why_page
 from tests.recordings import text_of
 from tests.reliability.count import Count
+from tests.render.every_format import in_format
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
@@ -85,7 +86,7 @@ def deeds(value: Any) -> list[tuple[str, Any]]:
 
 def held(document: Any, place: Path_) -> Any:
     """What stands at a place."""
-    return functools.reduce(operator.getitem, place, document)
+    return reduce(operator.getitem, place, document)
 
 
 def changed(document: Any, place: Path_, value: Any = REMOVED) -> Any:
@@ -128,15 +129,13 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
             found = layer_reports(named("*", report.facts), report)
             yield from (as_json(found), why_page.overview(found, "*"), *map(why_page.page, found[:2]))
 
+    def written(format: str, **how: bool) -> Callable[[], Iterable[str]]:
+        return lambda: [in_format(report, format, **how)]
+
     return {
-        "text": lambda: [text.render(report), text.render(report, quiet=True)],
-        "text -v": lambda: [text.render(report, verbose=True)],
-        "markdown": lambda: [markdown.render(report)],
-        "html": lambda: [html.render(report)],
-        "json": lambda: [report.to_json()],
-        "github": lambda: [github(report, file="")],
-        "junit": lambda: [junit(report, fail_on="error", file="")],
-        "sarif": lambda: [sarif(report, file="")],
+        **{format: written(format) for format in FORMATS},
+        "text -q": written("text", quiet=True),
+        "text -v": written("text", verbose=True),
         "compare": compare,
         "--baseline": baseline,
         "why": why,

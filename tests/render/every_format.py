@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+from fp8doctor.cli.delivery import FORMATS, ReportOptions, rendered
+from fp8doctor.cli.gate import Gate
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import html, markdown, text
 from fp8doctor.report import Report
 from tests.render.sound_html import hold_sound
@@ -13,8 +16,27 @@ CELL = re.compile(r"(?<!\\)\|")
 WIDTH = 80
 
 
+def in_format(report: Document, format: str, verbose: bool = False, quiet: bool = False) -> str:
+    """Write a report as the command line does."""
+    options = ReportOptions(
+        format=format,
+        outputs=(),
+        code=None,
+        save=None,
+        gate=Gate(fail_on="error"),
+        assume_gpu=None,
+        verbose=verbose,
+        quiet=quiet,
+        again="",
+        checks={},
+    )
+    return rendered(report, options, format)
+
+
 def hold_every_format(report: Report) -> None:
     """Fail where a format is not what its readers take."""
+    for format in FORMATS:
+        in_format(report, format).encode("utf-8")
     hold_sound(html.render(report))
     hold_sound(report._repr_html_())
     hold_to_their_forms(report)
