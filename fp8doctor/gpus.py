@@ -23,6 +23,9 @@ class GpuSpec(NamedTuple):
     fp8_tflops: float | None
     """None below compute capability 8.9: no FP8 tensor cores."""
     memory_tb_s: float
+    memory_gib: float
+    link_gb_s: float
+    """To the other GPUs of its host, one way: NVLink, else PCIe."""
     multiprocessors: int
     source: str
     block_scaled_fp8_tflops: float | None = None
@@ -31,7 +34,16 @@ class GpuSpec(NamedTuple):
 
 GPUS = (
     GpuSpec(
-        "A100", r"A100-SXM4?-80GB", "8.0", 312.0, None, 2.039, 108, "NVIDIA A100 80GB SXM datasheet, 2021"
+        "A100",
+        r"A100-SXM4?-80GB",
+        "8.0",
+        312.0,
+        None,
+        2.039,
+        80,
+        300,
+        108,
+        "NVIDIA A100 80GB SXM datasheet, 2021",
     ),
     GpuSpec(
         "A10040GB",
@@ -40,12 +52,14 @@ GPUS = (
         312.0,
         None,
         1.555,
+        40,
+        300,
         108,
         "NVIDIA A100 architecture whitepaper",
     ),
-    GpuSpec("L4", r"L4", "8.9", 121.0, 242.5, 0.300, 58, "NVIDIA L4 datasheet"),
-    GpuSpec("L40", r"L40", "8.9", 181.05, 362.0, 0.864, 142, "NVIDIA L40 datasheet"),
-    GpuSpec("L40S", r"L40S", "8.9", 362.05, 733.0, 0.864, 142, "NVIDIA L40S datasheet, 2023"),
+    GpuSpec("L4", r"L4", "8.9", 121.0, 242.5, 0.300, 24, 32, 58, "NVIDIA L4 datasheet"),
+    GpuSpec("L40", r"L40", "8.9", 181.05, 362.0, 0.864, 48, 32, 142, "NVIDIA L40 datasheet"),
+    GpuSpec("L40S", r"L40S", "8.9", 362.05, 733.0, 0.864, 48, 32, 142, "NVIDIA L40S datasheet, 2023"),
     GpuSpec(
         "RTX4090",
         r"GeForce RTX 4090",
@@ -53,14 +67,27 @@ GPUS = (
         165.2,
         330.3,
         1.008,
+        24,
+        32,
         128,
         "NVIDIA Ada GPU architecture whitepaper, appendix A",
     ),
-    GpuSpec("H100", r"H100( 80GB HBM3)?", "9.0", 989.4, 1978.9, 3.35, 132, "NVIDIA H100 SXM datasheet, 2023"),
-    GpuSpec("H100PCIE", r"H100 PCIe", "9.0", 756.5, 1513.0, 2.0, 114, "NVIDIA H100 PCIe datasheet"),
-    GpuSpec("H100NVL", r"H100 NVL", "9.0", 835.5, 1670.5, 3.9, 132, "NVIDIA H100 NVL datasheet"),
-    GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 132, "NVIDIA H200 SXM datasheet, 2024"),
-    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 7.7, 148, "NVIDIA HGX B200 datasheet"),
+    GpuSpec(
+        "H100",
+        r"H100( 80GB HBM3)?",
+        "9.0",
+        989.4,
+        1978.9,
+        3.35,
+        80,
+        450,
+        132,
+        "NVIDIA H100 SXM datasheet, 2023",
+    ),
+    GpuSpec("H100PCIE", r"H100 PCIe", "9.0", 756.5, 1513.0, 2.0, 80, 64, 114, "NVIDIA H100 PCIe datasheet"),
+    GpuSpec("H100NVL", r"H100 NVL", "9.0", 835.5, 1670.5, 3.9, 94, 300, 132, "NVIDIA H100 NVL datasheet"),
+    GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 141, 450, 132, "NVIDIA H200 SXM datasheet, 2024"),
+    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 7.7, 180, 900, 148, "NVIDIA HGX B200 datasheet"),
     GpuSpec(
         "RTX5090",
         r"GeForce RTX 5090",
@@ -68,6 +95,8 @@ GPUS = (
         209.5,
         419.0,
         1.792,
+        32,
+        64,
         170,
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
         block_scaled_fp8_tflops=838.0,
@@ -76,6 +105,9 @@ GPUS = (
 """One row per board: NVL, PCIe, laptop and other memory sizes are separate.
 
 A GPU without a row has no datasheet here. AMD GPUs are in `fp8doctor.amd_gpus`.
+
+Memory is the datasheets' GB, which NVML shows as about as many GiB. PCIe is x16: 32 GB/s in generation 4,
+64 in 5. H100 NVL's NVLink joins pairs only.
 
 Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
 and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
