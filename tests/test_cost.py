@@ -584,6 +584,27 @@ def test_the_sweep_times_the_gemms_of_training(
     assert str(result.dtype) == "torch.bfloat16"  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_sm90_qqtst_192x192_128x4_2x1_v_bz_coopB_TNN", "fp8"),
+        ("nvjet_qrtst_128x160_128x5_2x1_v_bz_coopA_algo2_TNT", "fp8"),
+        ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::float_e4m3_t>>", "fp8"),
+        ("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTN", "16bit"),
+        ("triton_red_fused__scaled_mm__to_copy_abs_clamp_max_mul_0", "rest"),
+        ("cast_transpose_optimized_kernel", "rest"),
+    ],
+)
+def test_the_sweep_tells_matmuls_from_casts(kernel: str, kind: str) -> None:
+    assert gemm_sweep.kind_of(kernel) == kind
+
+
+def test_the_sweep_times_layers_of_a_model() -> None:
+    grid = gemm_sweep.Sweep("cpu", seconds=1.0, tiny=True, only="grid")
+    grid.layer("torch mlp", "bf16", 32, 16, 32)
+    assert [row[:5] for row in grid.rows["grid"]] == [["torch mlp", "bf16", 32, 16, 32]]
+
+
 def test_calibrating_finds_the_constants_that_a_sweep_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
     h200, shapes = (
         gpu_spec("H200"),

@@ -1,10 +1,10 @@
 """Derive the constants of `fp8doctor.cost` from a recorded sweep: ``python tests/benchmarks/calibrate_cost.py
 [SWEEP.json]``
 
-Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: that in measured/),
-then how far the model of a GEMM is off before and after, beside torchao's roofline on the same shapes. It
-changes no file: a constant is taken over by hand, with the sweep named as its source, and `cost_model.py`
-then says what that does to whole steps.
+Prints each constant as it is and as the sweep of `gemm_sweep.py` has it (default: that in measured/), then
+how far the model of a GEMM is off before and after, beside torchao's roofline on the same shapes. Of a sweep
+with ``--only grid`` it prints casts and matmuls by recipe. It changes no file: a constant is taken over by
+hand, with the sweep named as its source, and `cost_model.py` then says what that does to whole steps.
 
 The sweep runs back to back, at the clock that the power limit leaves; `gemm.IN_A_STEP` comes from kernel
 times of whole steps. Casts were timed alone: in a step they are fused with their neighbours. What a sweep
@@ -17,7 +17,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
-from fp8doctor.cost import casts_ms, gemm, gpu_spec, step_cost, step_gemms_ms
-from fp8doctor.recipes import TORCHAO, of_stack
+from fp8doctor.cost import gemm, gpu_spec, step_cost, step_gemms_ms
+from fp8doctor.cost.cast_cost import layer_casts_ms
+from fp8doctor.recipes import RECIPES, TORCHAO, of_stack
 from tests.benchmarks.measured_steps import gemm_errors, gemm_rows
 from tests.recordings import text_of
 
@@ -52,6 +53,9 @@ def main() -> int:
         f"{sweep['gpu']} · {sweep['date']} · {versions} · left out {sweep['left_out']} · not captured "
         f"{sweep.get('not_captured')}\n"
     )
+    if sweep.get("grid"):
+        print(tabulate(of_grid(sweep, gpu), GRID_HEADER, tablefmt="github", disable_numparse=True))
+        return 0
     lines = [*simple(sweep, gpu), *cast_bytes(sweep, gpu)]
     before = gemm_errors(sweep, gpu)
     lines += fitted(sweep, gpu)
@@ -67,17 +71,89 @@ def main() -> int:
             table, ("GEMMs", "count", "now", "fitted", "torchao"), tablefmt="github", disable_numparse=True
         )
     )
-    if sweep["layers"]:
-        print("\nWhole compiled layers, with the constants as they are but for the fitted GEMMs\n")
-        print(
-            tabulate(
-                whole_layers(sweep, gpu),
-                ("recipe", "(M, K, N)", "ms", "modelled", "error"),
-                tablefmt="github",
-                disable_numparse=True,
-            )
-        )
     return 0
+
+
+GRID_HEADER = (
+    "module",
+    "recipe",
+    "cells",
+    "bytes now",
+    "bytes from the grid",
+    "casts, modelled / measured",
+    "FP8 matmuls, modelled / measured",
+    "BF16 / FP8 time, modelled / measured",
+)
+
+
+def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...]]:
+    """Layers of `gemm_sweep.GRID`: casts and matmuls of each recipe, with the constants as they are.
+
+    Casts are what an FP8 layer takes beside its matmuls, less what the BF16 layer does. Bytes per element
+    of activations and weights are the least squares of their relative error, cells above `SETTLED_MS` only.
+    """
+    cells: dict[tuple[str, str], dict[tuple[int, int, int], list[Any]]] = {}
+    for module, recipe, m, k, n, *times in sweep["grid"]:
+        cells.setdefault((module, recipe), {})[m, k, n] = times
+    effective = gpu.memory_tb_s * 1e9 * gpus.MEMORY_EFFICIENCY
+    for (module, name), found in cells.items():
+        plain = cells.get((module, "bf16"), {})
+        stack = "torchao" if module.startswith("torch") else "transformer_engine"
+        recipe = RECIPES.get((stack, name))
+        shapes = [shape for shape in found if shape in plain and found[shape][1] is not None]
+        if recipe is None or not shapes:
+            continue
+        products = 3 if module.endswith("mlp") else 1
+        rows, casts, matmuls, gains = [], [], [], []
+        for m, k, n in shapes:
+            fp8, in_16bit, rest = found[m, k, n][1:4]
+            plain_matmul, plain_rest = plain[m, k, n][2:4]
+            modelled = products * (step_gemms_ms(m, k, n, gpu, fp8=True, recipe=name) or math.nan)
+            in_bf16 = products * (step_gemms_ms(m, k, n, gpu, fp8=False) or math.nan)
+            cast, moved = rest - plain_rest, layer_casts_ms(recipe, m, k, n, gpu, compiled=True)
+            casts_ms = math.nan if moved is None else products * moved
+            matmuls.append(modelled / (fp8 + in_16bit))
+            if cast > SETTLED_MS:
+                rows.append((products * m * (k + n), products * k * n, cast * effective))
+                casts.append(casts_ms / cast)
+            both = (in_bf16 + plain_rest) / (modelled + casts_ms + plain_rest)
+            gains.append(both / ((plain_matmul + plain_rest) / (fp8 + in_16bit + rest)))
+        of_now = recipe.cast_bytes
+        yield (
+            module,
+            name,
+            str(len(shapes)),
+            f"{of_now.activation:.1f}, {of_now.weight:.1f}" if of_now else "none",
+            "{:.1f}, {:.1f}".format(*least_squares(rows)) if len(rows) > 1 else "",
+            spread(casts),
+            spread(matmuls),
+            spread(gains),
+        )
+
+
+SETTLED_MS = 0.02
+"""Casts shorter than this are launches."""
+
+
+def least_squares(rows: list[tuple[float, float, float]]) -> tuple[float, float]:
+    """Solve a * x + b * y = z for the smallest relative error, neither below 0."""
+    xx = xy = yy = x1 = y1 = 0.0
+    for x, y, z in rows:
+        xx, xy, yy = xx + (x / z) ** 2, xy + x * y / z**2, yy + (y / z) ** 2
+        x1, y1 = x1 + x / z, y1 + y / z
+    determinant = xx * yy - xy * xy
+    a, b = (x1 * yy - y1 * xy) / determinant, (y1 * xx - x1 * xy) / determinant
+    if a < 0:
+        return 0.0, y1 / yy
+    return (a, b) if b >= 0 else (x1 / xx, 0.0)
+
+
+def spread(values: list[float]) -> str:
+    """Median and extremes."""
+    known = sorted(each for each in values if not math.isnan(each))
+    if not known:
+        return ""
+    return f"{statistics.median(known):.2f} ({known[0]:.2f} to {known[-1]:.2f})"
 
 
 def simple(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> list[tuple[str, str, str]]:
@@ -246,14 +322,6 @@ def descend(error: Callable[[], float], factors: dict[str, float]) -> None:
                     else:
                         factors[name] = kept
     error()
-
-
-def whole_layers(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterable[tuple[str, str, str, str, str]]:
-    for recipe, m, k, n, ms in sweep["layers"]:
-        fp8 = recipe != "bf16"
-        modelled = step_gemms_ms(m, k, n, gpu, fp8=fp8, recipe=recipe) or 0.0
-        modelled += casts_ms(m, k, n, gpu, compiled=True, recipe=recipe) if fp8 else 0.0
-        yield recipe, str((m, k, n)), f"{ms:.3f}", f"{modelled:.3f}", f"{100 * (modelled / ms - 1):+.0f} %"
 
 
 def share(value: float) -> str:

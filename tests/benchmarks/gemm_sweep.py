@@ -3,9 +3,12 @@ OUT.json``
 
 Needs torch and torchao alone, one GPU, and under 4 minutes; ``--tiny`` runs every line on a CPU in seconds
 and its times mean nothing. Writes one JSON: GEMMs in BF16 and FP8 over tokens, widths, LoRA's ranks, heads
-and sides that fit no tile, in the three layouts of training; torchao's casts, compiled and eager; compiled
-Linears as a whole; optimizer, attention, norm, loss, bandwidth; what modules take of the host.
-`calibrate_cost.py` reads it.
+and sides that fit no tile, in the three layouts of training; torchao's casts, compiled and eager; optimizer,
+attention, norm, loss, bandwidth; what modules take of the host. `calibrate_cost.py` reads it.
+
+``--only grid`` times layers of real models instead, by recipe and rows, and splits their kernels into matmuls
+and the rest: compiled MLPs in BF16 and by torchao, and Linears and MLPs of Transformer Engine if it is
+installed. What an FP8 layer takes beside its matmuls, less what the same layer takes in BF16, are its casts.
 
 Times are of the GPU: CUDA events around many calls, captured as a graph where a call is shorter than its
 launch. Operands rotate through memory larger than the L2. Large GEMMs run before every measurement, while the
@@ -20,9 +23,11 @@ import argparse
 import itertools
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -40,8 +45,29 @@ HEAT_MS, WINDOW_MS = 20.0, 15.0
 SHORT_MS = 0.1
 """A call that is expected to be shorter is captured as a graph."""
 
-SHARES = {"clocks": 0.05, "gemms": 0.50, "parts": 0.10, "casts": 0.20, "layers": 0.15}
+SHARES = {"clocks": 0.05, "gemms": 0.60, "parts": 0.12, "casts": 0.23}
 """Of the seconds, in this order; what one group leaves goes to the next."""
+
+GRID_ROWS = (8192, 2048, 16384, 512, 4096, 1024)
+GRID_SIDES = ((4096, 14336), (2048, 8192), (8192, 28672), (1024, 4096), (3072, 8192), (5120, 13824))
+"""Width and MLP of Llama 8B, 1B and 70B, of a GPT of 350M, of Llama 3B and of Qwen 14B: what takes longest to
+miss comes first."""
+
+STEPS_PROFILED = 4
+
+FP8_MATMUL = re.compile(
+    r"nvjet_(sm\d+_)?[a-z]*q[a-z]*_|gemm_e[45]m[23]|cutlass.*e[45]m[23]|float_e[45]m[23]|f8f8"
+)
+MATMUL = re.compile(r"nvjet|gemm|cutlass|splitKreduce", re.IGNORECASE)
+"""Kernels, by name; what is neither is a cast, a norm or an activation."""
+
+
+def kind_of(kernel: str) -> str:
+    """Tell matmuls from the rest; Triton's kernels are named after a matmul that they cast for."""
+    if kernel.startswith("triton_"):
+        return "rest"
+    return "fp8" if FP8_MATMUL.search(kernel) else "16bit" if MATMUL.search(kernel) else "rest"
+
 
 TOKENS = (8192, 16384, 4096, 2048, 1024)
 
@@ -142,6 +168,35 @@ class Timer:
         graph.replay()
         return self.loop(lambda _: graph.replay(), 1, 2) / calls
 
+    def loop_hot(self, call: Call, expected_ms: float) -> float:
+        """Time of one call after large GEMMs, its launches included."""
+        calls = 2 if self.tiny else max(3, min(50, round(WINDOW_MS / max(expected_ms, 0.1))))
+        if not self.cuda:
+            return self.ms(call)
+        self.heat()
+        return self.loop(call, 1, calls)
+
+    def kernels(self, call: Call) -> tuple[float | None, float | None, float | None, int | None]:
+        """Kernel time of one call: FP8 matmuls, other matmuls, the rest, and how many kernels the rest is."""
+        if not self.cuda:
+            return None, None, None, None
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity, profile
+
+        self.heat()
+        self.wait()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for index in range(STEPS_PROFILED):
+                call(index)
+            self.wait()
+        times, others = {"fp8": 0.0, "16bit": 0.0, "rest": 0.0}, 0
+        for each in profiled.key_averages():
+            if each.device_type == DeviceType.CUDA:
+                kind = kind_of(each.key)
+                times[kind] += each.self_device_time_total / 1e3 / STEPS_PROFILED
+                others += each.count if kind == "rest" else 0
+        return times["fp8"], times["16bit"], times["rest"], round(others / STEPS_PROFILED)
+
     def host_ms(self, call: Call) -> float:
         """Wall time of one call where the host is what limits it."""
         calls = 2 if self.tiny else 30
@@ -193,17 +248,18 @@ class Operands:
 class Sweep:
     """The measurements and what became of them."""
 
-    def __init__(self, device: str, seconds: float, tiny: bool) -> None:
+    def __init__(self, device: str, seconds: float, tiny: bool, only: str = "") -> None:
         self.began, self.seconds, self.tiny, self.device = time.monotonic(), seconds, tiny, device
         self.timer = Timer(device, tiny)
-        self.operands = Operands(device, 1 << 20 if tiny else 16384 * 128256 + (1 << 20))
-        self.rows: dict[str, list[list[Any]]] = {group: [] for group in (*SHARES, "host")}
-        self.left_out = dict.fromkeys(SHARES, 0)
+        self.shares = {only: 1.0} if only else SHARES
+        self.operands = Operands(device, 1 << 20 if tiny or only == "grid" else 16384 * 128256 + (1 << 20))
+        self.rows: dict[str, list[list[Any]]] = {group: [] for group in (*self.shares, "host")}
+        self.left_out = dict.fromkeys(self.shares, 0)
         self.failures: list[str] = []
 
     def run(self) -> None:
         due = 0.0
-        for group, share in SHARES.items():
+        for group, share in self.shares.items():
             due += share * self.seconds
             for name, measure in getattr(self, group)():
                 if time.monotonic() - self.began > due and not self.tiny:
@@ -508,36 +564,42 @@ class Sweep:
 
                     yield f"{recipe} {role} {direction}", measure
 
-    def layers(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """One compiled Linear, forward and backward, in BF16 and with each recipe."""
-        shapes = (
-            ((64, 32, 48),) if self.tiny else ((8192, 4096, 4096), (16384, 1024, 4096), (8192, 4096, 14336))
-        )
-        for (m, k, n), recipe in itertools.product(
-            shapes, ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")
-        ):
-
-            def measure(m: int = m, k: int = k, n: int = n, recipe: str = recipe) -> None:
-                torch._dynamo.reset()
-                layer: nn.Module = nn.Linear(k, n, bias=False, device=self.device, dtype=torch.bfloat16)
-                if recipe != "bf16":
-                    layer = float8(layer, recipe)
-                layer.compile(dynamic=False, backend="eager" if self.tiny else "inductor")
-                x, gradient = (
-                    torch.randn(m, k, device=self.device).bfloat16().requires_grad_(),
-                    torch.randn(m, n, device=self.device).bfloat16(),
-                )
-                step(layer, x, gradient)
-                self.add(
-                    "layers",
-                    recipe,
-                    m,
-                    k,
-                    n,
-                    self.timer.ms(lambda _: step(layer, x, gradient), 1, 6e3 * m * k * n / 1e15),
+    def grid(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Layers of real models, forward and backward: the first rows at every width before the next rows."""
+        rows, sides = ((32,), ((32, 64),)) if self.tiny else (GRID_ROWS, GRID_SIDES)
+        try:
+            import transformer_engine.pytorch  # noqa: F401
+        except Exception as error:
+            self.failures.append(f"no Transformer Engine: {type(error).__name__}: {error}"[:160])
+        has_te = "transformer_engine.pytorch" in sys.modules
+        for m, (k, n) in itertools.product(rows, sides):
+            for module, recipe in (*GRID, *(TE_GRID if has_te else ())):
+                yield (
+                    f"{module} {recipe} {(m, k, n)}",
+                    lambda m=m, k=k, n=n, module=module, recipe=recipe: self.layer(module, recipe, m, k, n),
                 )
 
-            yield f"{recipe} {(m, k, n)}", measure
+    def layer(self, module: str, recipe: str, m: int, k: int, n: int) -> None:
+        torch._dynamo.reset()
+        around: Around = nullcontext
+        if module == "torch mlp":
+            layer: nn.Module = Mlp(k, n).to(self.device, torch.bfloat16)
+            if recipe != "bf16":
+                layer = float8(layer, recipe)
+            layer.compile(dynamic=False, backend="eager" if self.tiny else "inductor")
+        else:
+            layer, around = transformer_engine(module, recipe, k, n, self.device)
+        x = torch.randn(m, k, device=self.device).bfloat16().requires_grad_()
+        gradient = torch.randn(m, n if module == "te linear" else k, device=self.device).bfloat16()
+
+        def run(_: int) -> None:
+            step(layer, x, gradient, around)
+
+        for _ in range(2):
+            run(0)
+        products = 3 if module.endswith("mlp") else 1
+        ms = self.timer.loop_hot(run, 6e3 * products * m * k * n / 1e15)
+        self.add("grid", module, recipe, m, k, n, ms, *self.timer.kernels(run))
 
     def result(self) -> dict[str, Any]:
         return {
@@ -547,7 +609,7 @@ class Sweep:
             if self.timer.cuda
             else None,
             "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size if self.timer.cuda else None,
-            "versions": {name: metadata.version(name) for name in ("torch", "torchao")}
+            "versions": {name: version(name) for name in ("torch", "torchao", "transformer_engine")}
             | {"python": platform.python_version(), "cuda": torch.version.cuda},
             "date": datetime.now(UTC).date().isoformat(),
             "seconds": round(time.monotonic() - self.began, 1),
@@ -566,7 +628,18 @@ FIELDS = {
     "ms, forward "
     "and backward ms",
     "casts": ["recipe", "role", "direction", "mode", "rows", "columns", "ms"],
-    "layers": ["recipe", "tokens", "in", "out", "forward and backward ms"],
+    "grid": [
+        "module",
+        "recipe",
+        "rows",
+        "width",
+        "width of the MLP, or outputs",
+        "forward and backward ms",
+        "kernels of FP8 matmuls ms",
+        "of other matmuls ms",
+        "all other kernels ms",
+        "how many they are",
+    ],
     "host": ["module", "tokens", "width", "forward and backward ms"],
 }
 
@@ -613,11 +686,64 @@ def float8(layer: nn.Module, recipe: str) -> nn.Module:
     return convert_to_float8_training(layer, config=Float8LinearConfig.from_recipe_name(recipe))
 
 
-def step(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> None:
+class Mlp(nn.Module):
+    """The second half of a decoder's block, whose norm and activation a compiler fuses with casts."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width)
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = self.norm(x)
+        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+
+
+GRID = tuple(itertools.product(("torch mlp",), ("bf16", "tensorwise", "rowwise", "rowwise_with_gw_hp")))
+TE_GRID = tuple(itertools.product(("te linear", "te mlp"), ("bf16", "delayed", "current", "blockwise")))
+"""Module and recipe. "te mlp" is a ``LayerNormMLP``, whose norm and activation write FP8 themselves."""
+
+TE_RECIPES = {
+    "delayed": "DelayedScaling",
+    "current": "Float8CurrentScaling",
+    "blockwise": "Float8BlockScaling",
+}
+
+Around = Callable[[], AbstractContextManager[object]]
+
+
+def transformer_engine(module: str, recipe: str, k: int, n: int, device: str) -> tuple[nn.Module, Around]:
+    """Build a layer of Transformer Engine, and the context that it runs in."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe as recipes
+
+    common = {"bias": False, "params_dtype": torch.bfloat16, "device": device}
+    if module == "te mlp":
+        layer = te.LayerNormMLP(k, n, normalization="RMSNorm", activation="swiglu", **common)
+    else:
+        layer = te.Linear(k, n, **common)
+    scaling = getattr(recipes, TE_RECIPES[recipe])() if recipe != "bf16" else None
+    autocast = getattr(te, "autocast", None)
+    if autocast is None:
+        return layer, lambda: te.fp8_autocast(enabled=scaling is not None, fp8_recipe=scaling)
+    return layer, lambda: autocast(enabled=scaling is not None, recipe=scaling)
+
+
+def step(layer: nn.Module, x: torch.Tensor, gradient: torch.Tensor, around: Around = nullcontext) -> None:
     """Forward and backward; gradients are dropped."""
-    layer(x).backward(gradient)
+    with around():
+        y = layer(x)
+    y.backward(gradient)
     x.grad = None
     layer.zero_grad(set_to_none=True)
+
+
+def version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def state() -> tuple[float | None, float | None]:
@@ -635,11 +761,13 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=215.0)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--only", choices=(*SHARES, "grid"), default="")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
         print("no GPU; --tiny only shows that the code runs", file=sys.stderr)
         return 1
-    sweep = Sweep("cuda" if torch.cuda.is_available() else "cpu", arguments.seconds, arguments.tiny)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sweep = Sweep(device, arguments.seconds, arguments.tiny, arguments.only)
     sweep.run()
     result = sweep.result()
     lines = ",\n".join(
