@@ -73,6 +73,18 @@ GPUS = (
         "NVIDIA Ada GPU architecture whitepaper, appendix A",
     ),
     GpuSpec(
+        "RTX6000ADA",
+        r"RTX 6000 Ada Generation",
+        "8.9",
+        364.25,
+        728.5,
+        0.96,
+        48,
+        32,
+        142,
+        "NVIDIA RTX 6000 Ada datasheet",
+    ),
+    GpuSpec(
         "H100",
         r"H100( 80GB HBM3)?",
         "9.0",
@@ -87,7 +99,67 @@ GPUS = (
     GpuSpec("H100PCIE", r"H100 PCIe", "9.0", 756.5, 1513.0, 2.0, 80, 64, 114, "NVIDIA H100 PCIe datasheet"),
     GpuSpec("H100NVL", r"H100 NVL", "9.0", 835.5, 1670.5, 3.9, 94, 300, 132, "NVIDIA H100 NVL datasheet"),
     GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 141, 450, 132, "NVIDIA H200 SXM datasheet, 2024"),
+    GpuSpec(
+        "H200NVL",
+        r"H200 NVL",
+        "9.0",
+        835.5,
+        1670.5,
+        4.8,
+        141,
+        450,
+        132,
+        "NVIDIA H200 NVL datasheet, 2024",
+    ),
+    GpuSpec(
+        "H20",
+        r"H20",
+        "9.0",
+        148.0,
+        296.0,
+        4.0,
+        96,
+        450,
+        78,
+        "NVIDIA H20 datasheet, as resellers quote it",
+    ),
     GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 7.7, 180, 900, 148, "NVIDIA HGX B200 datasheet"),
+    GpuSpec(
+        "GB200",
+        r"GB200",
+        "10.0",
+        2500.0,
+        5000.0,
+        8.0,
+        186,
+        900,
+        152,
+        "NVIDIA GB200 NVL72 datasheet, divided by 72 GPUs",
+    ),
+    GpuSpec(
+        "B300",
+        r"B300( SXM6 AC)?",
+        "10.3",
+        2250.0,
+        4500.0,
+        7.7,
+        270,
+        900,
+        148,
+        "NVIDIA HGX B300 datasheet",
+    ),
+    GpuSpec(
+        "GB300",
+        r"GB300",
+        "10.3",
+        2500.0,
+        5000.0,
+        8.0,
+        279,
+        900,
+        152,
+        "NVIDIA GB300 NVL72 datasheet, divided by 72 GPUs",
+    ),
     GpuSpec(
         "RTX5090",
         r"GeForce RTX 5090",
@@ -101,17 +173,35 @@ GPUS = (
         "NVIDIA RTX Blackwell GPU architecture whitepaper, appendix A",
         block_scaled_fp8_tflops=838.0,
     ),
+    GpuSpec(
+        "RTXPRO6000",
+        r"RTX PRO 6000 Blackwell Workstation Edition",
+        "12.0",
+        503.8,
+        1007.6,
+        1.792,
+        96,
+        64,
+        188,
+        "NVIDIA RTX PRO Blackwell GPU architecture whitepaper",
+    ),
 )
 """One row per board: NVL, PCIe, laptop and other memory sizes are separate.
 
 A GPU without a row has no datasheet here. AMD GPUs are in `fp8doctor.amd_gpus`.
 
 Memory is the datasheets' GB, which NVML shows as about as many GiB. PCIe is x16: 32 GB/s in generation 4,
-64 in 5. H100 NVL's NVLink joins pairs only.
+64 in 5. The NVLink of H100 NVL joins pairs, that of H200 NVL four GPUs.
 
 Multiprocessors that the datasheets leave out: A100 108 (NVIDIA A100 architecture whitepaper); H100, its NVL
-and H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 148
-(``cudaDeviceProp.multiProcessorCount``); L4, L40 and L40S from their 7424 and 18176 CUDA cores, 128 each.
+and both H200 132, H100 PCIe 114 (NVIDIA H100 architecture whitepaper); B200 and B300 148
+(``cudaDeviceProp.multiProcessorCount``); GB200 and GB300 152 (comments in flashinfer); H20 78
+(mirage-project/mirage#354); L4, L40, L40S, RTX 6000 Ada and RTX PRO 6000 from their 7424, 18176 and 24064
+CUDA cores, 128 each.
+
+Numbers of one source: the rates of GB200, for which torchao 0.18 and others take those of B200, and its 152
+multiprocessors; all of H20. B300 has a bus of 7680 bits like B200, so 7.7 TB/s where the datasheet says "up
+to 8". Professional boards keep the full rate with FP32 accumulation, for plain and block-scaled FP8.
 
 Block-scaled FP8 on a Blackwell GeForce has the datasheet's rate for FP16 accumulation: FP32 accumulation
 halves plain FP8, but not block-scaled FP8. Measured: 202 compared with 102 TFLOP/s on an RTX 5060 Ti

@@ -29,7 +29,14 @@ from fp8doctor.cost import (
     visible_amd,
     weight_casts_ms,
 )
-from fp8doctor.cost.step_cost import in_bf16, layer_ms, modelled_step, with_linears_compiled, with_recipe
+from fp8doctor.cost.step_cost import (
+    attention_efficiency,
+    in_bf16,
+    layer_ms,
+    modelled_step,
+    with_linears_compiled,
+    with_recipe,
+)
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
@@ -324,8 +331,25 @@ def test_every_gpu_of_the_contract_is_known_in_any_case(name: str) -> None:
 
 
 def test_an_unknown_gpu_is_named_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"'H300'; did you mean H200 or H100\? known are A100, .*RTX5090"):
+    with pytest.raises(UserError, match=r"'H300'; did you mean H200 or H100 or B300\? known .*RTX5090"):
         gpu_spec("H300")
+
+
+@pytest.mark.parametrize(
+    ("heads", "lengths", "rates"),
+    [(128, (2048, 8192), (447, 551)), (64, (1024, 2048, 8192), (242, 318, 416))],
+)
+def test_attention_gains_from_longer_sequences_as_in_the_sweep(
+    heads: int, lengths: tuple[int, ...], rates: tuple[int, ...]
+) -> None:
+    """The rates are those of the sweep, in TFLOP/s; a step, which is modelled, has others."""
+    modelled_rates = [attention_efficiency(heads, each, causal=True) for each in lengths]
+    for length, rate, expected in zip(lengths, modelled_rates, rates, strict=True):
+        assert rate / modelled_rates[0] == pytest.approx(expected / rates[0], rel=0.03), length
+
+
+def test_attention_without_a_mask_has_one_measurement() -> None:
+    assert {attention_efficiency(64, each, causal=False) for each in (256, 8192)} == {0.264}
 
 
 def modelled(facts: Facts) -> str | None:
@@ -354,7 +378,14 @@ PRODUCTS = [
     ("NVIDIA H100 PCIe", "H100PCIE"),
     ("NVIDIA H100 NVL", "H100NVL"),
     ("NVIDIA H200", "H200"),
+    ("NVIDIA H200 NVL", "H200NVL"),
+    ("NVIDIA H20", "H20"),
     ("NVIDIA B200", "B200"),
+    ("NVIDIA GB200", "GB200"),
+    ("NVIDIA B300 SXM6 AC", "B300"),
+    ("NVIDIA GB300", "GB300"),
+    ("NVIDIA RTX 6000 Ada Generation", "RTX6000ADA"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTXPRO6000"),
     ("NVIDIA GeForce RTX 5090", "RTX5090"),
 ]
 
@@ -367,7 +398,6 @@ def test_a_product_has_the_datasheet_of_its_own_board(product: str, name: str) -
 WITHOUT_A_DATASHEET = [
     "NVIDIA A100-PCIE-40GB",
     "NVIDIA A100 80GB PCIe",
-    "NVIDIA RTX 6000 Ada Generation",
     "NVIDIA GeForce RTX 4090 Laptop GPU",
     "NVIDIA GeForce RTX 4090 D",
     "NVIDIA GeForce RTX 5080",
@@ -375,14 +405,14 @@ WITHOUT_A_DATASHEET = [
     "NVIDIA RTX PRO 6000 Blackwell Server Edition",
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
     "NVIDIA H100 PCIe MIG 1g.10gb",
-    "NVIDIA H20",
-    "NVIDIA H200 NVL",
     "NVIDIA L40G",
     "NVIDIA H800",
     "NVIDIA GH200 480GB",
-    "NVIDIA GB200",
     "NVIDIA GB10",
-    "NVIDIA B300 SXM6 AC",
+    "NVIDIA RTX A6000",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    "NVIDIA H20-3e",
+    "NVIDIA GB300-WS",
     "AMD Instinct MI300X",
     "a user's own words",
 ]
@@ -866,7 +896,7 @@ def test_a_gpu_without_a_datasheet_is_not_assumed_as_another(written: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("gb200", "B200"), ("RTX 4080", "RTX4090"), ("H200 NVL", "H200"), ("l40x", "L40")]
+    ("written", "meant"), [("gb201", "GB200"), ("RTX 4080", "RTX4090"), ("H200 SXN", "H200"), ("l40x", "L40")]
 )
 def test_an_unknown_gpu_is_answered_with_near_ones(written: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"did you mean [^?]*\b{meant}\b[^?]*\? known are A100, "):

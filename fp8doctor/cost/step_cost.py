@@ -41,6 +41,13 @@ ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 cuDNN."""
 
 
+ATTENTION_TOKENS = {64: (1024, 952), 128: (2048, 686)}
+"""Tokens of the sequence that this share was measured with, and those at which causal attention reaches half
+of its best: 242, 318 and 416 TFLOP/s of width 64 with 1024, 2048 and 8192 tokens, 447 and 551 of width 128
+with 2048 and 8192 (tests/benchmarks/measured/h200_sweep.json.gz). Tiles on the diagonal are computed whole,
+and the shorter the sequence, the more of them are. Without a mask there is one measurement."""
+
+
 NARROW_HEADS_UP_TO = 2048
 """Width of attention up to which heads count as 64 wide, above as 128: as in GPT-2, Llama 1B and 8B."""
 
@@ -259,10 +266,16 @@ def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
             * causal
             * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
         )
-        total += flops / (
-            gpu.bf16_tflops * 1e9 * ATTENTION_EFFICIENCY[64 if width <= NARROW_HEADS_UP_TO else 128]
-        )
+        head = 64 if width <= NARROW_HEADS_UP_TO else 128
+        total += flops / (gpu.bf16_tflops * 1e9 * attention_efficiency(head, longest, causal=causal < 1))
     return total
+
+
+def attention_efficiency(head: int, tokens: float, *, causal: bool) -> float:
+    """Return the share of the BF16 peak that attention over so many tokens reaches."""
+    at, half = ATTENTION_TOKENS[head]
+    longer = (at + half) / at * tokens / (tokens + half) if causal else 1.0
+    return ATTENTION_EFFICIENCY[head] * longer
 
 
 def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
