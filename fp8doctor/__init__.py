@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8doctor.api import inspect_model
+    from fp8doctor.planned import Plan, plan
     from fp8doctor.report import Report, load_report
 
-__all__ = ["Report", "inspect_model", "load_report"]
+__all__ = ["Plan", "Report", "inspect_model", "load_report", "plan"]
 
 if not (Path(__file__).parent / "checks").is_dir():
     # In a checkout or an editable install, checks/ is next to the package; otherwise it ships inside it.
@@ -32,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from fp8doctor.report import load_report
 
         return load_report
+    if name in ("Plan", "plan"):
+        from fp8doctor import planned
+
+        return getattr(planned, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -45,6 +45,7 @@ from fp8doctor.cli.options import (
 )
 from fp8doctor.cli.pages import compare, why
 from fp8doctor.cli.pages import trace as trace_
+from fp8doctor.cli.plan import plan
 from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.errors import UserError
@@ -310,6 +311,7 @@ def examine(
 
 
 main.add_command(run)
+main.add_command(plan)
 
 
 @main.command(cls=ProjectCommand)

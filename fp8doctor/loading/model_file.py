@@ -9,6 +9,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -46,9 +47,17 @@ WEIGHTS_SHARE = 0.5
 """Largest share of the GPU's memory for weights, next to the trial. A convention."""
 
 
-def load(target: str, *, layers: int | None = None, batch: int | None = None, seq: int | None = None) -> Job:
+def load(
+    target: str,
+    *,
+    layers: int | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    meta: bool = False,
+) -> Job:
     """Load the job of ``target``. Raises `UserError` for all that the user can fix.
 
+    With ``meta`` its model is built on the meta device if the file's code allows it.
     For a process of its own: runs user code and changes ``sys.path``, ``sys.argv`` and ``sys.modules``.
     """
     source = locate(target)
@@ -60,7 +69,10 @@ def load(target: str, *, layers: int | None = None, batch: int | None = None, se
         with blamed(f"looking for the model in {file}"):
             found = find(module, source.attribute, file)
             make = _maker(found, names, file)
-            built, optimizer = (_without_weights(make, layers) if _sizable(found) else None) or make(layers)
+            most = 0.0 if meta else _most_weights() if _sizable(found) else math.inf
+            built, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
+                layers
+            )
         trainer = built if is_trainer(built) else _trainer(names, built)
         if trained := is_trainer(trainer):
             prepare(trainer)
@@ -137,11 +149,12 @@ def _sizable(found: ModelCandidate) -> bool:
 
 
 def _without_weights(
-    make: Callable[[int | None], tuple[Any, Any]], layers: int | None
+    make: Callable[[int | None], tuple[Any, Any]], layers: int | None, most: float
 ) -> tuple[Any, Any] | None:
-    """Build a model that is too large for this machine on the meta device.
+    """Build a model with more bytes of weights than ``most`` on the meta device.
 
-    None if it fits or cannot be. It has the whole model's modules and shapes; the trial builds smaller ones.
+    None if it has fewer or cannot be. It has the whole model's modules and shapes; the trial builds smaller
+    ones.
     """
     import torch
 
@@ -153,7 +166,7 @@ def _without_weights(
     if is_trainer(model) or not all(parameter.is_meta for parameter in model.parameters()):
         return None
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return (model, optimizer) if weights > _most_weights() else None
+    return (model, optimizer) if weights > most else None
 
 
 def _most_weights() -> float:

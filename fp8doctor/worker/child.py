@@ -107,6 +107,9 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
             )
         )
         return
+    if asked["config"] is not None:
+        _examine_config(channel, asked)
+        return
     source = locate(asked["target"])
     surroundings = examine_surroundings(source.target())
     channel.send(Examined(surroundings.to_dict()))
@@ -114,9 +117,21 @@ def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL)
 
 
+def _examine_config(channel: _Channel, asked: dict[str, Any]) -> None:
+    """Send the facts of a model that a configuration describes."""
+    name = Path(asked["target"]).name
+    channel.send(Begun(Doing(f"building {name} without weights")))
+    from fp8doctor.examine import examine
+    from fp8doctor.loading.config_model import config_job
+
+    job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
+    channel.send(Examined(examine(job).to_dict()))
+
+
 def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stages: int) -> None:
     channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
-    job = load(asked["target"], layers=asked["layers"], batch=asked["batch"], seq=asked["seq"])
+    size = {name: asked[name] for name in ("layers", "batch", "seq")}
+    job = load(asked["target"], **size, meta=asked["planned"])
     channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     from fp8doctor.examine import examine
 

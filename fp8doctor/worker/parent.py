@@ -32,6 +32,7 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import remove_folders_of
+from fp8doctor.loading.config_model import is_config, read_config
 from fp8doctor.loading.target import compiled, locate, refuse_script
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
@@ -95,6 +96,7 @@ def examine_in_worker(
     seq: int | None = None,
     load_timeout: float = 600,
     trial: TrialRequest | None = None,
+    planned: bool = False,
     python: str | None = None,
     progress: Callable[[Doing], None],
     printed: Printed | None = None,
@@ -104,11 +106,13 @@ def examine_in_worker(
     Raises `UserError` for the user's mistakes. If a child dies, hangs or sends nonsense, the facts so far
     come back with the problem. If it dies in a variant of the trial, another starts without that variant,
     `MOST_WORKERS` in all; times that are already known are kept. The trial's budget begins here, holds for
-    all children, and a child that exceeds it is killed. ``python`` is another interpreter for the child.
+    all children, and a child that exceeds it is killed. If it is ``planned``, a configuration is a
+    target too, and the model is built on the meta device. ``python`` is another interpreter for the child.
     ``printed`` holds back its stderr.
     """
     borrowed = checked_interpreter(python) if python else {}
-    source = locate(target) if target is not None else None
+    config = planned and target is not None and is_config(target)
+    source = locate(target) if target is not None and not config else None
     if source is not None and source.path is not None:
         compiled(source.path)
         refuse_script(source)
@@ -121,6 +125,8 @@ def examine_in_worker(
         "batch": batch,
         "seq": seq,
         "trial": asdict(trial) if trial else None,
+        "planned": planned,
+        "config": read_config(target) if config and target is not None else None,
         "began": time.monotonic(),
         "ends": None,
         "skip": {},

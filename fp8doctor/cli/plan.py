@@ -1,0 +1,152 @@
+"""The command ``plan``: what FP8 would give, before there is a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fp8doctor.cli.console import complain, complain_of_printed, progress
+from fp8doctor.cli.delivery import FAILED, OK
+from fp8doctor.cli.options import PYTHON, seconds, with_options
+from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
+from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.errors import UserError
+
+
+def count(name: str, help: str) -> Any:
+    return click.option(f"--{name}", type=click.IntRange(min=1), metavar="N", help=help)
+
+
+def adapters(
+    ctx: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, tuple[str, ...]] | None:
+    """Read a rank and, behind a colon, the modules that get adapters."""
+    if value is None:
+        return None
+    rank, _, modules = value.partition(":")
+    if not rank.isdecimal() or not int(rank):
+        raise click.BadParameter(
+            f"{value} does not begin with a rank, as in 16 or 16:q_proj,v_proj", ctx, parameter
+        )
+    return int(rank), tuple(each.strip() for each in modules.split(",") if each.strip())
+
+
+class Plan(ProjectCommand):
+    """The gates of a project are about a report, so that they are not held here."""
+
+    of_the_gate = False
+
+
+@click.command(cls=Plan)
+@click.argument("config")
+@with_options(
+    click.option(
+        "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="GPUs, comma-separated."
+    ),
+    count("batch", "Samples of a micro-batch on one GPU. Default: 1."),
+    count("seq", "Tokens of a sample. Default: 4096, or what the model takes."),
+    count("dp", "GPUs that share the batch."),
+    count("tp", "GPUs of tensor parallelism, with sequence parallelism."),
+    count("cp", "GPUs of context parallelism."),
+    count("pp", "Stages of pipeline parallelism."),
+    count("accumulate", "Micro-batches per step."),
+    click.option(
+        "--sharding",
+        type=click.Choice(("fsdp", "zero1", "ddp")),
+        help="What the GPUs of --dp share: everything (default), the optimizer, nothing.",
+    ),
+    click.option(
+        "--checkpointing", type=click.Choice(("none", "selective", "full")), help="Recompute. Default: none."
+    ),
+    click.option(
+        "--lora",
+        metavar="R[:MODULES]",
+        callback=adapters,
+        help="LoRA of this rank, on all layers of the blocks or on those named: 16:q_proj,v_proj.",
+    ),
+    click.option(
+        "--optimizer",
+        type=click.Choice(("adamw", "adamw-fp32", "adamw-8bit", "sgd")),
+        help="adamw (default) has its states in BF16; adamw-fp32 has fp32 states and master weights.",
+    ),
+    click.option("--stack", type=click.Choice(("torchao", "te")), help="Default: both."),
+    click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),
+    click.option(
+        "--step-ms",
+        type=float,
+        metavar="MS",
+        callback=seconds,
+        help="Your measured BF16 step on the first GPU; all times are scaled to it.",
+    ),
+    click.option(
+        "--load-timeout",
+        type=float,
+        default=600.0,
+        show_default=True,
+        metavar="SECONDS",
+        callback=seconds,
+        help="Stop if building the model takes longer.",
+    ),
+)
+@PYTHON
+@page_options
+def plan(
+    config: str,
+    *,
+    gpus: str,
+    lora: tuple[int, tuple[str, ...]] | None,
+    load_timeout: float,
+    python: str | None,
+    format: str | None,
+    output: Path | None,
+    **options: Any,
+) -> int:
+    """Estimate what FP8 would give, by GPU and recipe, before there is a run.
+
+    CONFIG is a config.json, a checkpoint's folder, an architecture that transformers can build (llama), or a
+    model file. Nothing is downloaded, and no GPU is needed.
+    """
+    source = Path(config)
+    wanted = PageOptions.checked(format, output, [source] if source.exists() else [])
+    from fp8doctor.gpus import gpu_spec
+
+    names = tuple(gpu_spec(each).name for each in gpus.split(",") if each.strip())
+    if not names:
+        raise click.UsageError("--gpu names no GPU.")
+    if lora is not None:
+        options |= {"lora": lora[0], "lora_modules": lora[1]}
+    given = {name: value for name, value in options.items() if value is not None}
+
+    from fp8doctor.planning.document import plan_document
+    from fp8doctor.planning.options import options_for
+    from fp8doctor.render.plan_page import page
+    from fp8doctor.worker.parent import examine_in_worker
+    from fp8doctor.worker.printed import Printed
+
+    printed = Printed()
+    try:
+        with progress(False) as say:
+            examination = examine_in_worker(
+                config,
+                planned=True,
+                batch=options["batch"],
+                seq=options["seq"],
+                load_timeout=load_timeout,
+                python=python,
+                progress=say,
+                printed=printed,
+            )
+    except UserError:
+        raise
+    except BaseException:
+        complain_of_printed(printed, whole=True)
+        raise
+    if examination.problem is not None:
+        complain_of_printed(printed, whole=True)
+        complain(examination.problem)
+        return FAILED
+    document = plan_document(examination.facts, names, options_for(examination.facts, given))
+    deliver_page(wanted, document.to_json, lambda: page(document))
+    return OK

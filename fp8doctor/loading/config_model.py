@@ -1,0 +1,209 @@
+"""Build a language model from a configuration, on the meta device: no weights, no GPU, no network."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Target, Workload
+from fp8doctor.facts.record import UnreadableDocument, decode
+from fp8doctor.wording import error_in_words, escaped, quoted
+
+if TYPE_CHECKING:
+    from fp8doctor.loading.job import Job
+
+SEQUENCE = 4096
+"""Longest default sequence, if the model takes as many."""
+
+LARGEST_CONFIG = 16 * 2**20
+"""Bytes; the largest of public models have under 1 MiB."""
+
+MOST_LAYERS = 2048
+"""More blocks than any public model has: a larger number is a mistake, and would take minutes to build."""
+
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
+ONLY = "fp8doctor plans decoder language models from a configuration; for another model, name a model file"
+
+
+def is_config(target: str) -> bool:
+    """Return whether a target is a configuration, not a model file or a module."""
+    path = Path(target)
+    if path.is_dir():
+        return not (path / "__init__.py").is_file()
+    if path.suffix == ".json":
+        return True
+    if path.is_file() or ":" in target or path.suffix == ".py":
+        return False
+    return (
+        "/" in target or target.isidentifier() or not all(each.isidentifier() for each in target.split("."))
+    )
+
+
+def read_config(target: str) -> dict[str, Any] | str:
+    """Read a configuration file or a checkpoint's; a name is returned as it is. Raises `UserError`."""
+    path = Path(target)
+    if path.is_dir():
+        if (path / "model_index.json").is_file():
+            raise UserError(f"{escaped(target)} holds a diffusion pipeline; {ONLY}")
+        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+            raise UserError(f"{escaped(target)} holds an adapter; name the base model, and give --lora RANK")
+        path /= "config.json"
+        if not path.is_file():
+            raise UserError(f"{escaped(target)} holds no config.json")
+    elif path.suffix != ".json":
+        return target
+    name = escaped(path.name)
+    try:
+        if path.stat().st_size > LARGEST_CONFIG:
+            raise UserError(
+                f"{name} has {path.stat().st_size / 2**20:,.0f} MiB, too many for a configuration"
+            )
+        data = decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {escaped(target)}: {error.strerror or error}") from None
+    except UnreadableDocument as error:
+        raise UserError(f"{name} cannot be read: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{name} is JSON, but no configuration: it holds no keys")
+    return checked(data, name)
+
+
+def checked(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Refuse what is no configuration of a language model. Raises `UserError`."""
+    if "_class_name" in data or "_diffusers_version" in data:
+        raise UserError(f"{name} is of a diffusion model ({quoted(str(data.get('_class_name')))}); {ONLY}")
+    if "peft_type" in data:
+        raise UserError(f"{name} is of an adapter; name the base model, and give --lora RANK")
+    if not isinstance(data.get("model_type"), str):
+        raise UserError(f"{name} has no model_type, by which transformers knows an architecture")
+    return dict(data)
+
+
+def config_job(
+    source: Mapping[str, Any] | str, name: str, *, batch: int | None, seq: int | None, accumulate: int = 1
+) -> Job:
+    """Build the job of a configuration or of a name. Raises `UserError`."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError(
+            f"a configuration needs transformers, which cannot be imported ({error_in_words(error)}); "
+            "install it, or name a model file"
+        ) from None
+    from fp8doctor.loading.job import Job
+
+    config = _config(source, transformers)
+    model = _built(config, transformers)
+    longest = next(
+        (
+            size
+            for key in ("max_position_embeddings", "n_positions")
+            if _is_size(size := getattr(config, key, None))
+        ),
+        None,
+    )
+    size, length = batch or 1, seq or min(SEQUENCE, longest or SEQUENCE)
+    return Job(
+        model=model,
+        target=Target(kind="file", name=escaped(name), attribute=None),
+        workload=Workload(
+            batch_source="made up",
+            batch_size=size,
+            sequence_length=length,
+            tokens=size * length,
+            note=f"made up: {size} x {length} tokens",
+            loss_source="output.loss",
+            optimizer_source="made up",
+            autocast_source="none",
+            accumulate=accumulate,
+        ),
+    )
+
+
+def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
+    """Make the configuration of the model's text part, whose weights are not quantized."""
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if isinstance(source, str):
+        bare = source.lower().removesuffix("config").replace("-", "_")
+        kinds = {name.lower().replace("-", "_"): name for name in known}
+        kind = kinds.get(source.lower().replace("-", "_")) or kinds.get(bare)
+        if kind is None:
+            return _config(_cached(source, known, transformers), transformers)
+        data = {"model_type": kind}
+    else:
+        data = dict(source)
+        kind = data["model_type"]
+    if kind not in known:
+        raise UserError(
+            f"transformers {transformers.__version__} does not know the architecture {quoted(kind)}"
+            f"{_near(kind, known)}; name a model file, or install the version that has it"
+        )
+    given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(given)
+        config = config.get_text_config(decoder=True)
+    except Exception as error:
+        raise UserError(f"transformers cannot read this configuration: {error_in_words(error)}") from None
+    for key in LAYERS:
+        count = getattr(config, key, 0)
+        if _is_size(count) and count > MOST_LAYERS:
+            raise UserError(f"{key} is {count:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
+    config.use_cache = False
+    return config
+
+
+def _built(config: Any, transformers: Any) -> Any:
+    """Build a decoder on the meta device."""
+    import torch
+
+    kind = config.model_type
+    masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
+    encodes = masked and not getattr(config, "is_decoder", False)
+    if getattr(config, "is_encoder_decoder", False) or encodes:
+        raise UserError(f"{kind} is an encoder; {ONLY}")
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"transformers has no causal language model of the architecture {kind}; {ONLY}")
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with torch.device("meta"):
+            return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except Exception as error:
+        logging.getLogger("fp8doctor").debug("the model was not built", exc_info=True)
+        raise UserError(f"transformers cannot build this {kind}: {error_in_words(error)}") from None
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
+    """Read the configuration of a model on the hub from this machine's cache."""
+    file = None
+    if "/" in name:
+        try:
+            file = transformers.utils.cached_file(name, "config.json", local_files_only=True)
+        except Exception as error:
+            logging.getLogger("fp8doctor").debug("not in the cache: %s", error)
+    if file is None:
+        near = "" if "/" in name else _near(name, known)
+        raise UserError(
+            f"no file, checkpoint in the cache or architecture is named {escaped(name)}{near}; "
+            "name a config.json, its folder, or an architecture such as llama"
+        )
+    found = read_config(file)
+    assert isinstance(found, dict)
+    return found
+
+
+def _near(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name[:40].lower(), known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,78 @@
+"""`plan`: estimate what FP8 would give, by GPU and recipe, before there is a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts, Target
+from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
+from fp8doctor.planning.document import PlanDocument, plan_document
+from fp8doctor.planning.options import Options, options_for
+
+
+class Plan(PlanDocument, frozen=True, kw_only=True):
+    """A plan that can be shown."""
+
+
+def plan(config: Any, gpus: str | Sequence[str] = ("H100",), **options: Any) -> Plan:
+    """Estimate a training job in BF16 and FP8 on these GPUs, without a GPU or weights.
+
+    ``config`` is a path to a config.json, a checkpoint's folder, a name that transformers knows, a mapping, a
+    configuration of transformers, or an nn.Module. ``options`` are those of `Options`.
+
+    Raises ValueError with one sentence for what cannot be planned.
+    """
+    names = gpus.split(",") if isinstance(gpus, str) else list(gpus)
+    lora = options.get("lora_modules")
+    if isinstance(lora, str):
+        options["lora_modules"] = tuple(lora.split(","))
+    unknown = options.keys() - set(Options.__struct_fields__)
+    if unknown:
+        raise TypeError(
+            f"plan() takes no {', '.join(sorted(unknown))}; it takes {', '.join(Options.__struct_fields__)}"
+        )
+    try:
+        facts = facts_of(config, options.get("batch"), options.get("seq"))
+        return planned(facts, names, options)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+def planned(facts: Facts, gpus: Sequence[str], options: Mapping[str, Any]) -> Plan:
+    """Plan examined facts, with the batch that they have. Raises `UserError`."""
+    document = plan_document(facts, gpus, options_for(facts, options))
+    return Plan(**{name: getattr(document, name) for name in document.__struct_fields__})
+
+
+def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
+    """Examine what a plan is asked for. Raises `UserError`."""
+    from fp8doctor.examine import examine
+
+    if isinstance(config, Facts):
+        return config
+    if hasattr(config, "to_dict") and hasattr(config, "model_type"):
+        config = config.to_dict()
+    if isinstance(config, Mapping):
+        name = str(config.get("model_type", "configuration"))
+        return examine(config_job(checked(config, name), name, batch=batch, seq=seq))
+    if isinstance(config, (str, Path)) and is_config(str(config)):
+        target = str(config)
+        return examine(config_job(read_config(target), Path(target).name, batch=batch, seq=seq))
+    if isinstance(config, (str, Path)):
+        raise UserError(f"{config} is a model file, which is not run here; pass the model that it builds")
+    from fp8doctor.loading.given_batch import describe, resolve
+    from fp8doctor.loading.job import Job
+    from fp8doctor.trial import with_rows
+
+    if not hasattr(config, "named_modules"):
+        raise UserError(
+            f"a {type(config).__name__} cannot be planned; pass a path, a mapping or an nn.Module"
+        )
+    made = resolve(config, None, size=batch, sequence=seq)
+    workload = describe(config, made, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
+    live = Target(kind="live", name=type(config).__name__, attribute=None)
+    job = Job(model=config, target=live, workload=workload, batch=made.value)
+    return with_rows(job, examine(job))

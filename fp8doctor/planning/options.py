@@ -1,0 +1,99 @@
+"""How the job is to be trained: batch, parallelism, optimizer, LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
+from fp8doctor.facts.record import Record
+
+
+class Optimizer(NamedTuple):
+    """Bytes per trained parameter."""
+
+    gradient: float
+    state: float
+    moved: float
+    """Read and written by one step: gradient, state and weight."""
+
+
+OPTIMIZERS = {
+    "adamw": Optimizer(2, 4, 14),
+    "adamw-fp32": Optimizer(4, 12, 30),
+    "adamw-8bit": Optimizer(2, 2, 10),
+    "sgd": Optimizer(2, 0, 6),
+}
+"""Name -> bytes, of weights in 16 bits. adamw-fp32 keeps fp32 gradients, master weights and moments, as
+Megatron; so does, in sum, FSDP2 with mixed precision."""
+
+SHARDINGS = ("fsdp", "zero1", "ddp")
+CHECKPOINTINGS = ("none", "selective", "full")
+
+
+class Options(Record, frozen=True, kw_only=True):
+    """One training job, as asked for. Batch and rows are those of one data-parallel rank."""
+
+    batch: int = 1
+    seq: int = 4096
+    dp: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    accumulate: int = 1
+    """Micro-batches per step."""
+    sharding: Literal["fsdp", "zero1", "ddp"] = "fsdp"
+    """What the data-parallel ranks share: weights, gradients and optimizer; only the optimizer; nothing."""
+    checkpointing: Literal["none", "selective", "full"] = "none"
+    """``selective`` repeats every second matmul and what lies between, as torchtitan's per-op policy."""
+    lora: int | None = None
+    """Rank of the adapters."""
+    lora_modules: tuple[str, ...] = ()
+    """Last parts of the names of the layers that get them; empty for all in the blocks."""
+    optimizer: str = "adamw"
+    stack: str | None = None
+    """torchao or te; None for both."""
+    recipe: str = "all"
+    step_ms: float | None = None
+    """A measured BF16 step on the first GPU, which all times are scaled to."""
+
+    @property
+    def gpus(self) -> int:
+        """Count the job's GPUs."""
+        return self.dp * self.tp * self.cp * self.pp
+
+    @property
+    def tokens(self) -> int:
+        """Count the rows of one micro-batch on one GPU."""
+        return self.batch * self.seq // self.cp
+
+    def checked(self) -> Options:
+        """Return the options. Raises `UserError` for those that contradict themselves."""
+        for name in ("batch", "seq", "dp", "tp", "cp", "pp", "accumulate"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} has to be 1 or more, not {getattr(self, name)}")
+        if self.lora is not None and self.lora < 1:
+            raise UserError(f"--lora has to be a rank of 1 or more, not {self.lora}")
+        if self.seq % self.cp:
+            raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
+        for name, value, known in (
+            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("sharding", self.sharding, SHARDINGS),
+            ("checkpointing", self.checkpointing, CHECKPOINTINGS),
+            ("stack", self.stack or "te", ("torchao", "te")),
+        ):
+            if value not in known:
+                raise UserError(f"--{name} {value} is not known; known are {', '.join(known)}")
+        return self
+
+
+def options_for(facts: Facts, given: Mapping[str, Any]) -> Options:
+    """Complete the options that were given by the batch of the facts."""
+    workload = {
+        "batch": facts.get("workload.batch_size"),
+        "seq": facts.get("workload.sequence_length"),
+        "accumulate": facts.get("workload.accumulate"),
+    }
+    found = {name: value for name, value in workload.items() if value}
+    return Options(**found | {name: value for name, value in given.items() if value is not None})
