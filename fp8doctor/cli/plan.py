@@ -51,6 +51,7 @@ class Plan(ProjectCommand):
     count("tp", "GPUs of tensor parallelism, with sequence parallelism."),
     count("cp", "GPUs of context parallelism."),
     count("pp", "Stages of pipeline parallelism."),
+    count("ep", "Ranks of --dp that divide the experts."),
     count("accumulate", "Micro-batches per step."),
     click.option(
         "--sharding",

@@ -79,7 +79,7 @@ GAP_MS = 0.001
 """Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
 
 
-QUERIES = ("q", "q_proj", "query", "wq", "to_q", "linear_q")
+QUERIES = ("q", "q_proj", "q_b_proj", "query", "wq", "to_q", "linear_q")
 
 
 FUSED_QUERIES = (

@@ -30,6 +30,8 @@ CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""
 VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
 
 
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
@@ -78,6 +80,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         wrappers=wrappers(tree.root),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
+        heads=_size(config, HEADS),
+        key_value_heads=_size(config, KEY_VALUE_HEADS),
         channel_widths=channel_widths(tree, embeddings, names, unique),
     )
 
@@ -123,6 +127,10 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
         (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
     )
     return vocabulary, hidden
+
+
+def _size(config: Any, names: Sequence[str]) -> int | None:
+    return next((size for name in names if type(size := read(config, name)) is int), None)
 
 
 def channel_widths(

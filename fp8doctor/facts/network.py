@@ -161,6 +161,10 @@ class Network(Record, frozen=True, kw_only=True):
     """Classes that wrap the root, outermost first: OptimizedModule, DistributedDataParallel, ..."""
     vocabulary: int | None = NOT_RECORDED
     hidden_size: int | None = NOT_RECORDED
+    heads: int | None = NOT_RECORDED
+    """Heads of attention, by the configuration; None if it does not tell."""
+    key_value_heads: int | None = NOT_RECORDED
+    """Heads that share keys and values; None if the configuration does not tell."""
     channel_widths: tuple[int, ...] = NOT_RECORDED
     """Widths of the norms, embeddings and convolutions, ascending; a norm by its one-dimensional
     parameters."""

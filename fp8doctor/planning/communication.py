@@ -1,12 +1,16 @@
-"""What links between GPUs add to a step: bytes of each kind of parallelism, and how much is not hidden."""
+"""What links between GPUs add to a step: bytes of each kind of parallelism, and how much is not hidden.
+
+Ranks of tensor parallelism are next to each other on a host, then those of experts, context and data.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from fp8doctor.gpus import GpuSpec
+from fp8doctor.planning.conversion import gathers_fp8, is_converted
 from fp8doctor.planning.options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Share
+from fp8doctor.planning.share import Amount, Share
 from fp8doctor.recipes import Recipe
 
 HOST_GPUS = 8
@@ -32,24 +36,58 @@ class Exposed(NamedTuple):
 
 def exposed(share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float) -> Exposed:
     """Model the communication of one micro-batch and of the step's end beside ``busy_ms`` of computing."""
-    tokens, hidden = options.tokens, share.facts.network.get("hidden_size") or 0
-    activations = 2.0 * tokens * hidden
-    tensor = 8 * _ring(activations, options.tp, options.tp, gpu) * share.blocks
-    ranks = options.dp * options.cp
-    weights, gradients = 2.0 * share.parameters, OPTIMIZERS[options.optimizer].gradient * share.trained
-    width = options.tp * ranks
+    inside = tensor_ms(share, options, gpu) + experts_ms(share, options, gpu)
+    inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
+    gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
+    dense, experts = share.parameters
+    if gathers_fp8(recipe, options):
+        dense -= sum(each.parameters * each.count for each in share.layers if is_converted(each, recipe)) / 2
+    weights = _of_ranks(Amount(dense, experts), 2.0, options, gpu)
     if options.sharding == "fsdp":
-        moved = 2 * _ring(weights, ranks, width, gpu) + _ring(gradients, ranks, width, gpu)
-        return Exposed(tensor + max(0.0, moved - HIDDEN * busy_ms), 0.0)
-    reduced = _ring(gradients, ranks, width, gpu) + _ring(
-        gradients if options.sharding == "ddp" else weights, ranks, width, gpu
+        moved = 2 * weights + gradients
+        return Exposed(inside + max(0.0, moved - HIDDEN * busy_ms), 0.0)
+    moved = gradients + (weights if options.sharding == "zero1" else gradients)
+    return Exposed(inside, max(0.0, moved - HIDDEN * busy_ms))
+
+
+def tensor_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
+    """Time two gathers and two scatters of the activations of each block, forward and backward."""
+    times = 12 if options.checkpointing == "full" else 8
+    return times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
+
+
+def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
+    """Time the exchange of tokens before and behind the experts, forward and backward."""
+    sent = sum(
+        2.0 * each.rows * each.count * share.hidden
+        for each in share.layers
+        if each.linear.role == "experts" and each.linear.in_features == share.hidden
     )
-    return Exposed(tensor, max(0.0, reduced - HIDDEN * busy_ms))
+    return 4 * _ring(sent, options.ep, options.tp, gpu)
 
 
-def _ring(bytes_moved: float, ranks: int, across: int, gpu: GpuSpec) -> float:
-    """Time of an all-gather or reduce-scatter of so many bytes; an all-reduce takes two."""
+def context_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
+    """Time the exchange of keys and values, and of their gradients."""
+    network = share.facts.network
+    part = (network.get("key_value_heads") or 1) / (network.get("heads") or 1)
+    keys = 2 * 2.0 * options.batch * options.seq * share.hidden * part / options.tp
+    return 3 * share.blocks * _ring(keys, options.cp, options.tp * options.ep, gpu)
+
+
+def _of_ranks(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> float:
+    """Time one gather or scatter of all parameters over the ranks that share them."""
+    return _ring(each * amount.dense, options.ranks, options.tp, gpu) + _ring(
+        each * amount.experts, options.ranks // options.ep, options.tp * options.ep, gpu
+    )
+
+
+def _ring(bytes_moved: float, ranks: int, inner: int, gpu: GpuSpec) -> float:
+    """Time a gather or scatter over ranks that are ``inner`` GPUs apart.
+
+    Across hosts the ranks of one host use their adapters together.
+    """
     if ranks == 1:
         return 0.0
-    rate = gpu.link_gb_s if across <= HOST_GPUS else min(NETWORK_GB_S, gpu.link_gb_s)
+    of_host = max(1, HOST_GPUS // inner)
+    rate = gpu.link_gb_s if ranks <= of_host else min(gpu.link_gb_s, NETWORK_GB_S * of_host)
     return bytes_moved * (ranks - 1) / ranks / (rate * LINK_EFFICIENCY * 1e6)

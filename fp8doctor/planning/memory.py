@@ -12,9 +12,9 @@ from msgspec import Struct
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import GIB, USABLE
 from fp8doctor.gpus import GpuSpec
+from fp8doctor.planning.conversion import is_converted
 from fp8doctor.planning.options import OPTIMIZERS, Options
-from fp8doctor.planning.share import ROW_WISE, Layer, Share
-from fp8doctor.planning.step import converted
+from fp8doctor.planning.share import Layer, Share
 from fp8doctor.recipes import STACKS, Recipe
 
 LOGIT_BYTES = 14.0
@@ -42,23 +42,23 @@ class Peak(Struct, frozen=True):
 
 def peak_of(share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, compiled: bool) -> Peak:
     """Estimate the peak in BF16 or with a recipe."""
-    ranks = options.dp * options.cp
     bytes_of = OPTIMIZERS[options.optimizer]
-    over, over_optimizer = (
-        (ranks if options.sharding == "fsdp" else 1),
-        (ranks if options.sharding != "ddp" else 1),
-    )
-    gathered = 2.0 * share.parameters / share.blocks * 2 if over > 1 else 0.0
+    weights = share.parameters.all
+    states = trained = share.trained.all
+    if options.ranks > 1 and options.sharding != "ddp":
+        states = share.trained.sharded(options)
+    if options.ranks > 1 and options.sharding == "fsdp":
+        two_blocks = 2 * share.parameters.all / share.blocks
+        weights, trained = share.parameters.sharded(options) + two_blocks, share.trained.sharded(options)
     copies = 0.0
     if recipe is not None and STACKS[recipe.stack].keeps_copies:
         each = 2 if gpu.compute_capability in NEEDS_TRANSPOSED else 1
-        copies = each * sum(
-            layer.parameters * layer.count for layer in share.layers if converted(layer, recipe)
-        )
+        converted = (layer for layer in share.layers if is_converted(layer, recipe))
+        copies = each * sum(layer.parameters * layer.count for layer in converted)
     return Peak(
-        (2.0 * share.parameters / over + gathered) / GIB,
-        bytes_of.gradient * share.trained / over / GIB,
-        bytes_of.state * share.trained / over_optimizer / GIB,
+        2.0 * weights / GIB,
+        bytes_of.gradient * trained / GIB,
+        bytes_of.state * states / GIB,
         copies / GIB,
         activations(share, options, recipe, compiled=compiled) / GIB,
     )
@@ -81,7 +81,7 @@ def activations(share: Share, options: Options, recipe: Recipe | None, *, compil
         widest[key] = max(widest.get(key, (0.0, 0)), (bytes_kept, layer.count))
     inputs = sum(kept * count for kept, count in widest.values())
     kept = (outputs + inputs) * (1.0 if compiled else UNCOMPILED)
-    hidden = 2.0 * options.tokens * (share.facts.network.get("hidden_size") or 0) * share.blocks / options.tp
+    hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp
     if options.checkpointing == "full":
         kept = hidden + kept / share.blocks
     elif options.checkpointing == "selective":
@@ -91,9 +91,11 @@ def activations(share: Share, options: Options, recipe: Recipe | None, *, compil
 
 def computed_again(layer: Layer, recipe: Recipe | None) -> bool | None:
     """Return whether FP8 keeps no input of a layer; None if attention makes it and keeps it."""
-    if layer.last in ROW_WISE and "mlp" not in layer.owner:
+    if layer.from_attention:
         return None
-    return bool(recipe and not recipe.weight_gradient_in_16_bits and converted(layer, recipe))
+    if recipe is None or recipe.weight_gradient_in_16_bits or not STACKS[recipe.stack].fuses_casts:
+        return False
+    return is_converted(layer, recipe)
 
 
 MOST_SAMPLES = 1 << 16

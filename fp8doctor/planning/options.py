@@ -41,6 +41,8 @@ class Options(Record, frozen=True, kw_only=True):
     tp: int = 1
     cp: int = 1
     pp: int = 1
+    ep: int = 1
+    """Ranks that divide the experts; they are among those of dp and cp."""
     accumulate: int = 1
     """Micro-batches per step."""
     sharding: Literal["fsdp", "zero1", "ddp"] = "fsdp"
@@ -64,19 +66,26 @@ class Options(Record, frozen=True, kw_only=True):
         return self.dp * self.tp * self.cp * self.pp
 
     @property
+    def ranks(self) -> int:
+        """Count the GPUs with other data, or another part of a sequence."""
+        return self.dp * self.cp
+
+    @property
     def tokens(self) -> int:
         """Count the rows of one micro-batch on one GPU."""
         return self.batch * self.seq // self.cp
 
     def checked(self) -> Options:
         """Return the options. Raises `UserError` for those that contradict themselves."""
-        for name in ("batch", "seq", "dp", "tp", "cp", "pp", "accumulate"):
+        for name in ("batch", "seq", "dp", "tp", "cp", "pp", "ep", "accumulate"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} has to be 1 or more, not {getattr(self, name)}")
         if self.lora is not None and self.lora < 1:
             raise UserError(f"--lora has to be a rank of 1 or more, not {self.lora}")
         if self.seq % self.cp:
             raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
+        if self.ranks % self.ep:
+            raise UserError(f"--ep {self.ep} does not divide the {self.ranks} ranks of --dp and --cp")
         for name, value, known in (
             ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("sharding", self.sharding, SHARDINGS),

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost import calls_of, gemms, routed_rows, rows_seen, step_tokens
+from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Linear
+from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.options import Options
 
-ROW_WISE = ("o_proj", "out_proj", "wo", "dense", "c_proj", "proj", "to_out", "linear_proj", "out", "o")
-"""Last part of the name of a layer from attention back to the model's width, in which tensor parallelism cuts
-the inputs. It cuts those of every other layer that ends at that width too."""
+FROM_ATTENTION = ("o_proj", "out_proj", "wo", "dense", "c_proj", "proj", "to_out", "linear_proj", "out", "o")
+"""Last part of the name of the layer behind attention."""
+
+KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
+"""The same of layers that make keys and values, of which there are fewer heads."""
 
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 """Layers of multi-head latent attention that every rank of tensor parallelism computes whole. Source:
@@ -32,149 +34,187 @@ class Layer(Struct, frozen=True):
     """Calls of such layers in one forward."""
     rows: int
     """Of one call; of experts, over all of them."""
-    around: int
+    around: float
     """Features of its input and output on one GPU, with sequence parallelism."""
-    parameters: int
+    parameters: float
     """On one GPU, unless they are sharded."""
     owner: str
     """The module that its input belongs to: layers of one owner and width share it."""
     last: str
     """Last part of its name."""
-    sliced: bool
-    """Whether tensor parallelism cuts it."""
+
+    @property
+    def from_attention(self) -> bool:
+        """Return whether attention makes its input."""
+        return self.last in FROM_ATTENTION and "mlp" not in self.owner
+
+
+class Amount(NamedTuple):
+    """Parameters on one GPU if nothing is sharded over the data-parallel ranks."""
+
+    dense: float
+    experts: float
+
+    @property
+    def all(self) -> float:
+        return self.dense + self.experts
+
+    def sharded(self, options: Options) -> float:
+        """Divide them over the ranks, those of experts over the ranks with the same experts."""
+        return (self.dense + self.experts * options.ep) / options.ranks
 
 
 class Share(Struct, frozen=True):
     """The part of a job that one GPU computes, at the pipeline stage with most layers."""
 
     layers: tuple[Layer, ...]
-    parameters: float
-    """Of all weights that the GPU holds if nothing is sharded."""
-    trained: float
+    parameters: Amount
+    trained: Amount
     blocks: int
     """Repeated blocks of one stage."""
     facts: Facts
     """The job with the rows of one GPU, for the parts that are no Linears."""
+
+    @property
+    def hidden(self) -> int:
+        return self.facts.network.get("hidden_size") or 0
 
 
 def share_of(facts: Facts, options: Options) -> Share:
     """Divide a job over its GPUs. Raises `UserError` if it cannot be divided."""
     facts = with_adapters(facts, options) if options.lora else facts
     network = facts.network
+    refuse_unknown_mixing(network)
+    refuse_odd_heads(network, options)
     blocks = max((each.count for each in network.get("blocks", ())), default=1)
     if options.pp > blocks:
         raise UserError(f"--pp {options.pp} has more stages than the model has blocks ({blocks})")
     stage = -(-blocks // options.pp)
-    before, tokens = step_tokens(facts) or options.tokens, options.tokens
+    scale = options.tokens / (step_tokens(facts) or options.tokens)
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
-        layer = _layer(linear, facts, options, tokens / before)
+        layer = layer_of(linear, facts, options, scale)
         key = (*_shape(layer), layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
-    layers = [
+    layers = tuple(
         replace(each, count=max(1, round(each.count * stage / blocks)))
         if each.linear.role != "head"
         else each
         for each in found.values()
-    ]
-    by_linears = sum(each.parameters for each in network.linears)
-    local = sum(each.parameters * each.count for each in layers)
-    others = max(0, network.parameters - by_linears) / options.tp
-    trained = sum(each.parameters * each.count for each in layers if each.linear.requires_grad)
+    )
+    return Share(
+        layers,
+        _amount(layers, network.parameters, network.linears, options, trained=False),
+        _amount(layers, network.get("trainable_parameters", 0), network.linears, options, trained=True),
+        stage,
+        with_rows_of(facts, options, scale),
+    )
+
+
+def _amount(
+    layers: tuple[Layer, ...], whole: int, linears: tuple[Linear, ...], options: Options, *, trained: bool
+) -> Amount:
+    """Add up parameters of the layers and of what is none: embeddings, norms."""
+    counted = [each for each in layers if not trained or each.linear.requires_grad]
+    in_linears = sum(each.parameters for each in linears if not trained or each.requires_grad)
+    dense, experts = (
+        sum(each.parameters * each.count for each in counted if (each.linear.role == "experts") is of_experts)
+        for of_experts in (False, True)
+    )
+    return Amount(dense + max(0, whole - in_linears) / options.tp, experts)
+
+
+def with_rows_of(facts: Facts, options: Options, scale: float) -> Facts:
+    """Give the job the rows of one GPU."""
+    rows = {
+        each.name: tuple(round(count * scale) for count in seen)
+        for each in facts.network.linears
+        if (seen := rows_seen(each, facts))
+    }
     workload = replace(
         facts.workload,
-        tokens=tokens,
+        tokens=options.tokens,
         batch_size=options.batch,
         sequence_length=options.seq,
         accumulate=options.accumulate,
-        rows={name: tuple(round(each * tokens / before) for each in rows) for name, rows in _rows(facts)},
+        rows=rows,
     )
-    return Share(
-        tuple(layers),
-        local + others,
-        trained if options.lora else trained + others,
-        stage,
-        replace(facts, workload=workload),
-    )
+    return replace(facts, workload=workload)
 
 
-def _rows(facts: Facts) -> Iterator[tuple[str, tuple[int, ...]]]:
-    return ((each.name, rows) for each in facts.network.linears if (rows := rows_seen(each, facts)))
+def refuse_unknown_mixing(network: Network) -> None:
+    """Raise `UserError` for blocks of transformers without attention, such as Mamba's."""
+    names = [each.name.removesuffix(".base_layer").rpartition(".")[2] for each in network.linears]
+    queries = sum(name in QUERIES + FUSED_QUERIES and name != "in_proj" for name in names)
+    blocks = max((each.count for each in network.get("blocks", ())), default=0)
+    if network.get("kind", "").startswith("transformers.") and queries < blocks:
+        raise UserError(
+            f"fp8doctor knows no attention in {blocks - queries} of the {blocks} blocks of "
+            f"{network.kind.rpartition('.')[2]}, so it cannot estimate the step"
+        )
+
+
+def refuse_odd_heads(network: Network, options: Options) -> None:
+    """Raise `UserError` if tensor parallelism does not divide the heads of attention."""
+    heads, of_keys = network.get("heads"), network.get("key_value_heads")
+    if heads and heads % options.tp:
+        raise UserError(f"--tp {options.tp} does not divide the {heads} heads of attention")
+    if of_keys and of_keys % options.tp and options.tp % of_keys:
+        raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
 
 
 def _shape(layer: Layer) -> tuple[object, ...]:
     linear = layer.linear
-    kept = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "dtype")
+    kept = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
     return (layer.rows, *(linear.get(each) for each in kept))
 
 
-def _layer(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
-    """Describe one layer as one GPU has it."""
-    hidden = facts.network.get("hidden_size")
-    owner, _, last = linear.name.removesuffix(".base_layer").rpartition(".")
-    if linear.adapter == "adapter":
-        owner = owner.rpartition(".")[0]
+def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
+    """Describe one layer as one GPU has it; ``scale`` is its rows / those in the facts."""
+    network, experts = facts.network, linear.role == "experts"
+    hidden = network.get("hidden_size")
+    owner, _, last = linear.name.partition(".lora_")[0].removesuffix(".base_layer").rpartition(".")
     k, n = linear.in_features, linear.out_features
-    sliced = options.tp > 1 and linear.role != "router" and last not in REPLICATED
-    inward = (n == hidden and k != hidden) or (k == n and last in ROW_WISE)
     local_k, local_n = k, n
-    if sliced and inward:
-        local_k = _cut(k, linear.name, options)
-    elif sliced:
-        local_n = _cut(n, linear.name, options)
-    if linear.role == "experts":
-        rows = round((routed_rows(linear, facts) or options.tokens) * scale)
-        calls = 1
+    if options.tp > 1 and linear.role != "router" and last not in REPLICATED:
+        if (n == hidden and k != hidden) or (k == n and last in FROM_ATTENTION):
+            local_k = _cut(k, options.tp, linear.name)
+        else:
+            copies = min(options.tp, network.get("key_value_heads") or options.tp)
+            local_n = _cut(n, copies if last in KEYS else options.tp, linear.name)
+    if experts:
+        rows, calls = (routed_rows(linear, facts) or options.tokens) * scale, 1
     else:
         seen = max(rows_seen(linear, facts), default=0) or step_tokens(facts) or options.tokens
-        rows, calls = max(1, round(seen * scale)), calls_of(linear, facts)
+        rows, calls = seen * scale, calls_of(linear, facts)
+    gemms = linear.get("gemms", 1)
+    local = max(1, gemms // options.ep) if experts else gemms
     return Layer(
-        replace(linear, in_features=local_k, out_features=local_n),
+        replace(linear, in_features=local_k, out_features=local_n, gemms=local),
         calls,
-        rows,
-        -(-(k + n) // options.tp),
-        round(linear.parameters * (local_k * local_n) / (k * n)),
+        max(1, round(rows)),
+        (k + n) / options.tp,
+        linear.parameters * (local_k * local_n * local) / (k * n * gemms),
         owner,
         last,
-        sliced,
     )
 
 
-def _cut(side: int, name: str, options: Options) -> int:
-    if side % options.tp:
-        raise UserError(f"--tp {options.tp} does not divide the {side:,} features of {name}")
-    return side // options.tp
+def _cut(side: int, ranks: int, name: str) -> int:
+    if side % ranks:
+        raise UserError(f"--tp {ranks} does not divide the {side:,} features of {name}")
+    return side // ranks
 
 
 def with_adapters(facts: Facts, options: Options) -> Facts:
     """Freeze the model and put LoRA next to the layers of its blocks, in 16 bits."""
-    rank, wanted = options.lora or 0, options.lora_modules
-    linears: list[Linear] = []
-    added = 0
-    for linear in facts.network.linears:
-        last = linear.name.rpartition(".")[2]
-        flops = linear.get("flops_per_token")
-        frozen = {} if flops is None or linear.requires_grad is False else {"flops_per_token": flops * 2 / 3}
-        linears.append(replace(linear, requires_grad=False, **frozen))
-        if linear.role != "body" or (wanted and last not in wanted):
-            continue
-        linears[-1] = replace(linears[-1], adapter="base", name=f"{linear.name}.base_layer")
-        for part, k, n in (("lora_A", linear.in_features, rank), ("lora_B", rank, linear.out_features)):
-            adapter = replace(
-                linear,
-                name=f"{linear.name}.{part}",
-                in_features=k,
-                out_features=n,
-                adapter="adapter",
-                parameters=k * n,
-                bias=False,
-            )
-            linears.append(adapter)
-            added += k * n
+    wanted = options.lora_modules
+    linears = [each for linear in facts.network.linears for each in _adapted(linear, options)]
+    added = sum(each.parameters for each in linears if each.adapter == "adapter")
     if not added:
-        named = Counter(each.name.rpartition(".")[2] for each in facts.network.linears)
-        raise UserError(f"no layer is named {' or '.join(wanted)}; the model has {', '.join(sorted(named))}")
+        named = sorted({each.name.rpartition(".")[2] for each in facts.network.linears})
+        raise UserError(f"no layer is named {' or '.join(wanted)}; the model has {', '.join(named)}")
     network = replace(
         facts.network,
         linears=tuple(linears),
@@ -184,11 +224,24 @@ def with_adapters(facts: Facts, options: Options) -> Facts:
     return replace(facts, network=network)
 
 
-def is_query(layer: Layer) -> bool:
-    """Return whether attention has one such layer."""
-    return layer.linear.adapter != "adapter" and layer.last in QUERIES + FUSED_QUERIES
-
-
-def products(layer: Layer) -> int:
-    """Count its matmuls in one forward."""
-    return layer.count * (1 if layer.linear.role == "experts" else gemms(layer.linear))
+def _adapted(linear: Linear, options: Options) -> Iterator[Linear]:
+    """Freeze a layer, whose FLOPs then lack the weight gradient, and add its adapters."""
+    flops, rank = linear.get("flops_per_token"), options.lora or 0
+    if flops and linear.requires_grad is not False:
+        linear = replace(linear, flops_per_token=flops * 2 / 3)
+    last = linear.name.rpartition(".")[2]
+    if linear.role != "body" or (options.lora_modules and last not in options.lora_modules):
+        yield replace(linear, requires_grad=False)
+        return
+    yield replace(linear, requires_grad=False, adapter="base", name=f"{linear.name}.base_layer")
+    for part, k, n in (("lora_A", linear.in_features, rank), ("lora_B", rank, linear.out_features)):
+        yield replace(
+            linear,
+            name=f"{linear.name}.{part}",
+            in_features=k,
+            out_features=n,
+            requires_grad=True,
+            adapter="adapter",
+            parameters=k * n,
+            bias=False,
+        )

@@ -7,7 +7,6 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY
 from fp8doctor.cost.gemm import GEMM_EFFICIENCY_BF16
 from fp8doctor.cost.grouped import BF16_EFFICIENCY, MXFP8_EFFICIENCY
@@ -23,6 +22,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.planning.communication import Exposed, exposed
+from fp8doctor.planning.conversion import gathers_fp8, is_converted
 from fp8doctor.planning.options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share
 from fp8doctor.recipes import STACKS, Recipe
@@ -54,19 +54,6 @@ class Step(Struct, frozen=True):
         return sum(self.parts.values())
 
 
-def converted(layer: Layer, recipe: Recipe) -> bool:
-    """Return whether a conversion with this recipe takes the layer."""
-    linear = layer.linear
-    if linear.role == "experts":
-        return bool(recipe.grouped_cast_bytes)
-    return (
-        would_be_converted(linear)
-        and layer.rows % FP8_MULTIPLE == 0
-        and linear.in_features % recipe.multiple == 0
-        and linear.out_features % recipe.multiple == 0
-    )
-
-
 def step_of(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, compiled: bool
 ) -> Step | None:
@@ -74,7 +61,7 @@ def step_of(
     parts: dict[Part, float] = dict.fromkeys(Part.__args__, 0.0)  # type: ignore[attr-defined]
     host = kernels = 0.0
     for layer in share.layers:
-        fp8 = recipe is not None and converted(layer, recipe)
+        fp8 = is_converted(layer, recipe)
         if layer.linear.role == "experts":
             times = experts_ms(layer, gpu, recipe if fp8 else None, options)
         else:
@@ -141,7 +128,11 @@ def linear_ms(
     between = times["pointwise"] * layer.around / (linear.in_features + linear.out_features)
     if linear.role == "head":
         return {"head": gemm + times["cast"] + between}
-    return {"matmuls": gemm, "casts": times["cast"], "between": between}
+    casts = times["cast"]
+    if recipe and recipe.cast_bytes and gathers_fp8(recipe, options):
+        weight = memory_ms(recipe.cast_bytes.weight * linear.in_features * linear.out_features, gpu)
+        casts -= min(casts, weight) * (1 - 1 / options.ranks)
+    return {"matmuls": gemm, "casts": casts, "between": between}
 
 
 def _of_transformers(share: Share) -> bool:
@@ -167,5 +158,5 @@ def experts_ms(layer: Layer, gpu: GpuSpec, recipe: Recipe | None, options: Optio
 
 def optimizer_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
     """Model the optimizer's step over what it holds on one GPU."""
-    over = options.dp * options.cp if options.sharding != "ddp" else 1
-    return memory_ms(EFFECTIVE * OPTIMIZERS[options.optimizer].moved * share.trained / over, gpu)
+    held = share.trained.all if options.sharding == "ddp" else share.trained.sharded(options)
+    return memory_ms(EFFECTIVE * OPTIMIZERS[options.optimizer].moved * held, gpu)

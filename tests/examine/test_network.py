@@ -39,6 +39,7 @@ def test_llama() -> None:
     assert (facts.dtypes, facts.devices) == ({"bfloat16": 106816}, ("cpu",))
     assert (facts.modules, facts.hooks, facts.float8_parameters) == (33, 0, 0)
     assert (facts.ties, facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), (), 256, 64)
+    assert (facts.heads, facts.key_value_heads) == (4, 2)
     assert [each.name for each in facts.linears] == [
         *(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER),
         "lm_head",

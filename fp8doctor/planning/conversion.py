@@ -1,0 +1,29 @@
+"""Which layers a recipe converts, and how their weights travel."""
+
+from __future__ import annotations
+
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.planning.options import Options
+from fp8doctor.planning.share import Layer
+from fp8doctor.recipes import Recipe
+
+
+def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
+    """Return whether a conversion with this recipe takes the layer."""
+    linear = layer.linear
+    if recipe is None:
+        return False
+    if linear.role == "experts":
+        return bool(recipe.grouped_cast_bytes)
+    return (
+        would_be_converted(linear)
+        and layer.rows % FP8_MULTIPLE == 0
+        and linear.in_features % recipe.multiple == 0
+        and linear.out_features % recipe.multiple == 0
+    )
+
+
+def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:
+    """Return whether FSDP gathers weights in FP8: ``enable_fsdp_float8_all_gather`` of torchao."""
+    sharded = options.sharding == "fsdp" and options.ranks > 1
+    return sharded and recipe is not None and (recipe.stack, recipe.name) == ("torchao", "tensorwise")
