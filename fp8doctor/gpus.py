@@ -30,6 +30,8 @@ class GpuSpec(NamedTuple):
     source: str
     block_scaled_fp8_tflops: float | None = None
     """For FP8 with one scale per 32 elements (MXFP8), if the rate differs."""
+    fp4_tflops: float | None = None
+    """For NVFP4; None if its training does not run there."""
 
 
 GPUS = (
@@ -123,7 +125,19 @@ GPUS = (
         78,
         "NVIDIA H20 datasheet, as resellers quote it",
     ),
-    GpuSpec("B200", r"B200", "10.0", 2250.0, 4500.0, 7.7, 180, 900, 148, "NVIDIA HGX B200 datasheet"),
+    GpuSpec(
+        "B200",
+        r"B200",
+        "10.0",
+        2250.0,
+        4500.0,
+        7.7,
+        180,
+        900,
+        148,
+        "NVIDIA HGX B200 datasheet",
+        fp4_tflops=9000.0,
+    ),
     GpuSpec(
         "GB200",
         r"GB200",
@@ -135,6 +149,7 @@ GPUS = (
         900,
         152,
         "NVIDIA GB200 NVL72 datasheet, divided by 72 GPUs",
+        fp4_tflops=10000.0,
     ),
     GpuSpec(
         "B300",
@@ -147,6 +162,7 @@ GPUS = (
         900,
         148,
         "NVIDIA HGX B300 datasheet",
+        fp4_tflops=13500.0,
     ),
     GpuSpec(
         "GB300",
@@ -159,6 +175,7 @@ GPUS = (
         900,
         152,
         "NVIDIA GB300 NVL72 datasheet, divided by 72 GPUs",
+        fp4_tflops=15000.0,
     ),
     GpuSpec(
         "RTX5090",

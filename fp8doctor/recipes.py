@@ -79,6 +79,9 @@ class Recipe(Struct, frozen=True, kw_only=True):
     weight_gradient_in_16_bits: bool = False
     cast_bytes: CastBytes | None = None
     """For a compiled layer, or a stack with its own kernels; None if not measured."""
+    matmul_times: float = 1.0
+    """Time of its matmuls / those with one scale per tensor, at the same peak rate."""
+    in_fp4: bool = False
     frozen_cast_share: float = 1.0
     """Cast bytes of an activation in a frozen layer / in a trained one."""
     only_compiled: bool = False
@@ -371,6 +374,9 @@ _TRANSFORMER_ENGINE = (
         below=(12, 0),
         multiple=_MX,
         # 0.0523 ms for 8192 x 8192 on a B200 (ROCm/TransformerEngine#598); it writes the scales in order.
+        cast_bytes=CastBytes(5.4, 5.4),
+        frozen_cast_share=3.0 / 5.4,
+        matmul_times=1.05,  # 171.9 and 163.5 ms, see the end of this table
         grouped_cast_bytes=5.4,
         whole_blocks=True,
         treatment="te-mxfp8",
@@ -384,13 +390,25 @@ _TRANSFORMER_ENGINE = (
         granularity="block",
         first=(10, 0),
         below=(11, 0),
+        # What two forwards took longer than their matmuls, 0.22 ms for 197 million elements: it reads twice
+        # and turns the activations (Hadamard), for which 5.1 are counted.
+        cast_bytes=CastBytes(7.7, 7.7),
+        frozen_cast_share=4.6 / 7.7,
+        matmul_times=1.66,  # 90.3 and 163.5 ms at three times the peak
+        in_fp4=True,
         whole_blocks=True,
     ),
     Recipe(stack="transformer_engine", name="custom", classes=("CustomRecipe",)),
 )
 """Requirements: ``check_mxfp8_support``, ``check_fp8_block_scaling_support`` and ``check_nvfp4_support`` in
 Transformer Engine 2.20; whole blocks: 2.19 ``quantizer.cpp:1514 and 1982``. It pads its blocks, so 16 divides
-enough (2.19 ``cublaslt_gemm.cu:209``, ``quantizer.cpp:1982``)."""
+enough (2.19 ``cublaslt_gemm.cu:209``, ``quantizer.cpp:1982``).
+
+MXFP8 and NVFP4 rest on one table each: 288 matmuls of a 5B model whose operands were quantized before took
+314.4 ms in BF16, 163.5 with one scale per tensor, 171.9 in MXFP8 and 90.3 in NVFP4, and forwards of two
+shapes with their casts 0.503 and 0.231 ms (delayed), 0.579 and 0.269, 0.392 and 0.256. Source: Transformer
+Engine d0067d0 ``docs/examples/gemm_profiling``, a B300, 15,872 rows.
+"""
 
 _NANOCHAT = Recipe(
     stack="nanochat",

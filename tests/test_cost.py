@@ -40,6 +40,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
+from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.header import product
@@ -188,6 +189,16 @@ def test_gw_hp_leaves_the_weight_gradient_in_bf16() -> None:
     assert mixed
     assert bf16
     assert mixed - fp8 == pytest.approx((bf16 - fp8) / 3, rel=0.1)
+
+
+def test_block_scaling_and_four_bits_have_matmuls_of_their_own() -> None:
+    """As Transformer Engine's table of a B300 has them; Hopper has no FP4."""
+    b300, shape = gpu_spec("B300"), (15872, 4096, 16384)
+    te = {name: RECIPES["transformer_engine", name] for name in ("current", "mxfp8", "nvfp4")}
+    current, mx, nv = (step_gemms_ms(*shape, b300, fp8=True, recipe=each) or 0.0 for each in te.values())
+    assert mx / current == pytest.approx(171.9 / 163.5, rel=0.01)
+    assert nv / current == pytest.approx(90.3 / 163.5, rel=0.01)
+    assert step_gemms_ms(*shape, gpu_spec("H200"), fp8=True, recipe=te["nvfp4"]) is None
 
 
 def test_a_layer_costs_by_its_recipe_its_gradient_and_the_gpu() -> None:

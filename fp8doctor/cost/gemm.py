@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import named
+from fp8doctor.recipes import RECIPES, Recipe, named
 
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 matmul at the full clock. Fitted, with the tile's part of
@@ -119,18 +119,33 @@ def step_gemms_ms(
     *,
     fp8: bool,
     weight_gradient: bool = True,
-    recipe: str | None = None,
+    recipe: Recipe | str | None = None,
 ) -> float | None:
     """Model the matmuls of one Linear in one step: output and gradients.
 
     Some recipes leave the weight gradient in BF16. Rows of activations are as long as their features, so the
     number of tokens costs no alignment.
     """
-    m = aligned_tokens(m)
-    times = [gemm_ms(m, k, n, gpu, fp8=fp8), gemm_ms(m, n, k, gpu, fp8=fp8)]
-    if weight_gradient:
-        times.append(gemm_ms(k, m, n, gpu, fp8=fp8 and not named(recipe).weight_gradient_in_16_bits))
+    of, m = recipe if isinstance(recipe, Recipe) else named(recipe), aligned_tokens(m)
+    shapes = [(m, k, n), (m, n, k), (k, m, n)][: 3 if weight_gradient else 2]
+    times = [
+        scaled_gemm_ms(*shape, gpu, of)
+        if fp8 and not (index == 2 and of.weight_gradient_in_16_bits)
+        else gemm_ms(*shape, gpu, fp8=False)
+        for index, shape in enumerate(shapes)
+    ]
     return None if None in times else sum(time for time in times if time is not None)
+
+
+def scaled_gemm_ms(
+    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe, *, pace: Pace = IN_A_STEP
+) -> float | None:
+    """Model one matmul of a recipe; None if the GPU has no tensor cores for it."""
+    time = gemm_ms(m, k, n, gpu, fp8=True, pace=pace)
+    if time is None or gpu.fp8_tflops is None or (recipe.in_fp4 and gpu.fp4_tflops is None):
+        return None
+    peak = gpu.fp4_tflops if recipe.in_fp4 and gpu.fp4_tflops else gpu.fp8_tflops
+    return time * recipe.matmul_times * gpu.fp8_tflops / peak
 
 
 def aligned_tokens(tokens: int) -> int:
@@ -172,7 +187,8 @@ def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = T
     """
     shape = (rows, linear.in_features, linear.out_features)
     trained = linear.requires_grad is not False
-    recipe = linear.get("recipe") if own_recipe else None
+    name = linear.get("recipe") if own_recipe else None
+    recipe = RECIPES.get((linear.get("stack", ""), name or ""), name)
     bf16 = step_gemms_ms(*shape, gpu, fp8=False, weight_gradient=trained)
     fp8 = step_gemms_ms(*shape, gpu, fp8=True, weight_gradient=trained, recipe=recipe)
     return None if bf16 is None or fp8 is None else LinearCost(bf16, fp8)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
-from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, step_gemms_ms
+from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, scaled_gemm_ms, step_gemms_ms
 from fp8doctor.cost.matmul_counts import (
     RECOMPUTED,
     TE_RECOMPUTE_HOST_MS,
@@ -188,10 +188,9 @@ def layer_ms(
         return None
     thrown_away = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or thrown_away
-    forward, both = (
-        gemm_ms(aligned_tokens(m), k, n, gpu, fp8=fp8),
-        step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=recipe),
-    )
+    tall = aligned_tokens(m)
+    forward = scaled_gemm_ms(tall, k, n, gpu, scaled) if fp8 else gemm_ms(tall, k, n, gpu, fp8=False)
+    both = step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=scaled)
     if forward is None or both is None:
         return None
     again = is_recomputed(linear)
@@ -202,7 +201,7 @@ def layer_ms(
         around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
     in_16bit = 0.0
     if fp8 and scaled.weight_gradient_in_16_bits and trained:
-        in_16bit = gemm_ms(k, aligned_tokens(m), n, gpu, fp8=False) or 0.0
+        in_16bit = gemm_ms(k, tall, n, gpu, fp8=False) or 0.0
     gemm = both - in_16bit + (forward if again else 0.0)
     count = gemms(linear)
     if fp32:
