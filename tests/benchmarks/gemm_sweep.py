@@ -22,12 +22,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -48,10 +50,12 @@ SHORT_MS = 0.1
 SHARES = {"clocks": 0.05, "gemms": 0.60, "parts": 0.12, "casts": 0.23}
 """Of the seconds, in this order; what one group leaves goes to the next."""
 
-GRID_ROWS = (8192, 2048, 16384, 512, 4096, 1024)
-GRID_SIDES = ((4096, 14336), (2048, 8192), (8192, 28672), (1024, 4096), (3072, 8192), (5120, 13824))
-"""Width and MLP of Llama 8B, 1B and 70B, of a GPT of 350M, of Llama 3B and of Qwen 14B: what takes longest to
-miss comes first."""
+GRID_ROWS = (8192, 2048, 512, 16384, 4096)
+GRID_SIDES = ((4096, 14336), (1024, 4096), (8192, 28672), (2048, 8192), (5120, 13824))
+"""Width and MLP of Llama 8B, of a GPT of 350M, of Llama 70B and 1B, and of Qwen 14B."""
+
+WARM = 7
+"""Processes that compile the grid's layers, so that the caches on disk serve the one that times them."""
 
 STEPS_PROFILED = 4
 
@@ -250,6 +254,7 @@ class Sweep:
 
     def __init__(self, device: str, seconds: float, tiny: bool, only: str = "") -> None:
         self.began, self.seconds, self.tiny, self.device = time.monotonic(), seconds, tiny, device
+        self.warms = False
         self.timer = Timer(device, tiny)
         self.shares = {only: 1.0} if only else SHARES
         self.operands = Operands(device, 1 << 20 if tiny or only == "grid" else 16384 * 128256 + (1 << 20))
@@ -573,7 +578,7 @@ class Sweep:
             self.failures.append(f"no Transformer Engine: {type(error).__name__}: {error}"[:160])
         has_te = "transformer_engine.pytorch" in sys.modules
         for m, (k, n) in itertools.product(rows, sides):
-            for module, recipe in (*GRID, *(TE_GRID if has_te else ())):
+            for module, recipe in (*GRID, *(TE_GRID if has_te and not self.warms else ())):
                 yield (
                     f"{module} {recipe} {(m, k, n)}",
                     lambda m=m, k=k, n=n, module=module, recipe=recipe: self.layer(module, recipe, m, k, n),
@@ -583,7 +588,8 @@ class Sweep:
         torch._dynamo.reset()
         around: Around = nullcontext
         if module == "torch mlp":
-            layer: nn.Module = Mlp(k, n).to(self.device, torch.bfloat16)
+            with torch.device(self.device):
+                layer: nn.Module = Mlp(k, n).to(torch.bfloat16)
             if recipe != "bf16":
                 layer = float8(layer, recipe)
             layer.compile(dynamic=False, backend="eager" if self.tiny else "inductor")
@@ -595,8 +601,10 @@ class Sweep:
         def run(_: int) -> None:
             step(layer, x, gradient, around)
 
-        for _ in range(2):
+        for _ in range(1 if self.warms else 2):
             run(0)
+        if self.warms:
+            return
         products = 3 if module.endswith("mlp") else 1
         ms = self.timer.loop_hot(run, 6e3 * products * m * k * n / 1e15)
         self.add("grid", module, recipe, m, k, n, ms, *self.timer.kernels(run))
@@ -754,6 +762,25 @@ def state() -> tuple[float | None, float | None]:
         return None, None
 
 
+def warm(seconds: float, more: list[str]) -> None:
+    """Compile the grid in `WARM` processes at once, for so many seconds at the most."""
+    command = [sys.executable, __file__, os.devnull, "--only", "grid", "--seconds", str(seconds), *more]
+    threads = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    workers = [subprocess.Popen([*command, "--warm", str(index)], env=threads) for index in range(WARM)]
+    for worker in workers:
+        worker.wait()
+
+
+def compile_part(sweep: Sweep, index: int) -> None:
+    """Compile every `WARM`-th layer of the grid until the time is over."""
+    for number, (_, measure) in enumerate(sweep.grid()):
+        if time.monotonic() - sweep.began > sweep.seconds:
+            return
+        if number % WARM == index:
+            with suppress(Exception):  # that which times it says why
+                measure()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -762,12 +789,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=215.0)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only", choices=(*SHARES, "grid"), default="")
+    parser.add_argument("--warm", type=int, help="of `warm`, which starts itself with it")
     arguments = parser.parse_args()
     if not arguments.tiny and not torch.cuda.is_available():
         print("no GPU; --tiny only shows that the code runs", file=sys.stderr)
         return 1
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.warm is None and arguments.only == "grid":
+        warm(arguments.seconds / 2, ["--tiny"] if arguments.tiny else [])
     sweep = Sweep(device, arguments.seconds, arguments.tiny, arguments.only)
+    if arguments.warm is not None:
+        sweep.warms = True
+        compile_part(sweep, arguments.warm)
+        return 0
     sweep.run()
     result = sweep.result()
     lines = ",\n".join(
