@@ -49,6 +49,7 @@ AO_SINCE = Version("1.4.0")
     area="environment",
     severity="error",
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "GPU001"),
+    changes_fp8=True,
 )
 def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     if not at_least(facts, "accelerate", AO_SINCE):

@@ -57,6 +57,7 @@ TREATMENT = "let-fp8-through"
     area="environment",
     severity="error",
     explained_by=("GPU001", "GPU003"),
+    changes_fp8=True,
 )
 def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.environment.variables

@@ -92,7 +92,12 @@ class Idle(NamedTuple):
 
 
 @check(
-    "ENV002", "fp8-setting-without-effect", area="environment", severity="warning", explained_by=("ENV003",)
+    "ENV002",
+    "fp8-setting-without-effect",
+    area="environment",
+    severity="warning",
+    explained_by=("ENV003",),
+    changes_fp8=True,
 )
 def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
     section = facts.get("environment.deepspeed_fp8_section")

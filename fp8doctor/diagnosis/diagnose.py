@@ -17,6 +17,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
+from fp8doctor.diagnosis.giving_up import as_estimated
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
@@ -46,9 +47,11 @@ def diagnose(
     findings, outcomes = without_its_symptoms(findings, outcomes)
     proposed = prescribe(findings, facts)
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
-    held = if_recorded(as_timed, proposed, view, broken)
+    timed = if_recorded(as_timed, proposed, view, broken)
+    held = proposed if timed is None else timed
+    held = if_recorded(as_estimated, held, view, findings, broken) or held
     told = estimated(verdict(view, findings), facts, findings)
-    prescription = in_agreement((*conversion.expected(told, facts), *(proposed if held is None else held)))
+    prescription = in_agreement((*conversion.expected(told, facts), *held))
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

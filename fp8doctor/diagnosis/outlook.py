@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import fair_bf16, ratio, uses_fp8
-from fp8doctor.analysis.losing_layers import crossing
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
-from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.diagnosis.expected_verdict import why_not_modelled
+from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
+from fp8doctor.facts import Arm, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, quotient
@@ -63,6 +61,10 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         return ""
     if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
         faster = f", {_compared(total, view.as_is, 'now')}" if view.as_is and not end.is_as_is else ""
+        if not view.uses_fp8 and any(
+            changes_fp8(step) for step in steps if step.treatment.name != STAY_IN_BF16
+        ):
+            return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total)}{faster}."
         left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
         lacked = "FP8 with all fixes was not" if view.plan_lacked_time else "Not every FP8 variant was"
         rest = f" {lacked} timed." if left_out else ""
@@ -123,12 +125,15 @@ def _form(bf16: Arm) -> str:
 
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
-    if any(step.treatment.name == STAY_IN_BF16 for step in steps):
-        return "FP8 cannot win here (estimated): stay in BF16."
-    expects = _planned(report, steps)
-    if expects is None:
-        return ""
-    advice = "" if expects.wins else ": leave FP8 off" if expects.loses else ", too close to 1 to tell"
+    expects = planned_speedup(report.facts, report.findings, steps)
+    loses = expects is not None and expects.loses
+    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    if expects is None or (stays and not loses):
+        return "FP8 cannot win here (estimated)." if stays else ""
+    if stays or (loses and not report.facts.network.fp8):
+        faster = in_times(1 / expects.best)
+        return f"The best BF16 is about {faster} faster than FP8 would be (estimated for {expects.gpu})."
+    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
     beginning = "With FP8" if expects.recipes and not converts else "With all fixes" if steps else now
@@ -138,20 +143,5 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
 
 def loses_as_modelled(report: Document) -> bool:
     """Return whether FP8 with the plan is slower too, by more than the model's error."""
-    expects = _planned(report, report.prescription)
+    expects = planned_speedup(report.facts, report.findings, report.prescription)
     return expects is not None and expects.loses
-
-
-def _planned(report: Document, steps: Sequence[Step]) -> ModelledSpeedup | None:
-    """Model the step with the tokens and the layers in BF16 that the plan asks for."""
-    facts = if_recorded(_with_more_tokens, report.facts, steps) or report.facts
-    kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
-    fewer = in_bf16(facts, kept) if kept else facts
-    return expected_speedup(fewer if fewer.network.fp8 else facts, report.findings)
-
-
-def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
-    """Give the job the tokens that the plan asks for; None if it asks for no number."""
-    asked = any(step.treatment.name == MORE_TOKENS for step in steps)
-    found = crossing(facts) if asked else None
-    return with_tokens(facts, found.tokens) if found else None

@@ -7,29 +7,35 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import base_of, saved_ms
+from fp8doctor.analysis.arms import base_of
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
+from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
-    traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.conversion import starting, untold
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.giving_up import (
+    changes_fp8,
+    fixed_checks,
+    giving_up,
+    instead_of_fp8,
+    while_in_fp8,
+    without_what_it_undoes,
+)
 from fp8doctor.diagnosis.treatments import (
     describe,
     keep_in_bf16,
-    nothing_helps,
     replaces_own_compile,
-    stay_in_bf16,
 )
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
@@ -37,13 +43,6 @@ from fp8doctor.facts.arm_names import (
     in_any_window,
 )
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.wording import in_ms
-
-COMPILATION = "compilation"
-"""A family of treatments, and the area of the checks of torch.compile."""
-
-CONVERTS = "convert"
-"""First words of treatments after which other layers may be in FP8."""
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
@@ -139,23 +138,22 @@ def as_timed(
     """
     without_fp8 = set(ON_THIS_GPU.values())
     if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in proposed):
-        return tuple(
-            step for step in proposed if step.treatment.name in without_fp8 or not _changes_fp8(step)
-        )
+        return tuple(step for step in proposed if step.treatment.name in without_fp8 or not changes_fp8(step))
     if view.end is not None:
         return tuple(_to(view.end, proposed, view, broken))
     gives_up = [step for step in proposed if step.treatment.name == STAY_IN_BF16]
     if view.on_gpu:
         others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
-        return (*others, *([] if any(map(_changes_fp8, others)) else gives_up))
+        return (*others, *([] if any(map(changes_fp8, others)) else gives_up))
     steps = _by_the_filter(
-        {step.treatment.name: step for step in _while_in_fp8(proposed, view.facts)}, view.facts
+        {step.treatment.name: step for step in while_in_fp8(proposed, view.facts)}, view.facts
     )
     gives_up = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
+    if gives_up:
+        return instead_of_fp8(others, gives_up[0], broken)
     mends = [step for step in others if broken.intersection(step.mends)]
-    rest = [step for step in others if not gives_up or not _changes_fp8(step)]
-    return (*mends, *gives_up, *(step for step in rest if step not in mends))
+    return (*mends, *(step for step in others if step not in mends))
 
 
 def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]) -> Iterator[Step]:
@@ -176,10 +174,15 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
         )
     ]
     first: list[Step] = []
-    if view.gives_up_fp8:
-        gives_up = _giving_up(end, proposed, view)
+    in_vain = (
+        view.most is not None
+        and view.most.speedup < 1 + EVEN
+        and end.in_bf16
+        and any(_enables_fp8(step, view) for step in kept)
+    )
+    if view.gives_up_fp8 or in_vain:
         recompiles = replaces_own_compile(end.arm, view.facts)
-        kept, gives_up = _without_what_it_undoes(kept, gives_up, broken, recompiles)
+        kept, gives_up = without_what_it_undoes(kept, giving_up(end, proposed, view), broken, recompiles)
         first = [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
         first = starting(end, view)
@@ -205,90 +208,11 @@ def _settled(view: TrialView) -> set[str]:
 
 def _enables_fp8(step: Step, view: TrialView) -> bool:
     """Return whether FP8 was asked for, did not begin, and would by this step."""
-    return not view.uses_fp8 and _changes_fp8(step)
+    return not view.uses_fp8 and changes_fp8(step)
 
 
 def _is_about_accuracy(step: Step) -> bool:
-    return any(check.area == "numerics" for check in _fixed_checks(step))
-
-
-def _giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
-    """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
-    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
-    saved = saved_ms(view.as_is, end.arm) if view.as_is else None
-    return Step(
-        code=asked.code if asked else "",
-        mends=asked.mends if asked else (),
-        title=asked.title
-        if asked
-        else "FP8 stays slower than BF16 with everything that was tried"
-        if view.all_fp8_loses
-        else "No FP8 that was timed is faster than BF16 for sure",
-        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view)),
-        saving_ms=view.saving(saved) if saved else None,
-    )
-
-
-def _without_what_it_undoes(
-    others: Sequence[Step], gives_up: Step, broken: frozenset[str], recompiles: bool
-) -> tuple[list[Step], Step]:
-    """Drop steps that giving FP8 up undoes: changes of FP8 and other ways to compile.
-
-    It says how BF16 is compiled, and fixes all their findings. Breakage that is not of FP8 alone stays.
-    """
-    undone = [
-        step
-        for step in others
-        if _changes_fp8_alone(step) or (not broken.intersection(step.mends) and _is_undone(step, recompiles))
-    ]
-    mends = dict.fromkeys(code for step in (gives_up, *undone) for code in step.mends)
-    return [step for step in others if step not in undone], msgspec.structs.replace(
-        gives_up, mends=tuple(mends)
-    )
-
-
-def _is_undone(step: Step, recompiles: bool) -> bool:
-    """Return whether this step is pointless in BF16, compiled as the last step says."""
-    name = step.treatment.name
-    if traits(name).family == COMPILATION:
-        return True
-    if traits(name).helps_bf16_too:
-        return False
-    if recompiles and any(check.area == COMPILATION for check in _fixed_checks(step)):
-        return True
-    return _changes_fp8_alone(step) or traits(name).recipe is not None
-
-
-def _while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop FP8-only changes if the filter leaves no layer in FP8, and none is new.
-
-    If giving FP8 up is planned too, it says the same in fewer words.
-    """
-    named = {step.treatment.name: step for step in steps}
-    filters = named.get(KEEP_IN_BF16)
-    converts = any(name.startswith(CONVERTS) for name in named)
-    if filters is None or converts or not if_recorded(_leaves_none, filters.treatment, facts):
-        return list(steps)
-    instead = named.get(STAY_IN_BF16)
-    stays = instead or _of_none(filters)
-    moot = [step for step in steps if step is not instead and (step is filters or _changes_fp8_alone(step))]
-    mends = dict.fromkeys(code for step in (stays, *moot) for code in step.mends)
-    stays = msgspec.structs.replace(stays, mends=tuple(mends))
-    by = instead or filters
-    return [stays if step is by else step for step in steps if step is by or step not in moot]
-
-
-def _leaves_none(filters: Treatment, facts: Facts) -> bool:
-    """Return whether it leaves out all FP8 layers, of which there are some."""
-    in_fp8 = {linear.name for linear in facts.network.linears if linear.use == "training"}
-    return bool(in_fp8) and in_fp8.issubset(filters.layers)
-
-
-def _of_none(filters: Step) -> Step:
-    summary = f"{filters.treatment.summary}, which leaves none in FP8"
-    return msgspec.structs.replace(
-        filters, treatment=msgspec.structs.replace(filters.treatment, summary=summary)
-    )
+    return any(check.area == "numerics" for check in fixed_checks(step))
 
 
 def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
@@ -317,19 +241,6 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
 def _holds(treatment: Treatment, other: Treatment) -> bool:
     """Return whether a treatment changes all layers that another changes."""
     return bool(other.layers) and {*treatment.layers}.issuperset(other.layers)
-
-
-def _changes_fp8(step: Step) -> bool:
-    """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
-    return any(check.changes_fp8 for check in _fixed_checks(step))
-
-
-def _changes_fp8_alone(step: Step) -> bool:
-    return _changes_fp8(step) and not any(check.stays_in_bf16 for check in _fixed_checks(step))
-
-
-def _fixed_checks(step: Step) -> list[registry.Check]:
-    return [check for check in registry.discover() if check.code in step.mends]
 
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
@@ -365,16 +276,3 @@ def _found_by_trial(name: str, view: TrialView) -> Step | None:
     alone = saved is not None and saved.low > 0
     title = f"{name} {faster if alone else 'is a part of the fastest step that was timed'}"
     return untold(title, treatment, view.saving(saved) if saved else None)
-
-
-def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
-    """Compare the fastest FP8 that was timed with the BF16 that the plan ends in."""
-    timed = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
-    best = min((each.step_ms or 0.0 for each in timed), default=None)
-    if best is None:
-        return nothing_helps(loses=True)
-    if best < (end.arm.step_ms or 0.0):
-        return f"FP8 gains too little, {in_ms(best)} at best"
-    if len(timed) == 1:
-        return f"FP8 takes {in_ms(best)} as you run it, and no other FP8 was timed"
-    return f"the fastest FP8 that was timed takes {in_ms(best)}"

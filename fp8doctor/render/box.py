@@ -51,9 +51,9 @@ TOO_SMALL = "Too small for FP8: stay in BF16"
 """Says that a conversion would make the step slower."""
 
 FIXED = {
-    "step_raises": "With this fix the step runs. ",
-    "layers_do_not_learn": "With this fix the layers train. ",
-    "fp8_not_engaged": "With this fix FP8 runs. ",
+    "step_raises": "the step runs",
+    "layers_do_not_learn": "the layers train",
+    "fp8_not_engaged": "FP8 runs",
 }
 """Grave status -> what is so once its cause is fixed, before anything about speed."""
 
@@ -335,9 +335,6 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     if steps:
         yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
-        stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-        if _modelled_loss(report) and report.verdict.status not in GRAVE and not stays:
-            yield "Or leave FP8 off."
         yield from _opened(report)
         return
     told = {each.code for each in report.findings}
@@ -404,10 +401,21 @@ def _modelled_loss(report: Document) -> bool:
     return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
 
 
-def _fixes_it(report: Document, step: Step) -> bool:
-    """Return whether a step of the plan fixes something worse than speed."""
-    grave = _gravest(report)
-    return report.verdict.status in GRAVE and grave is not None and grave.code in step.mends
+def _mended(report: Document, steps: Sequence[Step]) -> str:
+    """Say which fixes end what is worse than speed, and how; FP8 that is left off does not run."""
+    grave, status = _gravest(report), report.verdict.status
+    if status not in GRAVE or grave is None:
+        return ""
+    fixing = [
+        str(number)
+        for number, step in enumerate(steps, 1)
+        if grave.code in step.mends and (status != "fp8_not_engaged" or step.treatment.name != STAY_IN_BF16)
+    ]
+    if not fixing:
+        return ""
+    *others, last = fixing
+    which = f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
+    return f"With {which if len(steps) > 1 else 'this fix'} {FIXED[status]}. "
 
 
 def where_to_time(facts: Facts) -> str:
@@ -424,16 +432,14 @@ def with_budget(facts: Facts, seconds: float) -> str:
 
 
 def _numbered(number: int, step: Step, count: int) -> str:
-    instead = number > 1 and step.treatment.name == STAY_IN_BF16
-    told = f"Or {step.treatment.summary.rstrip('.')}." if instead else _sentence(step.treatment.summary)
+    told = _sentence(step.treatment.summary)
     return f"{number}. {told}" if count > 1 else told
 
 
 def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
-    mended = FIXED[verdict.status] if any(_fixes_it(report, step) for step in steps) else ""
-    end = outlook(report, steps)
+    mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
         return End(mended + end.sentence, end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:

@@ -12,8 +12,8 @@ from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.plan_end import is_in_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import outlook
-from fp8doctor.diagnosis.prescription import COMPILATION
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.report import Report, load_report

@@ -162,21 +162,20 @@ def in_rowwise(*, compiled: bool) -> Document:
 
 
 @pytest.mark.slow
-def test_what_the_cost_model_expects_to_lose_is_not_left_as_it_is() -> None:
-    said = answer(in_rowwise(compiled=True))
-    assert said.why == (
-        "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
-        "(estimated).",
-    )
-    assert said.fix[0].startswith("Leave FP8 off, or time it on a GPU: ")
-    assert said.then.sentence.endswith("leave FP8 off.")
+@pytest.mark.parametrize("compiled", [True, False])
+def test_fp8_that_the_cost_model_expects_to_lose_is_left_off(compiled: bool) -> None:
+    """Also if compiling it makes it faster, as long as it still loses."""
+    said = answer(in_rowwise(compiled=compiled))
+    assert said.fix == ("Stay in BF16, compiled: FP8 would be slower here (estimated).",)
+    assert said.then.sentence.startswith("The best BF16 is about 1.")
 
 
 @pytest.mark.slow
-def test_a_plan_after_which_fp8_still_loses_names_the_other_way() -> None:
-    said = answer(in_rowwise(compiled=False))
-    assert said.fix == ("Compile block by block, after the conversion to FP8.", "Or leave FP8 off.")
-    assert said.then.sentence.endswith("leave FP8 off.")
+def test_a_made_up_batch_gives_no_fp8_up() -> None:
+    facts = in_rowwise(compiled=False).facts
+    said = answer(diagnose(replace(facts, workload=replace(facts.workload, batch_source="made up"))))
+    assert said.fix == ("Compile block by block, after the conversion to FP8.",)
+    assert said.then.sentence.endswith("; a larger batch may pay.")
 
 
 def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:

@@ -1,0 +1,197 @@
+"""The step that leaves FP8 off: as timed, as proposed, or as estimated; and the steps that it undoes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import saved_ms, uses_fp8
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.losing_layers import crossing, is_given
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.cost.step_cost import in_bf16, with_tokens
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.treatments import nothing_helps, stay_in_bf16
+from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.finding import Finding, Treatment
+from fp8doctor.wording import in_ms
+
+COMPILATION = "compilation"
+"""A family of treatments, and the area of the checks of torch.compile."""
+
+CONVERTS = "convert"
+"""First words of treatments after which other layers may be in FP8."""
+
+
+def as_estimated(
+    steps: Sequence[Step], view: TrialView, findings: Sequence[Finding], broken: frozenset[str]
+) -> tuple[Step, ...]:
+    """Leave FP8 off if no GPU compared it with BF16, and it loses with the whole plan by the cost model.
+
+    The steps stay if the job neither holds FP8 nor asks for it, or if its batch is made up: a larger one may
+    pay.
+    """
+    facts = view.facts
+    if (view.on_gpu and view.bf16) or any(step.treatment.name == STAY_IN_BF16 for step in steps):
+        return tuple(steps)
+    expects = planned_speedup(facts, findings, steps)
+    if expects is None or not expects.loses or not is_given(facts):
+        return tuple(steps)
+    if not (uses_fp8(facts) or fp8_was_asked_for(facts)):
+        return tuple(steps)
+    treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
+    title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
+    gives_up = Step(code="", mends=(), title=title, treatment=treatment, saving_ms=None)
+    return instead_of_fp8(steps, gives_up, broken)
+
+
+def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str]) -> tuple[Step, ...]:
+    """Put giving FP8 up in the place of what it makes pointless, behind what BF16 needs too.
+
+    If no finding proposed it, the first that it makes pointless heads it.
+    """
+    undone = [
+        step
+        for step in others
+        if changes_fp8_alone(step) or (changes_fp8(step) and not broken.intersection(step.mends))
+    ]
+    if undone and not gives_up.code:
+        gives_up = msgspec.structs.replace(gives_up, code=undone[0].code, title=undone[0].title)
+    kept = [step for step in others if step not in undone]
+    mends = [step for step in kept if broken.intersection(step.mends)]
+    gives_up = mending_too(gives_up, filter(changes_fp8_alone, undone))
+    return (*mends, gives_up, *(step for step in kept if step not in mends))
+
+
+def planned_speedup(
+    facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]
+) -> ModelledSpeedup | None:
+    """Model the step with the tokens and the layers in BF16 that the plan asks for."""
+    more = if_recorded(_with_more_tokens, facts, steps)
+    facts = more or facts
+    kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
+    fewer = in_bf16(facts, kept) if kept else facts
+    return expected_speedup(fewer if fewer.network.fp8 else facts, findings)
+
+
+def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
+    """Give the job the tokens that the plan asks for; None if it asks for no number."""
+    asked = any(step.treatment.name == MORE_TOKENS for step in steps)
+    found = crossing(facts) if asked else None
+    return with_tokens(facts, found.tokens) if found else None
+
+
+def mending_too(step: Step, undone: Iterable[Step]) -> Step:
+    """Let a step fix what the steps that it undoes were for."""
+    mends = dict.fromkeys(code for each in (step, *undone) for code in each.mends)
+    return msgspec.structs.replace(step, mends=tuple(mends))
+
+
+def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
+    """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
+    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
+    saved = saved_ms(view.as_is, end.arm) if view.as_is and not end.is_as_is else None
+    return Step(
+        code=asked.code if asked else "",
+        mends=asked.mends if asked else (),
+        title=asked.title
+        if asked
+        else "FP8 stays slower than BF16 with everything that was tried"
+        if view.all_fp8_loses
+        else "No FP8 that was timed is faster than BF16 for sure",
+        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view)),
+        saving_ms=view.saving(saved) if saved else None,
+    )
+
+
+def without_what_it_undoes(
+    others: Sequence[Step], gives_up: Step, broken: frozenset[str], recompiles: bool
+) -> tuple[list[Step], Step]:
+    """Drop steps that giving FP8 up undoes: changes of FP8 and other ways to compile.
+
+    It says how BF16 is compiled, and fixes all their findings. Breakage that is not of FP8 alone stays.
+    """
+    undone = [
+        step
+        for step in others
+        if changes_fp8_alone(step) or (not broken.intersection(step.mends) and _is_undone(step, recompiles))
+    ]
+    return [step for step in others if step not in undone], mending_too(gives_up, undone)
+
+
+def _is_undone(step: Step, recompiles: bool) -> bool:
+    """Return whether this step is pointless in BF16, compiled as the last step says."""
+    name = step.treatment.name
+    if traits(name).family == COMPILATION:
+        return True
+    if traits(name).helps_bf16_too:
+        return False
+    if recompiles and any(check.area == COMPILATION for check in fixed_checks(step)):
+        return True
+    return changes_fp8_alone(step) or traits(name).recipe is not None
+
+
+def while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:
+    """Drop FP8-only changes if the filter leaves no layer in FP8, and none is new.
+
+    If giving FP8 up is planned too, it says the same in fewer words.
+    """
+    named = {step.treatment.name: step for step in steps}
+    filters = named.get(KEEP_IN_BF16)
+    converts = any(name.startswith(CONVERTS) for name in named)
+    if filters is None or converts or not if_recorded(_leaves_none, filters.treatment, facts):
+        return list(steps)
+    instead = named.get(STAY_IN_BF16)
+    stays = instead or _of_none(filters)
+    moot = [step for step in steps if step is not instead and (step is filters or changes_fp8_alone(step))]
+    stays = mending_too(stays, moot)
+    by = instead or filters
+    return [stays if step is by else step for step in steps if step is by or step not in moot]
+
+
+def _leaves_none(filters: Treatment, facts: Facts) -> bool:
+    """Return whether it leaves out all FP8 layers, of which there are some."""
+    in_fp8 = {linear.name for linear in facts.network.linears if linear.use == "training"}
+    return bool(in_fp8) and in_fp8.issubset(filters.layers)
+
+
+def _of_none(filters: Step) -> Step:
+    summary = f"{filters.treatment.summary}, which leaves none in FP8"
+    return msgspec.structs.replace(
+        filters, treatment=msgspec.structs.replace(filters.treatment, summary=summary)
+    )
+
+
+def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
+    """Compare the fastest FP8 that was timed with the BF16 that the plan ends in."""
+    if not view.uses_fp8:
+        most = f"{view.most.speedup:.2f}x the speed of BF16" if view.most else "BF16's speed"
+        return f"FP8 cannot give more than about {most} here"
+    timed = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    best = min((each.step_ms or 0.0 for each in timed), default=None)
+    if best is None:
+        return nothing_helps(loses=True)
+    if best < (end.arm.step_ms or 0.0):
+        return f"FP8 gains too little, {in_ms(best)} at best"
+    if len(timed) == 1:
+        return f"FP8 takes {in_ms(best)} as you run it, and no other FP8 was timed"
+    return f"the fastest FP8 that was timed takes {in_ms(best)}"
+
+
+def changes_fp8(step: Step) -> bool:
+    """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
+    return any(check.changes_fp8 for check in fixed_checks(step))
+
+
+def changes_fp8_alone(step: Step) -> bool:
+    return changes_fp8(step) and not any(check.stays_in_bf16 for check in fixed_checks(step))
+
+
+def fixed_checks(step: Step) -> list[registry.Check]:
+    return [check for check in registry.discover() if check.code in step.mends]
