@@ -100,9 +100,17 @@ def _lacked_time(planned: Arm) -> bool:
     return not planned.tried and why_of(planned) in LEFT_OUT_FOR_TIME
 
 
+def is_finite(timed: Arm) -> bool:
+    """Return whether no loss or gradient of a step was seen to be NaN or infinite."""
+    return not timed.get("non_finite")
+
+
 def best_fp8(facts: Facts) -> Arm | None:
-    """Find the fastest total in FP8."""
-    return min(fp8_totals(facts), key=lambda each: each.step_ms or 0.0, default=None)
+    """Find the fastest total in FP8, of those that train without NaN if BF16 does."""
+    bf16, totals = best_bf16(facts), fp8_totals(facts)
+    if bf16 is None or is_finite(bf16):
+        totals = list(filter(is_finite, totals))
+    return min(totals, key=lambda each: each.step_ms or 0.0, default=None)
 
 
 def fp8_totals(facts: Facts) -> list[Arm]:

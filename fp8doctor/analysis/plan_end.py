@@ -12,6 +12,7 @@ from fp8doctor.analysis.arms import (
     arm_if_any,
     best_bf16,
     changes_in_bf16,
+    is_finite,
     ratio_on_screen,
     timed_a_model,
     timed_on_cpu,
@@ -42,15 +43,19 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     """Find the best variant that was timed; None without a GPU, or if the step as it is has no time.
 
     From the simplest on, a variant replaces another that is slower by more than two copies of one step may
-    differ. Of a step that the user runs already, and before FP8 is begun with, noise must not hide that.
+    differ. Of a step that the user runs already, and before FP8 is begun with, noise must not hide that. No
+    plan ends in a step whose loss or gradients are not finite, unless BF16's are not either.
     """
     if not timed_a_model(facts) or timed_on_cpu(facts):
         return None
-    as_is = arm(facts.trial, ArmName.AS_IS)
-    if as_is is None or best_bf16(facts) is None:
+    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
+    if as_is is None or bf16 is None:
         return None
-    best = PlanEnd(as_is, not uses_fp8(facts), ())
-    for each in _others(facts):
+    best, others = PlanEnd(as_is, not uses_fp8(facts), ()), list(_others(facts))
+    if is_finite(bf16):
+        others = [each for each in others if is_finite(each.arm)]
+        best = best if is_finite(as_is) else PlanEnd(bf16, True, ())
+    for each in others:
         faster = ratio_on_screen(best.arm, each.arm)
         begins_fp8 = not (uses_fp8(facts) or each.in_bf16)
         across = best.in_bf16 != each.in_bf16

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import saved_ms, uses_fp8
+from fp8doctor.analysis.arms import is_finite, saved_ms, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
@@ -173,7 +173,10 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if not view.uses_fp8:
         most = f"{view.most.speedup:.2f}x the speed of BF16" if view.most else "BF16's speed"
         return f"FP8 cannot give more than about {most} here"
-    timed = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    timed = list(filter(is_finite, every))
+    if every and not timed:
+        return "FP8 gives NaN or infinity"
     best = min((each.step_ms or 0.0 for each in timed), default=None)
     if best is None:
         return nothing_helps(loses=True)

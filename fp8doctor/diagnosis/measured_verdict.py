@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import arm, timed_a_model
+from fp8doctor.analysis.arms import arm, is_finite, timed_a_model
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
@@ -178,6 +178,8 @@ def _promise(view: TrialView) -> str:
     stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.gives_up_fp8 else ""
     if prescribed is None or view.plan_saves is None or view.plan_saves.low <= 0:
         return stays
+    if not is_finite(prescribed):
+        return f" With all fixes, {' and '.join(prescribed.non_finite or ())} are not finite.{stays}"
     treatments = prescribed.get("treatments", ())
     changes = " and ".join(treatments) or "the changes below"
     if measure is None:

@@ -11,6 +11,7 @@ from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
@@ -69,6 +70,12 @@ MOST_CAUSES = 2
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
 
+NON_FINITE = "NUM001"
+"""The check that tells of NaN and infinity in FP8 alone."""
+
+NEVER_FINITE = "FP8 gives NaN: the model does not learn"
+"""Says that the user's own step is not finite in FP8."""
+
 BUSY_HOST = "STP009"
 """The check whose finding is about the timing, not about the job."""
 
@@ -118,7 +125,8 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         tone, what = "bad", FAILED_EARLY
     elif recorded(report.facts, "network"):
         expects = _expects(report)
-        what = _how_much(verdict, _headline(expects) if expects else what)
+        told = NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else what
+        what = _how_much(verdict, told)
     else:
         what = "No model was examined"
     return Answer(
@@ -261,6 +269,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
     """List causes that the plan fixes, else those without a step, minus the given ones."""
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
+    planned.sort(key=lambda each: each.code != NON_FINITE)
     causes = [_cause_from(each) for each in planned if each.code not in told][:MOST_CAUSES]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
     return causes or unfixed[:1]
@@ -275,6 +284,12 @@ def _gravest(report: Document) -> Finding | None:
     breaks = (each for each in report.findings if each.get("breaks") in BROKEN)
     errors = (each for each in report.findings if each.severity == "error")
     return next(breaks, None) or next(errors, None)
+
+
+def _gives_nan(report: Document) -> bool:
+    """Return whether NaN or infinity in FP8 is the worst of the job."""
+    grave = _gravest(report)
+    return report.verdict.status in GRAVE and grave is not None and grave.code == NON_FINITE
 
 
 def _unfixed(report: Document) -> Iterator[Finding]:
@@ -441,7 +456,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
-        return End(mended + end.sentence, end.basis)
+        told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else mended + end.sentence
+        return End(told, end.basis)
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
         speed = f"{verdict.achievable_speedup:.2f}x"
@@ -454,6 +470,13 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     if not recorded(report.facts, "network"):
         return End("Unknown: no model was examined.")
     return End("Its speed was not measured.")
+
+
+def _finite(report: Document) -> str:
+    """Say whether the step that the plan ends in was seen to be finite."""
+    end = trial_view(report.facts).end
+    seen = end is not None and end.arm.get("non_finite") == ()
+    return "Its loss and gradients were finite." if seen else "Check that the loss stays finite."
 
 
 def _sentence(title: str) -> str:

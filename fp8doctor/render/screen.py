@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, best_bf16, timed_on_gpu
+from fp8doctor.analysis.arms import arm, best_bf16, is_finite, timed_on_gpu
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import relative_to_bf16
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
@@ -30,6 +30,9 @@ from fp8doctor.wording import in_ms, plural, times
 
 NOISY = "noisy"
 """Stands for a ratio that the timing does not tell."""
+
+NOT_FINITE = "NaN"
+"""Stands for the speed of a step whose loss or gradients are NaN or infinite."""
 
 MOST_PARTS = 6
 """Parts of a difference that have a bar; the others are its rest."""
@@ -220,6 +223,8 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
     """Write a step's speed as a multiple of BF16's, and its tone."""
+    if not is_finite(arm):
+        return NOT_FINITE, "bad"
     found = relative_to_bf16(facts, arm)
     if found is None:
         return "", "plain"
