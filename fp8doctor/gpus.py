@@ -32,6 +32,8 @@ class GpuSpec(NamedTuple):
     """For FP8 with one scale per 32 elements (MXFP8), if the rate differs."""
     fp4_tflops: float | None = None
     """For NVFP4; None if its training does not run there."""
+    link_gpus: int = 8
+    """GPUs that these links join."""
 
 
 GPUS = (
@@ -150,6 +152,7 @@ GPUS = (
         152,
         "NVIDIA GB200 NVL72 datasheet, divided by 72 GPUs",
         fp4_tflops=10000.0,
+        link_gpus=72,
     ),
     GpuSpec(
         "B300",
@@ -176,6 +179,7 @@ GPUS = (
         152,
         "NVIDIA GB300 NVL72 datasheet, divided by 72 GPUs",
         fp4_tflops=15000.0,
+        link_gpus=72,
     ),
     GpuSpec(
         "RTX5090",

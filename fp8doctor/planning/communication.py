@@ -11,10 +11,7 @@ from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.conversion import gathers_fp8, is_converted
 from fp8doctor.planning.options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Amount, Share
-from fp8doctor.recipes import Recipe
-
-HOST_GPUS = 8
-"""GPUs of one host."""
+from fp8doctor.recipes import STACKS, Recipe
 
 NETWORK_GB_S = 50.0
 """Of one GPU's network adapter, one way: 400 Gbit/s, as in NVIDIA's DGX H100."""
@@ -34,9 +31,11 @@ class Exposed(NamedTuple):
     step_ms: float
 
 
-def exposed(share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float) -> Exposed:
+def exposed(
+    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
+) -> Exposed:
     """Model the communication of one micro-batch and of the step's end beside ``busy_ms`` of computing."""
-    inside = tensor_ms(share, options, gpu) + experts_ms(share, options, gpu)
+    inside = tensor_ms(share, options, gpu) * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
     inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
     gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
     dense, experts = share.parameters
@@ -54,6 +53,16 @@ def tensor_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
     """Time two gathers and two scatters of the activations of each block, forward and backward."""
     times = 12 if options.checkpointing == "full" else 8
     return times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
+
+
+def tensor_exposed(stack: str, options: Options) -> float:
+    """Return the share of tensor parallelism's communication that nothing hides.
+
+    Transformer Engine cuts matmuls into a part for each rank and overlaps the next part's communication
+    (``ub_overlap_ag`` and ``ub_overlap_rs``, Megatron's ``tp_comm_overlap``), so one part's remains. That of
+    torch is asynchronous only if asked.
+    """
+    return 1 / options.tp if STACKS[stack].own_kernels else 1.0
 
 
 def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
@@ -84,10 +93,10 @@ def _of_ranks(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> fl
 def _ring(bytes_moved: float, ranks: int, inner: int, gpu: GpuSpec) -> float:
     """Time a gather or scatter over ranks that are ``inner`` GPUs apart.
 
-    Across hosts the ranks of one host use their adapters together.
+    Beyond the GPUs that links join, the ranks among them use their adapters together.
     """
     if ranks == 1:
         return 0.0
-    of_host = max(1, HOST_GPUS // inner)
+    of_host = max(1, gpu.link_gpus // inner)
     rate = gpu.link_gb_s if ranks <= of_host else min(gpu.link_gb_s, NETWORK_GB_S * of_host)
     return bytes_moved * (ranks - 1) / ranks / (rate * LINK_EFFICIENCY * 1e6)

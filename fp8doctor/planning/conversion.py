@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.planning.options import Options
 from fp8doctor.planning.share import Layer
-from fp8doctor.recipes import Recipe
+from fp8doctor.recipes import STACKS, Recipe
 
 
 def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
@@ -27,3 +27,14 @@ def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:
     """Return whether FSDP gathers weights in FP8: ``enable_fsdp_float8_all_gather`` of torchao."""
     sharded = options.sharding == "fsdp" and options.ranks > 1
     return sharded and recipe is not None and (recipe.stack, recipe.name) == ("torchao", "tensorwise")
+
+
+def weights_cast(recipe: Recipe, options: Options) -> float:
+    """Return the share of its weights that a GPU casts in one micro-batch.
+
+    A sharded gather in FP8 leaves each rank its part. Transformer Engine keeps the cast weights of the first
+    micro-batch for the others, if ``is_first_microbatch`` says which it is, as Megatron does.
+    """
+    if gathers_fp8(recipe, options):
+        return 1 / options.ranks
+    return 1 / options.accumulate if STACKS[recipe.stack].keeps_copies else 1.0

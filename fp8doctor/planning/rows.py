@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -109,16 +110,20 @@ def wanted(options: Options) -> Iterator[Recipe]:
 
 
 def _of_gpu(share: Share, options: Options, gpu: GpuSpec) -> Iterator[Row]:
-    """Estimate the recipes on one GPU."""
-    forms = {compiled: step_of(share, options, gpu, None, compiled=compiled) for compiled in (True, False)}
-    known = [each for each in forms.values() if each is not None]
-    bf16 = min(known, key=lambda each: each.ms, default=None)
-    compiled_bf16 = bf16 is None or bf16 is forms[True]
-    for recipe in wanted(options):
-        row = _row(share, options, gpu, recipe, True, bf16, compiled_bf16)
-        yield row
-        if row.step_ms is not None and not recipe.only_compiled:
-            yield _row(share, options, gpu, recipe, False, bf16, compiled_bf16)
+    """Estimate the recipes on one GPU, each beside BF16 in the same framework."""
+    for stack, recipes in groupby(wanted(options), lambda recipe: recipe.stack):
+        forms = {
+            compiled: step_of(share, options, gpu, None, stack=stack, compiled=compiled)
+            for compiled in (True, False)
+        }
+        known = [each for each in forms.values() if each is not None]
+        bf16 = min(known, key=lambda each: each.ms, default=None)
+        compiled_bf16 = bf16 is None or bf16 is forms[True]
+        for recipe in recipes:
+            row = _row(share, options, gpu, recipe, True, bf16, compiled_bf16)
+            yield row
+            if row.step_ms is not None and not recipe.only_compiled:
+                yield _row(share, options, gpu, recipe, False, bf16, compiled_bf16)
 
 
 def _row(
@@ -153,7 +158,7 @@ def _row(
         "fits": peak <= USABLE * gpu.memory_gib,
         "largest_batch": largest_batch(share, options, gpu, recipe, compiled=compiled),
     }
-    step = step_of(share, options, gpu, recipe, compiled=compiled)
+    step = step_of(share, options, gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
         return Row(
             **base, why="its casts were not measured" if bf16 else "a part of the model has no numbers"

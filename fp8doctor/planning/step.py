@@ -22,7 +22,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.planning.communication import Exposed, exposed
-from fp8doctor.planning.conversion import gathers_fp8, is_converted
+from fp8doctor.planning.conversion import is_converted, weights_cast
 from fp8doctor.planning.options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share
 from fp8doctor.recipes import STACKS, Recipe
@@ -55,9 +55,9 @@ class Step(Struct, frozen=True):
 
 
 def step_of(
-    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, compiled: bool
+    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool
 ) -> Step | None:
-    """Model the step in BF16 or with a recipe; None without numbers for a part of it."""
+    """Model the step in BF16 or with a recipe of this stack; None without numbers for a part of it."""
     parts: dict[Part, float] = dict.fromkeys(Part.__args__, 0.0)  # type: ignore[attr-defined]
     host = kernels = 0.0
     for layer in share.layers:
@@ -86,7 +86,7 @@ def step_of(
     parts["host"] = max(0.0, host - busy, GAP_MS * kernels)
     forward = {part: ms * options.accumulate for part, ms in parts.items()}
     forward["optimizer"] = optimizer_ms(share, options, gpu)
-    links: Exposed = exposed(share, options, gpu, recipe, busy)
+    links: Exposed = exposed(share, options, gpu, recipe, busy, stack=stack)
     forward["communication"] = links.micro_batch_ms * options.accumulate + links.step_ms
     forward["bubble"] = (busy + links.micro_batch_ms) * (options.pp - 1)
     return Step(forward)
@@ -129,9 +129,9 @@ def linear_ms(
     if linear.role == "head":
         return {"head": gemm + times["cast"] + between}
     casts = times["cast"]
-    if recipe and recipe.cast_bytes and gathers_fp8(recipe, options):
+    if recipe and recipe.cast_bytes:
         weight = memory_ms(recipe.cast_bytes.weight * linear.in_features * linear.out_features, gpu)
-        casts -= min(casts, weight) * (1 - 1 / options.ranks)
+        casts -= min(casts, weight) * (1 - weights_cast(recipe, options))
     return {"matmuls": gemm, "casts": casts, "between": between}
 
 

@@ -1,0 +1,43 @@
+"""What parallelism adds to a step, and what it saves."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8doctor.cost import gpu_spec
+from fp8doctor.planned import facts_of
+from fp8doctor.planning.communication import tensor_exposed
+from fp8doctor.planning.conversion import weights_cast
+from fp8doctor.planning.options import Options
+from fp8doctor.planning.rows import rows
+from fp8doctor.recipes import RECIPES
+from tests.planning.test_plan import LLAMA_8B
+
+TENSORWISE, DELAYED = RECIPES["torchao", "tensorwise"], RECIPES["transformer_engine", "delayed"]
+
+
+def test_weights_are_cast_once_where_they_are_kept_or_gathered() -> None:
+    assert weights_cast(TENSORWISE, Options(accumulate=4)) == 1
+    assert weights_cast(TENSORWISE, Options(accumulate=4, dp=8)) == 1 / 8
+    assert weights_cast(TENSORWISE, Options(accumulate=4, dp=8, sharding="ddp")) == 1
+    assert weights_cast(DELAYED, Options(accumulate=4)) == 1 / 4
+
+
+def test_only_transformer_engine_overlaps_tensor_parallelism_unasked() -> None:
+    assert tensor_exposed("torchao", Options(tp=8)) == 1
+    assert tensor_exposed("transformer_engine", Options(tp=8)) == 1 / 8
+
+
+def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
+    facts = facts_of(LLAMA_8B, None, None)
+    found = rows(facts, ["H100"], Options(tp=8))
+    bf16 = {
+        stack: {each.bf16_step_ms for each in found if each.stack == stack} for stack in ("torchao", "te")
+    }
+    assert all(len(times) == 1 for times in bf16.values())
+    assert max(bf16["te"]) < min(bf16["torchao"])
+
+
+@pytest.mark.parametrize(("gpu", "joined"), [("H100", 8), ("B200", 8), ("GB200", 72)])
+def test_links_join_a_host_or_a_rack(gpu: str, joined: int) -> None:
+    assert gpu_spec(gpu).link_gpus == joined
