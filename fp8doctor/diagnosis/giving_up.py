@@ -10,7 +10,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import is_finite, saved_ms, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_host_bound
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
@@ -54,15 +54,17 @@ def as_estimated(
 def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str]) -> tuple[Step, ...]:
     """Put giving FP8 up in the place of what it makes pointless, behind what BF16 needs too.
 
-    If no finding proposed it, the first that it makes pointless heads it.
+    Breakage that it ends heads it, or else, if no finding proposed it, the first that it makes pointless.
     """
     undone = [
         step
         for step in others
         if changes_fp8_alone(step) or (changes_fp8(step) and not broken.intersection(step.mends))
     ]
-    if undone and not gives_up.code:
-        gives_up = msgspec.structs.replace(gives_up, code=undone[0].code, title=undone[0].title)
+    worst = [step for step in undone if broken.intersection(step.mends)]
+    heads = worst or (undone if not gives_up.code else [])
+    for head in heads[:1]:
+        gives_up = msgspec.structs.replace(gives_up, code=head.code, title=head.title)
     kept = [step for step in others if step not in undone]
     mends = [step for step in kept if broken.intersection(step.mends)]
     gives_up = mending_too(gives_up, filter(changes_fp8_alone, undone))
@@ -82,9 +84,11 @@ def planned_speedup(
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
     """Give the job the tokens that the plan asks for; None if it asks for no number."""
-    asked = any(step.treatment.name == MORE_TOKENS for step in steps)
-    found = crossing(facts) if asked else None
-    return with_tokens(facts, found.tokens) if found else None
+    if not any(step.treatment.name == MORE_TOKENS for step in steps):
+        return None
+    found, bound = crossing(facts), if_recorded(modelled_host_bound, facts)
+    tokens = max(found.tokens if found else 0, (bound.pays_from or 0) if bound else 0)
+    return with_tokens(facts, tokens) if tokens else None
 
 
 def mending_too(step: Step, undone: Iterable[Step]) -> Step:

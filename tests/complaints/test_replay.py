@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.complaints.replay import MARK, NAMES, PAGE, complaint, row
+from fp8doctor.diagnosis.outlook import outlook
+from tests.complaints.replay import MARK, NAMES, PAGE, complaint, replayed, row
 from tests.markdown import table
 
 
@@ -18,3 +19,10 @@ def test_the_outcome_is_the_recorded_one(name: str) -> None:
 
 def test_every_thread_is_its_own() -> None:
     assert len(NAMES) == len({complaint(name).THREAD for name in NAMES}) == 25
+
+
+@pytest.mark.slow
+def test_more_tokens_are_promised_what_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step as it is loses by its host; that is no reason to leave FP8 off if the plan ends it."""
+    end = outlook(replayed(complaint("te_836"), monkeypatch))
+    assert "about 1.12x the speed of the best BF16" in end.sentence

@@ -327,7 +327,7 @@ def test_a_modelled_saving_of_a_gpu_is_not_held_to_the_step_of_a_cpu() -> None:
 
 def test_layers_that_the_conversion_keeps_from_learning_do_so_without_it() -> None:
     first = of("accelerate_eager")
-    assert [each.code for each in first.fixes] == ["SHP002"]
+    assert [each.code for each in first.fixes] == ["MOD007"]
     assert first.answer.fix == ("Stay in BF16, compiled: FP8 pays off for none of these shapes.",)
     assert first.answer.then.sentence.startswith("With this fix the layers train. ")
     assert first.answer.sure.startswith("Yes: it was read from the job itself")
