@@ -8,13 +8,42 @@ from typing import Any
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
+from fp8doctor.files import write_text
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.document import PlanDocument, plan_document
 from fp8doctor.planning.options import Options, options_for
 
 
 class Plan(PlanDocument, frozen=True, kw_only=True):
-    """A plan that can be shown."""
+    """A plan that can be shown and saved."""
+
+    def to_text(self, width: int = 100) -> str:
+        """Return the plan as the command line prints it."""
+        from fp8doctor.render.plan_page import page
+        from fp8doctor.render.table_page import as_text
+
+        return as_text(page(self), width=width)
+
+    def to_markdown(self) -> str:
+        """Return the plan as Markdown."""
+        from fp8doctor.render.plan_page import page
+        from fp8doctor.render.table_page import as_markdown
+
+        return as_markdown(page(self))
+
+    def to_html(self) -> str:
+        """Return the plan as an HTML page."""
+        from fp8doctor.render.plan_page import page
+        from fp8doctor.render.table_page import as_html
+
+        return as_html(page(self))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON."""
+        write_text(Path(path), self.to_json())
+
+    def __str__(self) -> str:
+        return self.to_text()
 
 
 def plan(config: Any, gpus: str | Sequence[str] = ("H100",), **options: Any) -> Plan:

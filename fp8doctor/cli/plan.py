@@ -33,6 +33,10 @@ def adapters(
     return int(rank), tuple(each.strip() for each in modules.split(",") if each.strip())
 
 
+FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "megatron")
+"""As `fp8doctor.planning.frameworks` has them, which the help does not import."""
+
+
 class Plan(ProjectCommand):
     """The gates of a project are about a report, so that they are not held here."""
 
@@ -82,6 +86,11 @@ class Plan(ProjectCommand):
         help="Your measured BF16 step on the first GPU; all times are scaled to it.",
     ),
     click.option(
+        "--framework",
+        type=click.Choice(FRAMEWORKS),
+        help="Show how to set FP8 up in this framework. Default: pytorch, or te.",
+    ),
+    click.option(
         "--load-timeout",
         type=float,
         default=600.0,
@@ -98,6 +107,7 @@ def plan(
     *,
     gpus: str,
     lora: tuple[int, tuple[str, ...]] | None,
+    framework: str | None,
     load_timeout: float,
     python: str | None,
     format: str | None,
@@ -149,5 +159,5 @@ def plan(
         complain(examination.problem)
         return FAILED
     document = plan_document(examination.facts, names, options_for(examination.facts, given))
-    deliver_page(wanted, document.to_json, lambda: page(document))
+    deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
     return OK

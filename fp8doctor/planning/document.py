@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import Row, rows
 from fp8doctor.version import VERSION
@@ -22,7 +23,14 @@ EVEN = 0.03
 LEAST_GIB = 0.5
 """GiB below which memory counts as unchanged."""
 
-STACK_WORDS = {"torchao": "torchao", "te": "Transformer Engine"}
+
+class Setup(Record, frozen=True, kw_only=True):
+    """The lines that train one row in one framework."""
+
+    framework: str
+    stack: str
+    recipe: str
+    code: str
 
 
 class PlanDocument(Record, frozen=True, kw_only=True):
@@ -37,6 +45,8 @@ class PlanDocument(Record, frozen=True, kw_only=True):
     options: Options
     rows: tuple[Row, ...]
     answer: str
+    setups: tuple[Setup, ...] = ()
+    """Of the fastest row of each stack that fits and gains, on the first GPU that has one."""
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,81 +61,95 @@ class PlanDocument(Record, frozen=True, kw_only=True):
 def plan_document(facts: Facts, gpus: Sequence[str], options: Options) -> PlanDocument:
     """Plan the job of these facts. Raises `UserError` for what cannot be planned."""
     found = rows(facts, gpus, options)
-    if not any(each.fits or each.bf16_fits for each in found):
-        least = min(found, key=lambda each: each.bf16_memory_gib or 0.0)
-        raise UserError(
-            f"a micro-batch of {options.batch} x {options.seq:,} tokens fits no GPU: BF16 needs "
-            f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
-            "(--dp or --tp), --checkpointing full or a smaller --batch"
-        )
+    refuse_too_large(found, options)
+    by_gpu = {
+        name: [row for row in found if row.gpu == name] for name in dict.fromkeys(each.gpu for each in found)
+    }
+    gaining = [each for each in (list(best_of_stacks(of_gpu)) for of_gpu in by_gpu.values()) if each]
     return PlanDocument(
         name=facts.target.get("name", ""),
         model=facts.network.kind.rpartition(".")[2],
         parameters=facts.network.parameters,
         options=options,
         rows=found,
-        answer=" ".join(answer([row for row in found if row.gpu == gpu], options) for gpu in _names(found)),
+        answer=" ".join(answer(of_gpu, options) for of_gpu in by_gpu.values()),
+        setups=tuple(
+            Setup(framework=name, stack=row.stack, recipe=row.recipe, code=code)
+            for row in (gaining[0] if gaining else ())
+            for name, code in setups(facts, row, options).items()
+        ),
         notes=tuple(notes(facts, found, options)),
     )
 
 
-def _names(found: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(each.gpu for each in found))
+def refuse_too_large(found: Sequence[Row], options: Options) -> None:
+    """Raise `UserError` if the batch fits on no GPU."""
+    if any(each.fits or each.bf16_fits for each in found):
+        return
+    least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
+    raise UserError(
+        f"a micro-batch of {options.batch} x {options.seq:,} tokens fits on no GPU: BF16 needs "
+        f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
+        "(--dp or --tp), --checkpointing full or a smaller --batch"
+    )
+
+
+def best_of_stacks(found: Sequence[Row]) -> Iterator[Row]:
+    """Find the fastest row of each stack that fits on a GPU and gains, the fastest first."""
+    gains = [each for each in found if each.fits and (each.speedup or 0.0) >= 1 + EVEN]
+    gains.sort(key=lambda each: -(each.speedup or 0.0))
+    for stack in dict.fromkeys(each.stack for each in gains):
+        yield next(each for each in gains if each.stack == stack)
 
 
 def answer(found: Sequence[Row], options: Options) -> str:
     """Say in a line what to use on one GPU, with the range, the others and the memory."""
     gpu = found[0].gpu
     on = f"On {options.gpus} x {gpu}" if options.gpus > 1 else f"On {gpu}"
-    fitting = [each for each in found if each.fits and each.speedup is not None]
+    timed = [each for each in found if each.speedup is not None]
+    fitting = [each for each in timed if each.fits]
+    if not timed:
+        return (
+            f"{on} there is no estimate of FP8: {next((each.why for each in found if each.why), 'unknown')}."
+        )
     if not fitting:
-        why = next((each.why for each in found if each.why), "")
-        if any(each.fits is False for each in found):
-            need = min(each.memory_gib for each in found if each.memory_gib is not None)
-            why = f"FP8 needs {need:,.0f} GiB of its {found[0].gpu_memory_gib:g}"
-        return f"{on} stay in BF16: {why}."
+        least = min(each.memory_gib or 0.0 for each in timed)
+        return f"{on} FP8 does not fit: it needs {least:,.0f} GiB of {found[0].gpu_memory_gib:g}."
     best = max(fitting, key=lambda each: each.speedup or 0.0)
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}{', compiled' if best.compiled else ''}"
     if (best.speedup or 0.0) < 1 + EVEN:
-        return f"{on} stay in BF16: FP8 gains nothing, at best {told} with {how}."
+        return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
     said = [f"{on} use {how}: {told}."]
     if (best.speedup_low or 0.0) <= 1:
-        said.append("Time it before you rely on it: the range includes no gain.")
-    said += _others(best, fitting)
+        said.append("The range includes no gain, so time it first.")
+    others = {
+        each.recipe: each for each in fitting if each.stack == best.stack and each.compiled == best.compiled
+    }
+    none = [name for name, each in others.items() if name != best.recipe and (each.speedup or 0.0) < 1 + EVEN]
+    if none:
+        said.append(f"{' and '.join(none).capitalize()} {'gains' if len(none) == 1 else 'gain'} nothing.")
     saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
-    what = "no memory" if abs(saved) < LEAST_GIB else f"{saved:.1f} GiB"
-    said.append(f"FP8 takes {-saved:.1f} GiB more." if saved <= -LEAST_GIB else f"FP8 saves {what} here.")
+    if saved <= -LEAST_GIB:
+        said.append(f"FP8 takes {-saved:.1f} GiB more than BF16.")
+    else:
+        said.append(f"FP8 saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here.")
     return " ".join(said)
 
 
-def _others(best: Row, fitting: Sequence[Row]) -> list[str]:
-    """Say which other compiled recipes of the same stack gain nothing."""
-    none = [
-        each.recipe
-        for each in fitting
-        if each.compiled == best.compiled
-        and each.stack == best.stack
-        and each.recipe != best.recipe
-        and (each.speedup or 0.0) < 1 + EVEN
-    ]
-    named = " and ".join((", ".join(none[:-1]), none[-1])) if len(none) > 1 else "".join(none)
-    return [f"{named[:1].upper()}{named[1:]} {'gain' if len(none) > 1 else 'gains'} nothing."] if none else []
-
-
 def words(row: Row) -> str:
-    """Name a row's recipe with its stack."""
-    return row.recipe if row.stack == "torchao" else f"{STACK_WORDS[row.stack]} {row.recipe}"
+    """Name a row's recipe, with its stack if that is not torchao."""
+    return row.recipe if row.stack == "torchao" else f"Transformer Engine {row.recipe}"
 
 
-def notes(facts: Facts, found: Sequence[Row], options: Options) -> list[str]:
+def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]:
     """Say what the estimates assume."""
-    said = []
     if options.lora:
-        said.append(
-            "LoRA's adapters are taken to be in BF16; PEFT makes them fp32 unless you pass "
+        yield (
+            "LoRA's adapters are taken to be in BF16. PEFT makes them fp32 unless you pass "
             "autocast_adapter_dtype=False."
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
-        said.append("Experts are taken to get equal shares of the tokens.")
-    return said
+        yield "The experts are taken to get equal shares of the tokens."
+    if options.step_ms is not None:
+        yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

@@ -19,7 +19,7 @@ from fp8doctor.planning.options import Options
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
 from fp8doctor.planning.step import Part, Step, step_of
-from fp8doctor.recipes import Recipe, of_stack, runs_on
+from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 
 STACKS = {"torchao": "torchao", "te": "transformer_engine"}
 """Name on the command line -> name in `fp8doctor.recipes`."""
@@ -53,6 +53,7 @@ class Row(Record, frozen=True, kw_only=True):
     limits: tuple[str, ...] = ()
     """Parts that take most of the FP8 step beside the matmuls, the largest first."""
     bf16_limits: tuple[str, ...] = ()
+    bf16_largest_batch: int | None = None
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     basis: str = "modelled"
@@ -109,6 +110,11 @@ def wanted(options: Options) -> Iterator[Recipe]:
     return iter(found)
 
 
+def recipe_of(row: Row) -> Recipe:
+    """Look up the recipe of a row."""
+    return RECIPES[(STACKS[row.stack], row.recipe)]
+
+
 def _of_gpu(share: Share, options: Options, gpu: GpuSpec) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each beside BF16 in the same framework."""
     for stack, recipes in groupby(wanted(options), lambda recipe: recipe.stack):
@@ -148,11 +154,12 @@ def _row(
         "bf16_tokens_per_s": bf16 and tokens_per_s(options, bf16.ms),
         "bf16_parts_ms": _rounded(bf16) if bf16 else {},
         "bf16_limits": limits(bf16) if bf16 else (),
+        "bf16_largest_batch": largest_batch(share, options, gpu, None, compiled=compiled_bf16),
     }
     if gpu.fp8_tflops is None:
-        return Row(**base, why=f"{gpu.name} has no FP8 tensor cores")
+        return Row(**base, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
-        return Row(**base, why=f"{recipe.name} does not run on {gpu.name}")
+        return Row(**base, why="does not run there")
     base |= {
         "memory_gib": peak,
         "fits": peak <= USABLE * gpu.memory_gib,
@@ -160,9 +167,7 @@ def _row(
     }
     step = step_of(share, options, gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
-        return Row(
-            **base, why="its casts were not measured" if bf16 else "a part of the model has no numbers"
-        )
+        return Row(**base, why="casts not measured" if bf16 else "a part of the model has no numbers")
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled)
     return Row(
         **base,

@@ -33,7 +33,7 @@ Part = Literal[
     "attention",
     "head",
     "experts",
-    "between",
+    "pointwise",
     "communication",
     "optimizer",
     "host",
@@ -132,7 +132,7 @@ def linear_ms(
     if recipe and recipe.cast_bytes:
         weight = memory_ms(recipe.cast_bytes.weight * linear.in_features * linear.out_features, gpu)
         casts -= min(casts, weight) * (1 - weights_cast(recipe, options))
-    return {"matmuls": gemm, "casts": casts, "between": between}
+    return {"matmuls": gemm, "casts": casts, "pointwise": between}
 
 
 def _of_transformers(share: Share) -> bool:

@@ -1,105 +1,124 @@
-"""A plan as a page: a table for each GPU, then the answer."""
+"""A plan as a page: a table for each GPU, the set-up, and the answer at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from fp8doctor.planning.document import PlanDocument, words
+from fp8doctor.planning.document import PlanDocument, Setup
 from fp8doctor.planning.rows import Row
 from fp8doctor.render.header import quantity
-from fp8doctor.render.table_page import Sheet, Table
+from fp8doctor.render.table_page import Code, Sheet, Table
 
-HEADS = ("recipe", "ms/step", "tokens/s per GPU", "speedup", "range", "GiB", "largest batch")
+HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch")
+
+SHOWN_LIMITS = 2
+
+BASIS = (
+    "Estimated: nothing was run. tokens/s and GiB are of one GPU; max batch is what fits with this recipe. "
+    "docs/plan.md says what the estimates rest on."
+)
 
 
-def page(plan: PlanDocument) -> Sheet:
-    """Lay out a plan."""
-    options = plan.options
+def page(plan: PlanDocument, *, framework: str | None = None) -> Sheet:
+    """Lay out a plan, with the set-up of one framework."""
     heading = (
         f"fp8doctor {plan.tool['version']}",
         f"plan for {plan.name}",
         f"{plan.model}, {quantity(plan.parameters)} parameters",
         *_job(plan),
     )
-    parts: list[Table | str] = []
+    parts: list[Table | Code | str] = []
     for gpu in dict.fromkeys(each.gpu for each in plan.rows):
-        found = [each for each in plan.rows if each.gpu == gpu]
-        parts += _of_gpu(found, options.gpus)
-    parts += plan.notes
-    parts.append(plan.answer)
+        parts += _of_gpu([each for each in plan.rows if each.gpu == gpu], plan.options.gpus)
+    parts += [BASIS, *plan.notes, *_setup(plan.setups, framework), plan.answer]
     return Sheet(heading, (), tuple(parts), "")
 
 
 def _job(plan: PlanDocument) -> Iterator[str]:
     options = plan.options
     yield f"{options.batch} x {options.seq:,} tokens"
-    sides = [f"{name} {size}" for name in ("dp", "tp", "cp", "pp") if (size := getattr(options, name)) > 1]
-    if sides:
-        yield f"{' x '.join(sides)} = {options.gpus} GPUs" + (
-            f", {options.sharding}" if options.dp > 1 else ""
-        )
+    sides = [
+        f"{name} {size}" for name in ("dp", "tp", "cp", "pp", "ep") if (size := getattr(options, name)) > 1
+    ]
+    if options.gpus > 1:
+        yield f"{', '.join(sides)}: {options.gpus} GPUs"
+    if options.ranks > 1:
+        yield options.sharding
     if options.accumulate > 1:
         yield f"{options.accumulate} micro-batches"
     if options.checkpointing != "none":
-        yield f"checkpointing {options.checkpointing}"
+        yield f"{options.checkpointing} checkpointing"
     if options.lora:
-        yield f"LoRA {options.lora}"
+        yield f"LoRA rank {options.lora}"
     yield options.optimizer
 
 
-def _of_gpu(found: list[Row], gpus: int) -> Iterator[Table | str]:
-    """Lay out the rows of one GPU; uncompiled ones only if nothing else has times."""
+def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
+    """Lay out the compiled rows of one GPU, and what has no estimate."""
     first = found[0]
-    shown = [each for each in found if each.step_ms is not None and each.compiled]
-    rows: list[tuple[str, ...]] = [
-        (
-            "BF16",
-            _number(first.bf16_step_ms, 1),
-            _number(first.bf16_tokens_per_s, 0),
-            "",
-            "",
-            _memory(first.bf16_memory_gib, first.bf16_fits),
-            "",
-            _limits(first.bf16_limits),
-        )
-    ]
-    rows += [_row(each) for each in shown]
-    yield (
-        f"{gpus} x {first.gpu} ({first.gpu_memory_gib:g} GiB)"
-        if gpus > 1
-        else f"{first.gpu} ({first.gpu_memory_gib:g} GiB)"
+    bf16 = (
+        "BF16",
+        _number(first.bf16_step_ms, 1),
+        _number(first.bf16_tokens_per_s, 0),
+        "",
+        "",
+        _number(first.bf16_memory_gib, 1),
+        _batch(first.bf16_largest_batch),
+        _limits(first.bf16_limits),
     )
-    yield Table(HEADS, tuple(rows), "limits")
+    shown = [each for each in found if each.step_ms is not None and each.compiled]
+    yield f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB"
+    yield Table(HEADS, (bf16, *map(_row, shown)), "limited by")
     without: dict[str, list[str]] = {}
     for row in found:
-        if row.why and row.bf16_step_ms is not None:
-            without.setdefault(row.why, []).append(words(row))
+        if row.step_ms is None:
+            without.setdefault(row.why, []).append(_name(row))
+    told = (
+        f"{why}{f': {names}' if shown else ''}" for why, each in without.items() if (names := ", ".join(each))
+    )
     if without:
-        yield (
-            "No estimate: " + "; ".join(f"{', '.join(names)}: {why}" for why, names in without.items()) + "."
-        )
+        yield f"No estimate for {first.gpu}: {'; '.join(told)}."
 
 
 def _row(row: Row) -> tuple[str, ...]:
     return (
-        words(row),
+        _name(row),
         _number(row.step_ms, 1),
         _number(row.tokens_per_s, 0),
         f"{row.speedup:.2f}x",
         f"{row.speedup_low:.2f} to {row.speedup_high:.2f}",
-        _memory(row.memory_gib, row.fits is not False),
-        str(row.largest_batch),
+        _number(row.memory_gib, 1),
+        _batch(row.largest_batch),
         _limits(row.limits),
     )
+
+
+def _name(row: Row) -> str:
+    return row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
 
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _memory(gib: float | None, fits: bool) -> str:
-    return "-" if gib is None else f"{gib:.1f}" if fits else f"{gib:.1f} (too much)"
+def _batch(fitting: int | None) -> str:
+    return "-" if fitting is None else f"{fitting:,}" if fitting else "none fits"
 
 
-def _limits(parts: tuple[str, ...]) -> str:
-    return ", ".join(parts)
+def _limits(parts: Sequence[str]) -> str:
+    return ", ".join(parts[:SHOWN_LIMITS])
+
+
+def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:
+    """Show one framework's lines, and name the others."""
+    if not setups:
+        return
+    shown = [each for each in setups if each.framework == (framework or setups[0].framework)]
+    for each in shown:
+        yield f"Set up {each.recipe}, {each.framework}:"
+        yield Code(each.code)
+    if not shown:
+        yield f"{framework} has no setting for {' or '.join(dict.fromkeys(each.recipe for each in setups))}."
+    others = dict.fromkeys(each.framework for each in setups if each not in shown)
+    if others:
+        yield f"For other frameworks: --framework {', '.join(others)}."

@@ -6,8 +6,17 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from fp8doctor.render.markdown import escaped, table
-from fp8doctor.render.terminal import BOLD, DIM, NARROWEST, columns, printable_line, to_ascii, wrap
+from fp8doctor.render.markdown import escaped, fenced, table
+from fp8doctor.render.terminal import (
+    BOLD,
+    DIM,
+    NARROWEST,
+    columns,
+    printable_line,
+    printable_lines,
+    to_ascii,
+    wrap,
+)
 
 
 class Table(Struct, frozen=True):
@@ -19,13 +28,19 @@ class Table(Struct, frozen=True):
     """Head of a last column of text, which is cut to the width; empty without one."""
 
 
+class Code(Struct, frozen=True):
+    """Lines that are shown as they are."""
+
+    code: str
+
+
 class Sheet(Struct, frozen=True):
     """A page, in reading order."""
 
     heading: tuple[str, ...]
     """Short parts, side by side."""
     verdict: tuple[str, ...]
-    parts: tuple[Table | str, ...]
+    parts: tuple[Table | Code | str, ...]
     basis: str
     """How the numbers were taken."""
 
@@ -42,6 +57,8 @@ def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = Fal
     for part in sheet.parts:
         if isinstance(part, str):
             paragraphs.append(_prose(part, width))
+        elif isinstance(part, Code):
+            paragraphs.append([f"    {line}" for line in printable_lines(part.code)])
         else:
             head, *rows = _lines(part, width)
             paragraphs.append([paint(head, DIM), *rows])
@@ -71,6 +88,9 @@ def _markdown(sheet: Sheet) -> Iterator[str]:
     for part in sheet.parts:
         if isinstance(part, str):
             yield escaped(part)
+            continue
+        if isinstance(part, Code):
+            yield fenced(part.code)
             continue
         heads = (*part.heads, part.text) if part.text else part.heads
         rows = [tuple(map(escaped, row)) for row in part.rows]

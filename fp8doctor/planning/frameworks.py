@@ -1,0 +1,122 @@
+"""How to turn a recipe on in each framework.
+
+Sources: torchao 0.18, accelerate 1.15 and transformers 5.24, as installed; torchtitan's float8.md and
+mxfp8.md of b5bcd76 (2026-08) and docs/float8.md of v0.2.2; axolotl's mixed_precision.qmd; TRL 1.16 and
+Transformer Engine 2.20, by their sources; Megatron Core's guide to low precision. What these do not confirm
+has no lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.fp8_weights import quantize_mxfp8
+from fp8doctor.analysis.layers import would_be_converted
+from fp8doctor.code_snippets import with_imports
+from fp8doctor.diagnosis.conversion import convert
+from fp8doctor.facts import Facts
+from fp8doctor.planning.conversion import gathers_fp8
+from fp8doctor.planning.options import Options
+from fp8doctor.planning.rows import Row, recipe_of
+
+TITAN = './run_train.sh --model.converters="quantize.linear.float8"'
+TITAN_CONVERTER = """\
+from torchtitan.components.quantization import {converter}
+# in model_registry(..., quantization=[...]):
+{converter}.Config(recipe_name="{recipe}", {layers}, model_compile_enabled=True)"""
+TITAN_OLD = "# up to v0.2.2{only}:\n{titan} {arguments} --compile.enable"
+
+ACCELERATE = """\
+from accelerate.utils import TorchDynamoPlugin
+recipe = AORecipeKwargs(config={config})
+compiled = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
+accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe], dynamo_plugin=compiled)"""
+
+TRL = """\
+export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO
+# and SFTConfig(bf16=False, fp16=False, torch_compile=True): with its default, bf16, nothing is converted"""
+
+MEGATRON = {"delayed": "delayed", "current": "tensorwise"}
+"""Recipe of Transformer Engine -> ``--fp8-recipe``."""
+
+
+def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
+    """Return the lines of each framework that can train this row."""
+    if row.stack == "te":
+        return dict(_transformer_engine(row))
+    return dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
+
+
+def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str]]:
+    """Write the lines of torchao's Float8Linear."""
+    name, gathers = row.recipe, gathers_fp8(recipe_of(row), options)
+    layers = [each for each in facts.network.linears if would_be_converted(each)]
+    converts = convert(facts, name, {each.name for each in layers}, before_own=False).code
+    lines = [converts, compile_treatment(facts, layers).code]
+    config = f'Float8LinearConfig.from_recipe_name("{name}")'
+    if gathers:
+        config = "Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
+        lines[0] = converts.replace("(model", f"(model, config={config}", 1)
+        lines += ["# after every optimizer.step():", "precompute_float8_dynamic_scale_for_fsdp(model)"]
+    yield "pytorch", with_imports("\n".join(lines))
+    if name == "tensorwise":
+        gather = (
+            "--quantize.linear.float8.enable_fsdp_float8_all_gather "
+            "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
+        )
+        old = TITAN_OLD.format(
+            titan=TITAN, only="; later ones have rowwise only", arguments=gather if gathers else ""
+        )
+        yield "torchtitan", old.replace("  ", " ")
+    else:
+        converter = TITAN_CONVERTER.format(
+            converter="Float8LinearConverter", recipe=name, layers='filter_fqns=["output"]'
+        )
+        arguments = f"--quantize.linear.float8.recipe_name {name}"
+        yield "torchtitan", f"{converter}\n{TITAN_OLD.format(titan=TITAN, only='', arguments=arguments)}"
+    yield "accelerate", with_imports(ACCELERATE.format(config=config))
+    if name == "tensorwise":
+        yield "trl", TRL
+    gather = "\nfp8_enable_fsdp_float8_all_gather: true" if gathers else ""
+    yield "axolotl", f"fp8: true\nfp8_config:\n  recipe: {name}{gather}\ntorch_compile: true"
+
+
+def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
+    """Write the lines of torchao's MXFP8, which is a prototype."""
+    layers = [each for each in facts.network.linears if would_be_converted(each)]
+    yield "pytorch", with_imports(f"{quantize_mxfp8(layers)}\n{compile_treatment(facts, layers).code}")
+    yield (
+        "torchtitan",
+        TITAN_CONVERTER.format(
+            converter="MXFP8LinearConverter", recipe="mxfp8_rceil", layers='fqns=["layers"]'
+        ),
+    )
+
+
+def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:
+    """Write the lines of Transformer Engine, whose layers the model is built of."""
+    config = recipe_of(row).config
+    if config:
+        yield (
+            "te",
+            with_imports(
+                "# te.Linear, te.LayerNormLinear or te.TransformerLayer in the model;\n"
+                "# te.fp8_autocast before Transformer Engine 2.9\n"
+                f"with te.autocast(enabled=True, recipe={config}):\n    output = model(**batch)"
+            ),
+        )
+    if row.recipe in ("delayed", "mxfp8"):
+        recipe = f"TERecipeKwargs(use_mxfp8_block_scaling={row.recipe == 'mxfp8'})"
+        yield (
+            "accelerate",
+            with_imports(
+                f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{recipe}])\n'
+                "# with the model and its optimizer in one call of accelerator.prepare()"
+            ),
+        )
+    if row.recipe in MEGATRON:
+        yield (
+            "megatron",
+            f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {MEGATRON[row.recipe]}",
+        )
