@@ -128,7 +128,8 @@ def answer(found: Sequence[Row], options: Options) -> str:
     }
     none = [name for name, each in others.items() if name != best.recipe and (each.speedup or 0.0) < 1 + EVEN]
     if none:
-        said.append(f"{' and '.join(none).capitalize()} {'gains' if len(none) == 1 else 'gain'} nothing.")
+        named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
+        said.append(f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing.")
     saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
     if saved <= -LEAST_GIB:
         said.append(f"FP8 takes {-saved:.1f} GiB more than BF16.")

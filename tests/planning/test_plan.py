@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 import fp8doctor
+from fp8doctor import Plan
+from fp8doctor.planning.rows import Row
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -18,13 +25,157 @@ LLAMA_8B = {
 }
 
 
-def test_a_plan_has_a_row_for_each_recipe_and_gpu() -> None:
-    found = fp8doctor.plan(LLAMA_8B, ["H100", "B200"], batch=1, seq=4096)
-    rows = {(each.gpu, each.recipe): each for each in found.rows if each.compiled and each.stack == "torchao"}
-    tensorwise = rows["H100", "tensorwise"]
+def rows(found: Plan, *, stack: str = "torchao") -> dict[tuple[str, str], Row]:
+    """The compiled rows of a stack, by GPU and recipe."""
+    return {(each.gpu, each.recipe): each for each in found.rows if each.compiled and each.stack == stack}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plan:
+    return fp8doctor.plan(LLAMA_8B, ["H100", "B200"], batch=1, seq=4096)
+
+
+def test_a_row_for_each_recipe_and_gpu(plain: Plan) -> None:
+    found = rows(plain)
+    tensorwise = found["H100", "tensorwise"]
     assert tensorwise.speedup == pytest.approx(tensorwise.bf16_step_ms / tensorwise.step_ms)
     assert tensorwise.speedup_low < tensorwise.speedup < tensorwise.speedup_high
     assert tensorwise.fits
-    assert rows["B200", "mxfp8"].step_ms is not None
-    assert rows["H100", "mxfp8"].why == "mxfp8 does not run on H100"
-    assert found.to_dict()["rows"][0]["basis"] == "modelled"
+    assert found["B200", "mxfp8"].step_ms is not None
+    assert (found["H100", "mxfp8"].step_ms, found["H100", "mxfp8"].why) == (None, "does not run there")
+    assert plain.parameters == 8_030_261_248
+
+
+def test_the_parts_of_a_step_add_up(plain: Plan) -> None:
+    for row in plain.rows:
+        if row.step_ms is not None:
+            assert sum(row.parts_ms.values()) == pytest.approx(row.step_ms, abs=0.01)
+            assert sum(row.bf16_parts_ms.values()) == pytest.approx(row.bf16_step_ms, abs=0.01)
+            assert set(row.limits) <= row.parts_ms.keys()
+
+
+def test_json_has_the_keys_of_the_contract(plain: Plan) -> None:
+    keys = (
+        "gpu stack recipe compiled bf16_step_ms step_ms speedup speedup_low speedup_high memory_gib "
+        "bf16_memory_gib fits limits basis"
+    )
+    assert all(set(keys.split()) <= row.keys() for row in plain.to_dict()["rows"])
+    assert {row["basis"] for row in plain.to_dict()["rows"]} == {"modelled"}
+
+
+def test_every_format_ends_with_the_answer(plain: Plan) -> None:
+    assert plain.answer.startswith("On H100 use ")
+    assert " ".join(plain.to_text().split()).endswith(plain.answer)
+    assert "| tensorwise " in plain.to_markdown()
+    assert '<th scope="row" class="name">tensorwise</th>' in plain.to_html()
+
+
+def test_a_measured_step_rescales_every_time(plain: Plan) -> None:
+    base = rows(plain)["H100", "tensorwise"]
+    scaled = rows(fp8doctor.plan(LLAMA_8B, ["H100", "B200"], batch=1, seq=4096, step_ms=1000))
+    assert scaled["H100", "tensorwise"].bf16_step_ms == pytest.approx(1000)
+    assert scaled["H100", "tensorwise"].speedup == pytest.approx(base.speedup)
+    assert scaled["B200", "tensorwise"].step_ms == pytest.approx(
+        rows(plain)["B200", "tensorwise"].step_ms * 1000 / base.bf16_step_ms
+    )
+
+
+def test_parallelism_divides_memory_and_adds_communication(plain: Plan) -> None:
+    alone = rows(plain)["H100", "tensorwise"]
+    settings: dict[str, dict[str, Any]] = {
+        "dp": {"dp": 8},
+        "tp": {"tp": 8},
+        "cp": {"cp": 4},
+        "pp": {"pp": 4, "accumulate": 8},
+    }
+    for name, options in settings.items():
+        row = rows(fp8doctor.plan(LLAMA_8B, "H100", batch=1, seq=4096, **options))["H100", "tensorwise"]
+        assert row.memory_gib < alone.memory_gib, name
+        if name != "dp":  # hidden behind computing
+            assert row.parts_ms.get("communication" if name != "pp" else "bubble", 0) > 0, name
+
+
+def test_data_parallel_ranks_share_by_the_sharding() -> None:
+    found = {
+        sharding: rows(fp8doctor.plan(LLAMA_8B, "H200", dp=8, sharding=sharding))[
+            "H200", "tensorwise"
+        ].memory_gib
+        for sharding in ("ddp", "zero1", "fsdp")
+    }
+    assert found["ddp"] > found["zero1"] > found["fsdp"]
+
+
+def test_lora_trains_only_its_adapters() -> None:
+    lora = rows(fp8doctor.plan(LLAMA_8B, "H100", lora=16, lora_modules="q_proj,v_proj"))["H100", "tensorwise"]
+    whole = rows(fp8doctor.plan(LLAMA_8B, "H100"))["H100", "tensorwise"]
+    assert lora.memory_gib < whole.memory_gib - 20
+    assert lora.parts_ms["optimizer"] < 1
+    assert lora.parts_ms["matmuls"] < 0.8 * whole.parts_ms["matmuls"]
+
+
+def test_checkpointing_costs_time_and_saves_memory() -> None:
+    found = [
+        rows(fp8doctor.plan(LLAMA_8B, "H200", seq=8192, checkpointing=each))["H200", "tensorwise"]
+        for each in ("none", "selective", "full")
+    ]
+    assert found[0].step_ms < found[1].step_ms < found[2].step_ms
+    assert found[0].memory_gib > found[1].memory_gib > found[2].memory_gib
+    assert found[2].largest_batch > found[0].largest_batch
+
+
+def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+    largest = rows(fp8doctor.plan(LLAMA_8B, "H200"))["H200", "tensorwise"].largest_batch
+    for batch, fits in ((largest, True), (largest + 1, False)):
+        row = rows(fp8doctor.plan(LLAMA_8B, "H200,B300", batch=batch))["H200", "tensorwise"]
+        assert row.fits is fits
+
+
+def test_experts_are_divided() -> None:
+    sizes = {"model_type": "qwen3_moe", "num_hidden_layers": 4}
+    alone, divided = (
+        rows(fp8doctor.plan(sizes, "H200", dp=8, ep=ep, sharding="zero1"))["H200", "tensorwise"]
+        for ep in (1, 8)
+    )
+    assert divided.memory_gib < alone.memory_gib
+    assert alone.parts_ms["experts"] == pytest.approx(divided.parts_ms["experts"])
+
+
+def test_a_live_model_is_planned() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(4096, 4096, dtype=torch.bfloat16) for _ in range(8)))
+    assert rows(fp8doctor.plan(model, "H100", batch=8, seq=2048))["H100", "tensorwise"].speedup > 1
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "sentence"),
+    [
+        (LLAMA_8B, {"tp": 3}, "--tp 3 does not divide the 32 heads of attention"),
+        (LLAMA_8B, {"tp": 32, "cp": 3}, "--cp 3 does not divide the sequence of 4,096 tokens"),
+        (LLAMA_8B, {"pp": 64}, "--pp 64 has more stages than the model has blocks (32)"),
+        (LLAMA_8B, {"dp": 4, "ep": 3}, "--ep 3 does not divide the 4 ranks of --dp and --cp"),
+        (LLAMA_8B, {"batch": 64}, "fits on no GPU: BF16 needs 1,5"),
+        (LLAMA_8B, {"recipe": "int4"}, "--recipe int4 is not known; known are all, tensorwise"),
+        (LLAMA_8B, {"lora": 8, "lora_modules": ("qkv",)}, "no layer is named qkv; the model has down_proj"),
+        (LLAMA_8B, {"gpus": "GTX1080"}, "no datasheet for the GPU 'GTX1080'"),
+        ({"model_type": "bert"}, {}, "bert is an encoder"),
+        ({"model_type": "t5"}, {}, "t5 is an encoder"),
+        ({"model_type": "mamba"}, {}, "fp8doctor knows no attention in 32 of the 32 blocks"),
+        ({"model_type": "vit"}, {}, "no causal language model of the architecture vit"),
+        ({"model_type": "lama"}, {}, "does not know the architecture lama; did you mean llama?"),
+        ({"_class_name": "FluxTransformer2DModel"}, {}, "is of a diffusion model (FluxTransformer2DModel)"),
+        ({"peft_type": "LORA"}, {}, "is of an adapter"),
+        ({"hidden_size": 64}, {}, "has no model_type"),
+        (LLAMA_8B | {"num_attention_heads": 7}, {}, "transformers cannot"),
+        (LLAMA_8B | {"num_hidden_layers": 10**6}, {}, "num_hidden_layers is 1,000,000"),
+        ("nosuch", {}, "is named nosuch"),
+    ],
+)
+def test_what_cannot_be_planned_is_a_sentence(config: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(sentence)) as raised:
+        fp8doctor.plan(config, **{"gpus": "H100", **options})
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(TypeError, match=r"takes no gpu; it takes batch, seq"):
+        fp8doctor.plan(LLAMA_8B, gpu="H100")
