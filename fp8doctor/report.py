@@ -36,7 +36,7 @@ class Prescription(tuple[Step, ...]):
         Changes the model in place if possible. One warning names the steps that do not apply or do not change
         a model (environment, optimizer, batch, autocast).
         """
-        from fp8doctor.trial.treatments import carry_out
+        from fp8doctor.trial.treatments.apply import carry_out
 
         return carry_out((step.treatment for step in self), model, self.facts)
 

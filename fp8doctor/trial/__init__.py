@@ -74,8 +74,7 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
             f"its parameter {unsized} has no size before a batch has gone through the lazy module that holds "
             "it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
         )
-        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
-        return msgspec.structs.replace(trial, own_process=run.own_process)
+        return without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
     workers = library_state.workers()
     current = (
         torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
@@ -102,23 +101,8 @@ def _without_size(job: Job) -> str | None:
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
     """Make the trial of a process that lost its GPU: the trial so far, or the reason."""
-    nothing = _nothing_timed(run, lost.no_number.why, f"{lost.arm}: {lost}")
+    nothing = without_times(run, NoNumber(lost.no_number.why, f"{lost.arm}: {lost}"))
     return with_harm(lost.trial or nothing, (CONTEXT,))
-
-
-def _nothing_timed(run: TrialRun, why: Reason, reason: str) -> Trial:
-    return Trial(
-        device=run.device.type,
-        gpu=gpu_name(run.device),
-        own_process=run.own_process,
-        blocks={},
-        arms=(),
-        self_check_ratio=None,
-        reliable=False,
-        why=why,
-        reason=reason,
-        budget_s=run.budget.seconds,
-    )
 
 
 def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
@@ -126,7 +110,7 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     device = run.device
     now = time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
-    begun = _nothing_timed(run, Reason.NO_TIME_LEFT, run.budget.used_up.sentence)
+    begun = without_times(run, run.budget.used_up)
     run.keep(begun)  # so a child that is ended from here on has a trial to report
     run.begin(Stage.SHAPES)
     seen, unseen, changed = rows.count_rows(
@@ -145,10 +129,8 @@ def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: Tria
     planned = plan_variants(facts, prescription, job)
 
     def whole(trial: Trial) -> Trial:
-        gaps = {
-            **(trial.gaps if recorded(trial, "gaps") else {}),
-            **{fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap},
-        }
+        missing = {fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap}
+        gaps = {**trial.get("gaps", {}), **missing}
         return msgspec.structs.replace(trial, own_process=run.own_process, rows=seen, shapes=timed, gaps=gaps)
 
     run.keep(whole(begun))

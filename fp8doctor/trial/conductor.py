@@ -22,6 +22,7 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import torch_private
 from fp8doctor.stages import Stage
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
@@ -38,7 +39,6 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.rounds import time_in_pairs, time_in_turn
 from fp8doctor.trial.measure.timer import gains
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
-from fp8doctor.trial.state import library_state
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
 from fp8doctor.trial.variant import VariantPlan, explores
@@ -79,7 +79,8 @@ def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tr
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in plans]
     bench = _bench(job, lists, run)
     if isinstance(bench, NoNumber):
-        return without_times(run, bench)
+        free(run.device)
+        return msgspec.structs.replace(without_times(run, bench), elapsed_s=run.budget.elapsed_s)
     numerics = NUMERICS not in run.skip and worth_measuring(bench)
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
     try:
@@ -96,7 +97,7 @@ def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tr
     finally:
         attempts.clear()
         if run.own_process:
-            library_state.forget_recorded_kernels()
+            torch_private.forget_cuda_graphs()  # with the compiled code that recorded them
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
@@ -255,10 +256,10 @@ def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | N
 
 def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
     """Make a trial without times, with the reason."""
-    free(run.device)
     return Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),
+        own_process=run.own_process,
         blocks={},
         arms=(),
         self_check_ratio=None,
@@ -266,5 +267,4 @@ def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
         why=no_number.why,
         reason=no_number.sentence,
         budget_s=run.budget.seconds,
-        elapsed_s=run.budget.elapsed_s,
     )

@@ -37,9 +37,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES, stack_of
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph
-from fp8doctor.trial.treatments import TreatmentContext, function_of, known, without_compile_marks
+from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
-from fp8doctor.trial.treatments.compilation import compiles_otherwise
+from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
 from fp8doctor.trial.treatments.switches import flags, keep_activations
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 

@@ -16,7 +16,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.render.text import render
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import ran, timed
 from tests.examine.models import Stacked, network
 

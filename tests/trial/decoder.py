@@ -14,7 +14,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import eager_bf16, on_model
-from fp8doctor.trial.treatments import compile_blocks
+from fp8doctor.trial.treatments.compilation import compile_blocks
 from fp8doctor.trial.variant import VariantPlan, as_it_is
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
 from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, to_bf16
+from fp8doctor.trial.treatments.apply import NotTried
+from fp8doctor.trial.treatments.bf16 import to_bf16
 from tests import prototypes
 from tests.examine.models import Stacked, network
 from tests.stand_ins import transformer_engine as te

@@ -9,7 +9,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.trial.treatments import NotTried
+from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, called, llama, network, training
 from tests.examine.test_checkpoint_calls import BATCH, ON, recomputes
 from tests.trial.treated import TOKENS, applied, facts, float8, in_fp8

@@ -14,9 +14,8 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, compile_blocks, strip_compile_marks
-from fp8doctor.trial.treatments.apply import swap
-from fp8doctor.trial.treatments.compilation import block_by_block
+from fp8doctor.trial.treatments.apply import NotTried, swap
+from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, strip_compile_marks
 from tests.examine.models import Stacked, llama, network, training
 from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import TOKENS, applied, facts

@@ -19,7 +19,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.treatments import NotTried
+from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.logged import Records
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial

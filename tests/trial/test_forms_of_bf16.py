@@ -22,7 +22,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.apply import carry_out
 from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.arms import ran, timed

@@ -9,7 +9,7 @@ import pytest
 
 from fp8doctor.facts import Trial
 from fp8doctor.trial.measure import bench, profile_step, timer
-from fp8doctor.trial.treatments import NotTried
+from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.trial.decoder import AS_IS, job, trial
 from tests.trial.planted import (

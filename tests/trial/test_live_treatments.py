@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8doctor.finding import Treatment
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.apply import carry_out
 from tests.examine.models import Stacked, llama, lora, network, training
 from tests.trial.treated import facts, float8, in_fp8
 

@@ -22,7 +22,7 @@ from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks.torchao import unwrapped
 from fp8doctor.trial.explorations import TrialContext, other_recipe
 from fp8doctor.trial.layers.shapes import of_interest
-from fp8doctor.trial.treatments import NotTried
+from fp8doctor.trial.treatments.apply import NotTried
 from tests.trial.treated import applied, facts, float8, in_fp8
 
 NAME = "recipe-mxfp8"

@@ -13,7 +13,8 @@ from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
 from fp8doctor.recipes import RECIPES
-from fp8doctor.trial.treatments import NotTried, to_float8
+from fp8doctor.trial.treatments.apply import NotTried
+from fp8doctor.trial.treatments.fp8_recipes import to_float8
 from tests.examine.models import Stacked, network
 from tests.trial.treated import applied, float8, in_fp8, same_parameters
 

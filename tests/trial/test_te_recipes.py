@@ -14,7 +14,7 @@ from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from torch import nn
 
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked
 from tests.stand_ins import transformer_engine as te

@@ -35,7 +35,7 @@ from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
     counted_in,
-    profiler_in_use,
+    why_not_profiled,
 )
 from fp8doctor.trial.measure.profile_step import annotated
 from fp8doctor.trial.measure.results import breakdown
@@ -65,7 +65,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     yield scratch
     torch.set_num_threads(threads)
     assert list(scratch.iterdir()) == []
-    assert not profiler_in_use()
+    assert why_not_profiled() != ANOTHER_PROFILER
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 

@@ -16,7 +16,7 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import explorations
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.treatments.bf16 import without_adapters
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked, llama, lora, network

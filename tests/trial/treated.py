@@ -11,7 +11,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.facts import Facts
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments import TreatmentContext, function_of
+from fp8doctor.trial.treatments.apply import TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import network, training
 

@@ -132,7 +132,7 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     The first plan is the whole model if no list is worth cutting and its weights are there. ``as_one`` says
     that a graph holds several blocks, ``roomy`` that the memory is large for the model.
     """
-    stacks = _stacks(model, lists)
+    stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
     worth = [stack for stack in stacks if stack.count >= least]
     short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
@@ -140,10 +140,6 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     whole = [Plan((), (Cut({}),))] if short and there else []
     found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
-
-
-def _stacks(model: nn.Module, lists: Sequence[str]) -> list[Stack]:
-    return [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
 from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.wording import error_in_words
@@ -227,17 +228,9 @@ def _only_asks_for_grad(hook: Any) -> bool:
     """
     if not isinstance(hook, types.FunctionType):
         return False
-    names = set(_names_in(hook.__code__))
+    names = set(names_in(hook.__code__))
     reaches = hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
     return "requires_grad_" in names <= GRAD_ASKING and not reaches
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in a function's code and in that of functions defined in it."""
-    yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _names_in(each)
 
 
 class _Rebinding:

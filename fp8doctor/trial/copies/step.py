@@ -30,19 +30,14 @@ RATE = 1e-12
 def move(batch: Any, device: torch.device) -> Any:
     """Copy the batch to ``device``; a step may write into it. Containers keep their kind.
 
-    A batch with a method ``to`` of its own moves itself.
+    A batch with a method ``to`` of its own, such as a graph library's, moves itself.
     """
-    if _moves_itself(batch):
+    if not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None)):
         try:
             return copy.deepcopy(batch).to(device)
         except Exception:  # of a class of the user's or a library's
             _log.debug("a batch of %s does not move itself", type(batch), exc_info=True)
     return with_tensors(batch, lambda tensor: tensor.detach().to(device, copy=True))
-
-
-def _moves_itself(batch: Any) -> bool:
-    """Return whether it has its own ``to``, like packed sequences and batches of graph libraries."""
-    return not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None))
 
 
 def call(model: nn.Module, batch: Any) -> Any:
@@ -82,21 +77,17 @@ def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
     return first.float().mean()
 
 
-def _nothing() -> None:
-    """Do nothing before a backward."""
-
-
 def training_step(
     job: Job,
     variant: Variant,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-    before_backward: Callable[[], None] = _nothing,
+    before_backward: Iterable[Callable[[], None]] = (),
 ) -> Callable[[], torch.Tensor]:
     """Return one step of this variant: each micro-batch forward and backward, then the optimizer.
 
     It returns the loss. The output stays alive during the backward, as with ``output = model(batch)`` in a
-    user's loop: logits count in the memory peak. ``before_backward`` is called once per micro-batch.
+    user's loop: logits count in the memory peak. ``before_backward`` are called once per micro-batch.
     """
 
     model, batch = variant.model, variant.batch
@@ -110,7 +101,8 @@ def training_step(
             ):
                 output = None if own else call(model, batch)
                 loss = own(model, batch) if own else loss_of(job, output, batch)
-            before_backward()
+            for each in before_backward:
+                each()
             loss.backward()
             del output
         with _default_optimizer() if job.optimizer is None else nullcontext():

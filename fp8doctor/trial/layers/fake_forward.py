@@ -31,7 +31,8 @@ from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import Seen, seen_calls, with_seen, without_seen
-from fp8doctor.trial.treatments import strip_compile_marks, to_bf16
+from fp8doctor.trial.treatments.bf16 import to_bf16
+from fp8doctor.trial.treatments.compilation import strip_compile_marks
 
 LONGEST_S = 10.0
 """Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
@@ -47,8 +48,7 @@ def with_rows(job: Job, facts: Facts) -> Facts:
     try:
         counted = _of_a_fork(job, lambda: on_fakes(job, lists, wanted), dict[str, tuple[int, ...]])
     except _NotCounted as error:
-        gaps = facts.gaps if recorded(facts, "gaps") else {}
-        return msgspec.structs.replace(facts, gaps={**gaps, "workload.rows": str(error)})
+        return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "workload.rows": str(error)})
     return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
 
 

@@ -31,9 +31,9 @@ from fp8doctor.trial.copies.step import like, move, own_loss, training_step
 from fp8doctor.trial.layers.optional_parts import NotMeasured, eager, fp8_layers, synthetic, with_part
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import strip_compile_marks
 from fp8doctor.trial.treatments.apply import modules
 from fp8doctor.trial.treatments.bf16 import eager_bf16
+from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.trial.variant import Variant, as_it_is
 
 LOSSES = "losses"

@@ -17,15 +17,15 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.facts import Trial, recorded
+from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.tensors import stored
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 from fp8doctor.trial.measure.trial_run import still_there
-from fp8doctor.trial.treatments import NotTried, strip_compile_marks
-from fp8doctor.trial.treatments.apply import modules
+from fp8doctor.trial.treatments.apply import NotTried, modules
+from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -61,8 +61,7 @@ def with_part(trial: Trial, part: str, device: torch.device, measure: Callable[[
         _log.debug("measuring the %s raises", part, exc_info=True)
         reason = f"it raises {sentence(error)}"
     still_there(device, part)
-    gaps = dict(trial.gaps) if recorded(trial, "gaps") else {}
-    return msgspec.structs.replace(trial, gaps=gaps | {f"trial.{part}": reason})
+    return msgspec.structs.replace(trial, gaps={**trial.get("gaps", {}), f"trial.{part}": reason})
 
 
 def fp8_layers(model: nn.Module) -> list[str]:

@@ -34,7 +34,7 @@ from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import Undisturbed, free, harm, of_the_users
-from fp8doctor.trial.treatments import strip_compile_marks
+from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 
 import torch
 from torch import nn
@@ -31,7 +30,7 @@ from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.library_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import NotTried
+from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -121,16 +120,12 @@ class Bench(Layout):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _as_one(self, plan: VariantPlan) -> bool:
-        """Return whether one graph holds several blocks, as a compiled training step does."""
-        return self.as_one and not (plan.by_block and step_mark(self.job.training_step) is None)
-
     def _build_depths(self, attempt: Attempt, until: float) -> None:
         """Build the variant at every depth; blocks compiled at the deepest serve all."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
         own: Classes = {}
-        as_one = self._as_one(attempt.plan)
+        as_one = self.as_one and not (attempt.plan.by_block and step_mark(self.job.training_step) is None)
         for number in numbers if as_one else reversed(numbers):
             if made and time.monotonic() + self._further_s(made, number, as_one=as_one) > until:
                 raise Overrun
@@ -154,7 +149,7 @@ class Bench(Layout):
         optimizer = self._optimizer(variant, number)
         turns = Turns(self.device)
         begins: list[Callable[[], None]] = [turns.note]
-        step = training_step(self.job, variant, optimizer, self.device, partial(_call_all, begins))
+        step = training_step(self.job, variant, optimizer, self.device, begins)
         ready = self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
         ready.before_backward = begins
         return ready
@@ -261,11 +256,6 @@ def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], t
             return step()
 
     return apart
-
-
-def _call_all(functions: Iterable[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
 
 
 def _gone() -> torch.Tensor:

@@ -222,14 +222,9 @@ def prove(step: Callable[[], object], device: torch.device) -> StepProof:
     return _observed(step, device)
 
 
-def profiler_in_use() -> bool:
-    """Return whether the user profiles this process."""
-    return torch_private.is_profiled()
-
-
 def why_not_profiled() -> str | None:
     """Explain why torch's profiler cannot be used here; None if it can."""
-    if profiler_in_use():
+    if torch_private.is_profiled():
         return ANOTHER_PROFILER
     return None if threading.current_thread() is threading.main_thread() else OUTSIDE_THE_MAIN_THREAD
 

@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.memory_fit import (
 )
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import free
-from fp8doctor.trial.treatments import without_compile_marks
+from fp8doctor.trial.treatments.compilation import without_compile_marks
 from fp8doctor.trial.variant import Variant
 
 

@@ -116,14 +116,6 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
-def forget_recorded_kernels() -> None:
-    """Give up every CUDA graph of torch.compile in this process, the user's too.
-
-    Compiled code that recorded one stays in GPU memory together with its graphs (torch 2.11).
-    """
-    torch_private.forget_cuda_graphs()
-
-
 def workers() -> set[str]:
     """Name the workers and threads that compiling started and keeps running."""
     running = set(torch_private.compile_pools())

@@ -11,27 +11,3 @@ with the reason if it does not apply. The trial times it whenever a finding name
 would write are in the check that names it, or in `fp8doctor.diagnosis.treatments` if the trial proposes it
 by itself (`fp8doctor.trial.explorations`).
 """
-
-from fp8doctor.trial.treatments.apply import (
-    NotTried,
-    TreatmentContext,
-    carry_out,
-    function_of,
-    known,
-)
-from fp8doctor.trial.treatments.bf16 import to_bf16
-from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks, without_compile_marks
-from fp8doctor.trial.treatments.fp8_recipes import to_float8
-
-__all__ = [
-    "NotTried",
-    "TreatmentContext",
-    "carry_out",
-    "compile_blocks",
-    "function_of",
-    "known",
-    "strip_compile_marks",
-    "to_bf16",
-    "to_float8",
-    "without_compile_marks",
-]

@@ -189,7 +189,7 @@ def without_adapters(variant: Variant) -> Variant:
         raise NotTried("its adapters have no switch that is known here")
     if embedding is None:
         raise NotTried("it has no embedding from which the gradient could start when the adapters are off")
-    embedding.register_forward_hook(_require_grad)
+    embedding.register_forward_hook(lambda _, __, made: made.requires_grad_(True) if made.is_leaf else made)
     return replace(variant)
 
 
@@ -199,7 +199,3 @@ def _switch(module: Any) -> str | None:
     if ("peft", "BaseTunerLayer") in names and hasattr(module, "_disable_adapters"):
         return "_disable_adapters"
     return "disabled" if ("torchtune", "LoRALinear") in names and hasattr(module, "disabled") else None
-
-
-def _require_grad(module: nn.Module, arguments: Any, output: torch.Tensor) -> torch.Tensor:
-    return output.requires_grad_(True) if output.is_leaf else output

@@ -32,7 +32,7 @@ from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
 from fp8doctor.registry import discover, run, select
 from fp8doctor.trial.planning import VariantPlanner
-from fp8doctor.trial.treatments import NotTried, TreatmentContext, function_of
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.arms import ran, timed
 from tests.checks.trials import tried

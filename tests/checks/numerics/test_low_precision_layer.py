@@ -15,7 +15,7 @@ from fp8doctor.checks.numerics.low_precision_layer import HEALTHY, SICK, low_pre
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.numerics.outliers import (
     batch,
     decoder,

@@ -11,7 +11,7 @@ from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
 from fp8doctor.facts import Facts, Linear, LossCurve, Network, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.trial.treatments import carry_out
+from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import failed, ran
 from tests.checks.numerics.outliers import Overflowing, batch, decoder, in_fp8
 from tests.checks.trials import tried
