@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts import Facts, Target
 from fp8doctor.loading.job import Job
 
 
@@ -36,7 +36,7 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.walk import walk
 
     facts = surroundings or examine_surroundings(job.target)
-    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    gaps = dict(facts.get("gaps", {}))
     tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
     network = msgspec.structs.replace(
         examine_network(tree, gaps),

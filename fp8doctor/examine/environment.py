@@ -171,11 +171,11 @@ def _known(piece: str) -> str:
     """Return a piece of a value if its words are known or misspelled, else `SET`."""
     words = re.findall(r"[^\W\d_]+", piece)
     numbers = sum(map(str.isdigit, piece)) <= MOST_DIGITS
-    return piece if numbers and all(map(_is_word, words)) else SET
-
-
-def _is_word(word: str) -> bool:
-    return word.lower() in WORDS or (len(word) > 4 and bool(get_close_matches(word.lower(), WORDS, 1, 0.8)))
+    known = (
+        word in WORDS or (len(word) > 4 and get_close_matches(word, WORDS, 1, 0.8))
+        for word in map(str.lower, words)
+    )
+    return piece if numbers and all(known) else SET
 
 
 def examine_software(gaps: dict[str, str]) -> Software:

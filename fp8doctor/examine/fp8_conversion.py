@@ -222,11 +222,6 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
     return len(copies) if copied <= shapes else 0
 
 
-def weights(place: Place) -> list[nn.Parameter | None]:
-    """Return weight and bias of the module at a place."""
-    return list(parameters_of(place.module).values())
-
-
 def names(places: Iterable[Place]) -> tuple[str, ...]:
     """Return the places' names."""
     return tuple(place.name for place in places)
@@ -238,7 +233,8 @@ def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[st
     pairs = []
     for place, each in found:
         weight = each.weight()
-        if weight is not None and id(weight) in others and all(mine is not weight for mine in weights(place)):
+        own = parameters_of(place.module).values()
+        if weight is not None and id(weight) in others and all(mine is not weight for mine in own):
             pairs.append((f"{place.name}.weight", others[id(weight)]))
     return tuple(pairs)
 

@@ -308,14 +308,10 @@ def may_pad_rows(place: Place) -> bool:
     for _ in range(LEVELS_UP):
         if at is None:
             break
-        if any(map(_pads, _names(at.module))):
+        if any(PADS.search(name) and not NOT_PADDING.search(name) for name in _names(at.module)):
             return True
         at = at.parent
     return bool(state_of(place.module).get("_forward_pre_hooks"))
-
-
-def _pads(name: str) -> bool:
-    return bool(PADS.search(name)) and not NOT_PADDING.search(name)
 
 
 def _names(module: Any) -> Iterator[str]:

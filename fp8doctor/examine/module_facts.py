@@ -37,7 +37,9 @@ KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     """Describe a walked module tree; ``gaps`` has what cannot be read."""
     config = find_config(tree)
-    embeddings = [place for place in tree.places if is_embedding(place)]
+    embeddings = [
+        place for place in tree.places if place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
+    ]
     vocabulary, hidden_size = sizes(config, embeddings)
     found = find_layers(tree, gaps)
     blocks = find_blocks(tree, found)
@@ -84,11 +86,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         key_value_heads=_size(config, KEY_VALUE_HEADS),
         channel_widths=channel_widths(tree, embeddings, names, unique),
     )
-
-
-def is_embedding(place: Place) -> bool:
-    """Tell if this is an nn.Embedding, nn.EmbeddingBag or a subclass."""
-    return place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
 
 
 def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:

@@ -105,8 +105,9 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID"
             )
             return tuple(describe(nvml, card, None, NOT_RECORDED, False) for card in cards)
+    cuda = torch.cuda  # NVML counts this process where it has memory
     seen = [
-        describe(nvml, cards[card], part, True, _holds_memory(torch, i))
+        describe(nvml, cards[card], part, True, cuda.is_initialized() and bool(cuda.memory_reserved(i)))
         for i, (card, part) in enumerate(sights)
     ]
     hidden = [
@@ -163,11 +164,6 @@ def _uuids_of_torch(torch: Any) -> list[str]:
         for i in range(torch.cuda.device_count())
     ]
     return uuids if all(uuids) else []
-
-
-def _holds_memory(torch: Any, index: int) -> bool:
-    """Tell if this process has memory on the device, so NVML counts it there."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.memory_reserved(index))
 
 
 def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool) -> Gpu:

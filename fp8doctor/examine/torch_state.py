@@ -75,14 +75,10 @@ def disabled_by_variable() -> bool:
 def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
     """Return type and message of failed compilations, scrubbed, each once."""
     failed = [each for each in tuple(metrics) if getattr(each, "fail_type", None)]
-    return tuple(
-        dict.fromkeys(f"{each.fail_type}: {in_one_line(each.fail_reason or '')}" for each in failed)
-    )[:AT_MOST]
-
-
-def in_one_line(reason: str) -> str:
-    """Return a reason's first two lines: the backend and its exception."""
-    return scrub(" ".join(line.strip() for line in reason.strip().splitlines()[:2]))
+    heads = ((each.fail_reason or "").strip().splitlines()[:2] for each in failed)  # backend and exception
+    reasons = (scrub(" ".join(map(str.strip, head))) for head in heads)
+    pairs = zip(failed, reasons, strict=True)
+    return tuple(dict.fromkeys(f"{each.fail_type}: {reason}" for each, reason in pairs))[:AT_MOST]
 
 
 _by_trials = 0

@@ -185,12 +185,10 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
     )
     if tree is None:
         return state
-    return replace(state, prepared=is_prepared(tree), te_autocast=runs_te_autocast(tree))
-
-
-def is_prepared(tree: Tree) -> bool:
-    """Tell if this model or a wrapper went through ``Accelerator.prepare``."""
-    return any(state_of(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree))
+    prepared = any(
+        state_of(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree)
+    )
+    return replace(state, prepared=prepared, te_autocast=runs_te_autocast(tree))
 
 
 def accelerator_waits() -> bool:

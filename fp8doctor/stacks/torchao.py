@@ -67,9 +67,11 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if kind and is_a(module, nn.Linear):
         described = plain.linear(module, gaps)
         name = kind.rpartition(".")[2]
-        recipe, features = (
-            float8(module, gaps) if name in FLOAT8 else (recipe_of(module, name), other_features(module))
-        )
+        if name in FLOAT8:
+            recipe, features = float8(module, gaps)
+        else:  # a prototype's settings (0.10 to 0.16)
+            recipe = recipe_of(module, name)
+            features = config_features(state_of(module).get("config")) | config_features(module)
         features |= all_gather(tensor(module, "weight"))
         return tuple(
             replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
@@ -239,11 +241,6 @@ def recipe_of(module: nn.Module, name: str) -> str:
         return by_class(STACK)[name]
     element = str(read(state_of(module).get("config"), "elem_dtype", "float8"))
     return "mxfp8" if "float8" in element else "mxfp4" if "float4" in element else "custom"
-
-
-def other_features(module: nn.Module) -> Features:
-    """Return settings of a prototype linear (0.10 to 0.16)."""
-    return config_features(state_of(module).get("config")) | config_features(module)
 
 
 def config_features(config: Any) -> Features:
