@@ -19,6 +19,7 @@ from fp8doctor.render.words import FAMILIES, MARKS, NOT_PROFILED, Mark
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
     from rich.text import Text
 
 TONES: dict[Tone, tuple[Mark, str]] = {
@@ -182,7 +183,6 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
     from rich.console import Group
     from rich.padding import Padding
     from rich.panel import Panel
-    from rich.table import Table
 
     mark, colour = TONES[answer.tone]
     what = canvas.own(f"{canvas.glyph(MARKS[mark])} ") + canvas.text(answer.what)
@@ -196,9 +196,7 @@ def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
     else:
         head = [what, Padding(numbers, (0, 0, 0, 2))]
     mended = answer.tone == "bad" and answer.then.basis == "measured"
-    rows = Table.grid(padding=(0, GAP, 0, 0))
-    rows.add_column(no_wrap=True, style="bold")
-    rows.add_column(overflow="fold")
+    rows = _labelled("bold")
     for label, sentences in answer.rows:
         style = "green" if label == "Then" and mended else ""
         for at, sentence in enumerate(sentences):
@@ -321,13 +319,19 @@ def _difference(found: DifferenceBars, canvas: Canvas) -> Iterator[RenderableTyp
         yield line + canvas.own(bar, fill[2])
 
 
-def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[RenderableType]:
-    """Write what decides about FP8, a line each."""
+def _labelled(style: str = "", gap: int = GAP) -> Table:
+    """Make a table of two columns: labels, and text that is wrapped."""
     from rich.table import Table
 
-    rows = Table.grid(padding=(0, GAP, 0, 0))
-    rows.add_column(no_wrap=True, style="dim")
+    rows = Table.grid(padding=(0, gap, 0, 0))
+    rows.add_column(no_wrap=True, style=style)
     rows.add_column(overflow="fold")
+    return rows
+
+
+def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[RenderableType]:
+    """Write what decides about FP8, a line each."""
+    rows = _labelled("dim")
     for label, told in facts:
         rows.add_row(label, canvas.text(told))
     yield rows
@@ -335,11 +339,7 @@ def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[Rendera
 
 def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:
     """Write a line for the job, and its ranks with their numbers in screen."""
-    from rich.table import Table
-
-    rows = Table.grid(padding=(0, GAP, 0, 0))
-    rows.add_column(no_wrap=True, style="bold")
-    rows.add_column(overflow="fold")
+    rows = _labelled("bold")
     for row in (*ranks.each, *([("", ranks.more)] if ranks.more else [])):
         rows.add_row(*map(canvas.text, row))
     yield canvas.text(ranks.job)
@@ -367,11 +367,7 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
 
 def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
     """Write notices, areas, and the next commands."""
-    from rich.table import Table
-
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_column(no_wrap=True)
-    lines.add_column(overflow="fold")
+    lines = _labelled(gap=1)
     for each in screen.notices:
         code = "" if each.code in each.text else f"  {each.code}"
         lines.add_row(canvas.mark(each.mark), canvas.text(each.text) + canvas.own(code, "dim"))
