@@ -230,8 +230,7 @@ def untimed(facts: Facts, why: str | None) -> Facts:
     """Add why no copy is timed, if there is a reason."""
     import msgspec
 
-    gaps = facts.get("gaps", {})
-    return msgspec.structs.replace(facts, gaps={**gaps, "trial": why}) if why else facts
+    return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "trial": why}) if why else facts
 
 
 def failed_early(seen: ScriptState) -> bool:

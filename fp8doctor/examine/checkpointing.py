@@ -43,42 +43,26 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 
 def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing | None:
     """Return the checkpointing at this module, or None."""
-    state = state_of(module)
+    state, training = state_of(module), read(module, "training")
+    hooks = [hook for hook in state.get("_forward_pre_hooks", {}).values() if is_composable(hook)]
+
+    def found(form: Any, active: bool | None, reentrant: bool | None, function: Any) -> Checkpointing:
+        fp8 = in_fp8(module, function)
+        return Checkpointing(name=name, form=form, active=active, reentrant=reentrant, **fp8)
+
     if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in kind.lineage:
         implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
-        return Checkpointing(
-            name=name,
-            form="wrapper",
-            active=read(module, "training"),
-            reentrant=reentrant,
-            **in_fp8(module, state.get("checkpoint_fn")),
-        )
+        return found("wrapper", training, reentrant, state.get("checkpoint_fn"))
     if (CHECKPOINT_WRAPPERS, "OffloadWrapper") in kind.lineage:
-        return Checkpointing(name=name, form="offload", active=read(module, "training"), reentrant=None)
+        return Checkpointing(name=name, form="offload", active=training, reentrant=None)
     if state.get("gradient_checkpointing", kind.once(_flag_of_class)) is True:
         function = state.get("_gradient_checkpointing_func")
-        return Checkpointing(
-            name=name,
-            form="huggingface",
-            active=read(module, "training"),
-            reentrant=_reentrant(function),
-            **in_fp8(module, function),
-        )
-    hooks = [hook for hook in state.get("_forward_pre_hooks", {}).values() if is_composable(hook)]
+        return found("huggingface", training, _reentrant(function), function)
     if hooks:
-        return Checkpointing(
-            name=name, form="composable", active=True, reentrant=False, **in_fp8(module, hooks[0])
-        )
+        return found("composable", True, False, hooks[0])
     if whole_forward(module):
-        function = forward_of(module)
-        return Checkpointing(
-            name=name,
-            form="whole_forward",
-            active=True,
-            reentrant=_reentrant(function),
-            **in_fp8(module, function),
-        )
+        return found("whole_forward", True, _reentrant(forward_of(module)), forward_of(module))
     named_there = names_checkpoint(forward_of(module), kind.of) if "forward" in state else None
     if not (kind.once(_names_checkpoint) if named_there is None else named_there):
         return None

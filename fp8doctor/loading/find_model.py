@@ -88,23 +88,7 @@ def blamed(doing: str) -> Iterator[None]:
             user_frames(error),
         ) from error
     except BaseException as error:
-        raise UserError(
-            f"{doing} raised {error_in_words(error)}{_remedy(error)}", user_frames(error)
-        ) from error
-
-
-def _remedy(error: BaseException) -> str:
-    """Return a sentence that helps, if the library's message lacks it.
-
-    Accelerate 1.15 wraps torchao's weights for FSDP even with DeepSpeed, whose references keep torch from
-    moving them.
-    """
-    if not isinstance(error, RuntimeError) or "Couldn't swap Float8Linear.weight" not in str(error):
-        return ""
-    return (
-        ". The FP8 weights are wrapped for FSDP's float8 all-gather; where there is no FSDP, "
-        "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false leaves that out"
-    )
+        raise UserError(f"{doing} raised {error_in_words(error)}", user_frames(error)) from error
 
 
 def user_frames(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from fp8doctor.examine.fp8_arguments import fp8_arguments
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
-from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
@@ -145,8 +145,7 @@ class ScriptExaminer:
 
     def _without_a_model(self, why: str) -> Facts:
         facts = examine_surroundings(self.target)
-        gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-        return msgspec.structs.replace(facts, gaps={**gaps, "network": why})
+        return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "network": why})
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, if there is a device for it."""

@@ -9,11 +9,9 @@ depth (a 1.7B decoder, H200, torch 2.11).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import nn
 
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
 from fp8doctor.analysis.compile_coverage import has_loop
@@ -60,8 +58,8 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     ]
     in_fp8 = uses_fp8(facts)
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
-    prescribed = planner.prescribed(as_is, proposals) if in_fp8 and proposals else None
-    alike = planner.bf16_alike(prescribed) if prescribed else []
+    prescribed = planner.on(as_is, proposals, ArmName.PRESCRIBED) if in_fp8 and proposals else None
+    alike = planner.bf16_alike(prescribed, proposals) if prescribed else []
     if prescribed:
         prescribed = replace(prescribed, if_host_bound=planner.recorded_kernels(prescribed))
     else:
@@ -71,10 +69,10 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         as_is,
         *planner.baselines(in_fp8),
         VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
-        *([prescribed] if prescribed else [] if in_fp8 else planner.conversions()),
+        *([prescribed] if prescribed else [] if in_fp8 else planner.conversions(as_is)),
         *alike,
         *(planner.prescribed_as_compiled(as_is, proposals) if prescribed else []),
-        *(planner.single(as_is, each) for each in proposals if len(proposals) > 1 or not prescribed),
+        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or not prescribed),
         *(each for each in planner.measurements(base) if each.name not in {plan.name for plan in alike}),
         *planner.tried_unasked(base, proposals),
     ]
@@ -101,18 +99,14 @@ class VariantPlanner:
             ArmName.BF16_AS_COMPILED: (in_fp8 or bool(own)) and self.compiles_otherwise,
         }
         first = ArmName.BF16_COMPILED if compiled else ArmName.BF16
-        return [
-            VariantPlan(
-                form,
-                in_form(form, self.facts),
-                own,
-                fp8=False,
-                compiled=form != ArmName.BF16,
-                by_block=form == ArmName.BF16_COMPILED,
-            )
-            for form in sorted(forms, key=lambda form: form != first)
-            if forms[form]
-        ]
+        ordered = sorted(forms, key=lambda form: form != first)
+        return [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
+
+    def bf16(self, form: ArmName, name: str = "") -> VariantPlan:
+        """Plan a form of BF16."""
+        by_block = form == ArmName.BF16_COMPILED
+        make, compiled = in_form(form, self.facts), form != ArmName.BF16
+        return VariantPlan(name or form, make, fp8=False, compiled=compiled, by_block=by_block)
 
     @functools.cached_property
     def compiles_otherwise(self) -> bool:
@@ -124,44 +118,31 @@ class VariantPlanner:
         bare = recorded(self.facts, "training.autocast") and self.facts.training.autocast is None
         return (AUTOCAST_BF16,) if bare and mostly_fp32(self.job.model) else ()
 
-    def conversions(self) -> list[VariantPlan]:
+    def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, and in each form of compilation."""
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
-        plans = []
+        bare, plans = replace(as_is, make=without_compile_marks), []
         for recipe in (each.name for each in RECIPES.values() if each.converts):
-            names = (*self.own_autocast(), f"convert-{recipe}")
-            plans.append(self.conversion(conversion_to(recipe), (*names, compilation), without_compile_marks))
+            treatments = [_unexplained(each) for each in (*self.own_autocast(), f"convert-{recipe}")]
+            plans.append(self.on(bare, [*treatments, _unexplained(compilation)], conversion_to(recipe)))
             if self.compiles_otherwise:
-                plans.append(self.conversion(conversion_to(recipe, as_compiled=True), names))
-        return plans
+                plans.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
+        return [replace(each, fp8=True, compiled=True) for each in plans]
 
-    def conversion(self, name: str, names: tuple[str, ...], first: Change = as_it_is) -> VariantPlan:
-        """Plan these treatments of a model without FP8, after the change ``first``."""
-        make = chain(first, *(self.change(Treatment(name=each, summary="", code="")) for each in names))
-        by_block = compiles_by_block(names)
-        return VariantPlan(name, make, names, fp8=True, base=ArmName.AS_IS, compiled=True, by_block=by_block)
-
-    def prescribed(self, as_is: VariantPlan, proposals: Sequence[Treatment]) -> VariantPlan:
-        """Combine all proposals in one variant."""
-        change, names = (
-            chain(*(self.change(each) for each in proposals)),
-            tuple(each.name for each in proposals),
-        )
-        ratio = functools.reduce(
-            lambda product, each: product * traits(each.name).tokens_ratio, proposals, 1.0
-        )
-        compiled = any(traits(name).compiles for name in names)
+    def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
+        """Plan treatments, all together, on top of ``base``."""
+        names = tuple(each.name for each in treatments)
+        change = chain(*map(self.change, treatments))
         return VariantPlan(
-            ArmName.PRESCRIBED,
-            change,
+            name,
+            chain(base.make, change),
             names,
-            layers=tuple(each.layers for each in proposals),
-            fp8=True,
-            base=as_is.name,
+            fp8=True if TE_AUTOCAST in names else base.fp8,
+            base=base.name,
             change=change,
-            tokens_ratio=ratio,
-            compiled=compiled,
-            by_block=compiles_by_block(names),
+            tokens_ratio=math.prod((traits(each).tokens_ratio for each in names), start=base.tokens_ratio),
+            compiled=base.compiled or any(traits(each).compiles for each in names),
+            by_block=compiles_by_block(names, base.by_block),
         )
 
     def prescribed_as_compiled(self, as_is: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
@@ -172,47 +153,15 @@ class VariantPlanner:
         kept = [each for each in proposals if each.name not in IN_PLACE_OF_THE_USERS]
         if not self.compiles_otherwise or len(kept) < 2 or len(kept) == len(proposals):
             return []
-        plan = self.prescribed(as_is, kept)
-        return [replace(plan, name=ArmName.PRESCRIBED_AS_COMPILED, compiled=True)]
+        return [replace(self.on(as_is, kept, ArmName.PRESCRIBED_AS_COMPILED), compiled=True)]
 
-    def bf16_alike(self, prescribed: VariantPlan) -> list[VariantPlan]:
+    def bf16_alike(self, prescribed: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
         """Plan BF16 with those changes of the prescription that help it too, if there are any."""
-        shared = [name for name in prescribed.treatments if traits(name).helps_bf16_too]
+        shared = [each for each in proposals if traits(each.name).helps_bf16_too]
         if not shared:
             return []
-        form = self.form_of(prescribed)
-        changes = dict(zip(prescribed.treatments, prescribed.layers, strict=True))
-        made = (Treatment(name=name, summary="", code="", layers=changes[name]) for name in shared)
-        return [
-            VariantPlan(
-                BF16_WITH.get(frozenset(shared), ArmName.BF16_PRESCRIBED),
-                chain(in_form(form, self.facts), *map(self.change, made)),
-                tuple(shared),
-                fp8=False,
-                base=form,
-                tokens_ratio=prescribed.tokens_ratio,
-                compiled=form != ArmName.BF16 or any(traits(name).compiles for name in shared),
-                by_block=compiles_by_block(shared, form == ArmName.BF16_COMPILED),
-            )
-        ]
-
-    def single(self, base: VariantPlan, treatment: Treatment) -> VariantPlan:
-        """Plan one treatment alone on top of ``base``."""
-        change, ratio = self.change(treatment), base.tokens_ratio * traits(treatment.name).tokens_ratio
-        fp8 = True if treatment.name == TE_AUTOCAST else base.fp8
-        compiled = base.compiled or traits(treatment.name).compiles
-        return VariantPlan(
-            treatment.name,
-            chain(base.make, change),
-            (treatment.name,),
-            fp8,
-            base.name,
-            change,
-            layers=(treatment.layers,),
-            tokens_ratio=ratio,
-            compiled=compiled,
-            by_block=compiles_by_block((treatment.name,), base.by_block),
-        )
+        name = BF16_WITH.get(frozenset(each.name for each in shared), ArmName.BF16_PRESCRIBED)
+        return [self.on(self.bf16(self.form_of(prescribed)), shared, name)]
 
     def tried_unasked(self, base: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
         """Plan the explorations on top of ``base``.
@@ -220,13 +169,16 @@ class VariantPlanner:
         If one graph holds several blocks, recipes are tried block by block: the graph would compile anew for
         each of them.
         """
-        found = self.explored(proposals)
-        plans = {each.name: replace(self.single(base, each), explored=True) for each in found}
+        unasked = explorations(self.context(proposals))
+        found = [described for name in unasked if (described := describe(name, self.facts))]
+        plans = {each.name: replace(self.on(base, [each], each.name), explored=True) for each in found}
         blocks = plans.get(COMPILE_BLOCKS)
         recipes = [each for each in found if family(each.name) == "recipe"]
         if blocks is None or not recipes or not is_one_graph(self.context(proposals)):
             return list(plans.values())
-        on_blocks = {each.name: replace(self.single(blocks, each), explored=True) for each in recipes}
+        on_blocks = {
+            each.name: replace(self.on(blocks, [each], each.name), explored=True) for each in recipes
+        }
         first = min(list(plans).index(name) for name in (blocks.name, *on_blocks))
         others = [each for each in plans.values() if each is not blocks]
         ordered = [*others[:first], blocks, *others[first:]]
@@ -236,28 +188,15 @@ class VariantPlanner:
         """Collect what decides on explorations."""
         return TrialContext(self.facts, self.job, {each.name for each in proposals})
 
-    def explored(self, proposals: Iterable[Treatment]) -> list[Treatment]:
-        """Describe the explorations."""
-        unasked = explorations(self.context(proposals))
-        return [described for name in unasked if (described := describe(name, self.facts))]
-
     def measurements(self, base: VariantPlan) -> list[VariantPlan]:
         """Plan variants that measure a share and are never prescribed."""
         plans = []
         unasked = explorations(TrialContext(self.facts, self.job, ()))
         if CHECKPOINTING_OFF in unasked and uses_fp8(self.facts):
             form = self.form_of(base)
-            plans.append(
-                VariantPlan(
-                    ArmName.BF16_WITHOUT_CHECKPOINTING,
-                    chain(in_form(form, self.facts), on_model(keep_activations, asking=flags(self.facts))),
-                    fp8=False,
-                    base=form,
-                    explored=True,
-                    compiled=form != ArmName.BF16,
-                    by_block=form == ArmName.BF16_COMPILED,
-                )
-            )
+            plan, asking = self.bf16(form, ArmName.BF16_WITHOUT_CHECKPOINTING), flags(self.facts)
+            make = chain(plan.make, lambda each: replace(each, model=keep_activations(each.model, asking)))
+            plans.append(replace(plan, make=make, base=form, explored=True))
         if self.facts.network.adapter_parameters:
             plans.append(
                 VariantPlan(
@@ -288,17 +227,10 @@ class VariantPlanner:
             return ()
         if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
             return ()
-        graphs = Treatment(name=CUDA_GRAPHS, summary="", code="")
-        bf16 = VariantPlan(
-            ArmName.BF16_CUDA_GRAPHS,
-            chain(in_form(ArmName.BF16_COMPILED, self.facts), self.change(graphs)),
-            fp8=False,
-            base=ArmName.BF16_COMPILED,
-            explored=True,
-            compiled=True,
-            by_block=True,
-        )
-        return replace(self.single(base, graphs), explored=True), bf16
+        compiled_bf16 = self.bf16(ArmName.BF16_COMPILED)
+        pairs = ((base, CUDA_GRAPHS), (compiled_bf16, ArmName.BF16_CUDA_GRAPHS))
+        fp8, bf16 = (self.on(of, [_unexplained(CUDA_GRAPHS)], name) for of, name in pairs)
+        return replace(fp8, explored=True), replace(bf16, explored=True, treatments=())
 
     def form_of(self, plan: VariantPlan) -> ArmName:
         """Name the form of BF16 that is compiled as this variant is."""
@@ -319,9 +251,7 @@ def together(base: VariantPlan, winners: Sequence[VariantPlan], name: str) -> Va
     kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
     change = chain(base.change, *(winner.change for winner in winners))
     added = [treatment for winner in winners for treatment in winner.treatments]
-    ratio = functools.reduce(
-        lambda product, winner: product * winner.tokens_ratio / base.tokens_ratio, winners, base.tokens_ratio
-    )
+    ratio = math.prod((each.tokens_ratio / base.tokens_ratio for each in winners), start=base.tokens_ratio)
     compiled = any(plan.compiled for plan in (base, *winners))
     return VariantPlan(
         name,
@@ -342,9 +272,9 @@ def compiles_by_block(names: Iterable[str], before: bool = False) -> bool:
     return forms[-1] in BY_BLOCK if forms else before
 
 
-def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:
-    """Turn a change of the model into a change of the variant."""
-    return lambda variant: replace(variant, model=change(variant.model, **settings))
+def _unexplained(name: str) -> Treatment:
+    """Make a treatment that no user reads."""
+    return Treatment(name=name, summary="", code="")
 
 
 def chain(*changes: Change) -> Change:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,8 +44,6 @@ class VariantPlan:
     make: Change
     treatments: tuple[str, ...] = ()
     """Treatments on top of its base; empty for a baseline or a mere measurement."""
-    layers: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
-    """For each treatment the modules that it changes; empty if its name says it all."""
     fp8: bool | None = None
     base: str | None = None
     """The variant that it changes; None if it changes none."""

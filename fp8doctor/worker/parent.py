@@ -249,9 +249,8 @@ def _has_times(facts: Facts) -> bool:
 def _incomplete(facts: Facts, sentence: str) -> Examination:
     if not _has_times(facts):
         facts = msgspec.structs.replace(facts, trial=NOT_RECORDED)
-    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-    gaps.update({name: sentence for name in ("software", "network") if not recorded(facts, name)})
-    return Examination(msgspec.structs.replace(facts, gaps=gaps), sentence)
+    unread = {name: sentence for name in ("software", "network") if not recorded(facts, name)}
+    return Examination(msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), **unread}), sentence)
 
 
 def _end(returncode: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,17 @@ def saved_with_safetensors() -> None:
     save(dict(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=config).state_dict()))
 
 
+def moved_though_referred_to() -> None:
+    """As DeepSpeed refers to the weights that Accelerate's torchao path has wrapped."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)), config=config)
+    elsewhere = weakref.ref(model[0].weight)
+    model.bfloat16()
+    assert elsewhere
+
+
 def unknown_operation() -> None:
     from torchao.float8.float8_training_tensor import Float8TrainingTensor
 
@@ -107,6 +119,7 @@ RAISED: dict[str, tuple[Callable[[], object], ...]] = {
         lambda: recomputed(torch.Tensor.bfloat16),
     ),
     "Attempted to access the data pointer": (saved_with_safetensors,),
+    "Couldn't swap Float8Linear.weight": (moved_though_referred_to,),
     "attempting to run aten": (unknown_operation,),
     "You cannot perform fine-tuning": (lambda: quantized_without_adapters(trainable=True),),
     "Your setup doesn't support bf16/gpu": (bf16_without_gpu,),

@@ -414,22 +414,6 @@ def test_an_interrupt_that_the_file_raises_is_its_own(write: Write) -> None:
             load(write(text, "net.py"))
 
 
-WRAPPED = """
-import weakref
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-model = torch.nn.Sequential(torch.nn.Linear(32, 32))
-convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
-elsewhere = weakref.ref(model[0].weight)
-model.bfloat16()
-"""
-
-
-def test_a_wrapped_weight_that_cannot_be_moved_is_told_with_what_cures_it(write: Write) -> None:
-    """DeepSpeed refers to the weights that Accelerate's torchao path has wrapped."""
-    with pytest.raises(UserError, match=r"Couldn't swap Float8Linear\.weight\. .*ALL_GATHER=false leaves"):
-        load(write(WRAPPED))
-
-
 def test_the_file_runs_under_its_own_name_with_its_folder_first(write: Write, tmp_path: Path) -> None:
     write("width = 16", "sub/helper.py")
     file = write(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +15,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import eager_bf16, on_model
+from fp8doctor.trial.planning import eager_bf16
 from fp8doctor.trial.treatments.compilation import compile_blocks
-from fp8doctor.trial.variant import VariantPlan, as_it_is
+from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 
 CPU = torch.device("cpu")
 
@@ -62,6 +64,11 @@ def job(blocks: int = 26, **settings: Any) -> Job:
             **settings,
         }
     )
+
+
+def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:
+    """A change of the model as one of the variant."""
+    return lambda variant: replace(variant, model=change(variant.model, **settings))
 
 
 AS_IS = VariantPlan("as_is", as_it_is, fp8=True)

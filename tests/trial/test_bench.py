@@ -27,11 +27,11 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import as_it_is, eager_bf16, on_model
+from fp8doctor.trial.planning import as_it_is, eager_bf16
 from fp8doctor.trial.treatments.compilation import compile_blocks
 from fp8doctor.trial.treatments.switches import could_be_fused
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.decoder import CPU, Block, Decoder, job
+from tests.trial.decoder import CPU, Block, Decoder, job, on_model
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,18 +80,15 @@ def layer_numerics(bench: Bench, until: float, against: str | None = None) -> tu
         chosen = sorted(random.Random(0).sample(names, MOST_LAYERS), key=names.index)
     layers = [_Layer(name, modules(fp8)[name], modules(bf16.model)[name]) for name in chosen]
     alone = _Alone(_around(bench, as_is), _around(bench, bf16), until)
-    handles = []
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
             if any(_is_te(each.fp8) for each in layers):
                 _step(bench, as_is)  # fills the amax history, from which delayed scaling takes its scales
-            handles = [
-                each.bf16.register_forward_hook(alone.watch(each), with_kwargs=True) for each in layers
-            ]
+            for each in layers:
+                hook = each.bf16.register_forward_hook(alone.watch(each), with_kwargs=True)
+                hooks.callback(hook.remove)
             _step(bench, bf16)
     finally:
-        for handle in handles:
-            handle.remove()
         for parameter in base.parameters():
             parameter.grad = None
         del as_is, bf16, layers

@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -186,12 +186,10 @@ def _calls(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
     def count(layer: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
         rows[layer].append(_rows(next(tensors((*arguments, *named.values())))))
 
-    handles = [layer.register_forward_pre_hook(count, with_kwargs=True) for layer in rows]
-    try:
+    with ExitStack() as hooks:
+        for layer in rows:
+            hooks.callback(layer.register_forward_pre_hook(count, with_kwargs=True).remove)
         yield rows
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _rows(x: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -358,11 +358,7 @@ def executed(model: nn.Module) -> Iterator[Executed]:
 
         return hook
 
-    handles = [
-        module.register_forward_pre_hook(note(cleaned(name))) for name, module in model.named_modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.callback(module.register_forward_pre_hook(note(cleaned(name))).remove)
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,20 +202,13 @@ def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
     A call that raises is closed too: checkpointing ends a recomputation that way.
     """
     calls = _Calls()
-    handles: list[Any] = []
-    try:
+    with ExitStack() as hooks:
         for name, module in modules.items():
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            handles.append(
-                module.register_forward_pre_hook(
-                    calls.beginning(f"{MODULE}{kind} {cleaned(name)}"), prepend=True
-                )
-            )
-            handles.append(module.register_forward_hook(calls.ending, always_call=True))
+            begin = calls.beginning(f"{MODULE}{kind} {cleaned(name)}")
+            hooks.callback(module.register_forward_pre_hook(begin, prepend=True).remove)
+            hooks.callback(module.register_forward_hook(calls.ending, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _Calls(threading.local):

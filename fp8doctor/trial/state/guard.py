@@ -80,10 +80,10 @@ class Guard:
         self._standing = True
         try:
             with ExitStack() as stack:
-                stack.enter_context(_without_runs(self._modules, self._refuse))
-                stack.enter_context(_without_gradients(self._parameters, self._refuse))
-                stack.enter_context(_without_optimizer_steps(self._is_the_users, self._refuse))
-                stack.enter_context(_without_scheduler_steps(self._is_the_users, self._refuse))
+                _refuse_runs(stack, self._modules, self._refuse)
+                _refuse_gradients(stack, self._parameters, self._refuse)
+                _refuse_optimizer_steps(stack, self._is_the_users, self._refuse)
+                _refuse_scheduler_steps(stack, self._is_the_users, self._refuse)
                 yield
         finally:
             self._standing = False
@@ -187,63 +187,47 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self._refuse(f"it would write to {name}")
 
 
-@contextmanager
-def _without_runs(modules: Mapping[str, nn.Module], refuse: Refuse) -> Iterator[None]:
+def _refuse_runs(stack: ExitStack, modules: Mapping[str, nn.Module], refuse: Refuse) -> None:
     """Refuse to run a module of the original."""
 
     def before(name: str, module: nn.Module, arguments: Any) -> None:
         refuse(f"it runs {name!r} of the original" if name else "it runs the original itself")
 
-    handles = [
-        module.register_forward_pre_hook(functools.partial(before, name)) for name, module in modules.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    for name, module in modules.items():
+        stack.callback(module.register_forward_pre_hook(functools.partial(before, name)).remove)
 
 
-@contextmanager
-def _without_gradients(parameters: Mapping[int, tuple[str, torch.Tensor]], refuse: Refuse) -> Iterator[None]:
+def _refuse_gradients(
+    stack: ExitStack, parameters: Mapping[int, tuple[str, torch.Tensor]], refuse: Refuse
+) -> None:
     """Refuse a backward that reaches a user's parameter, before it gets a gradient."""
 
     def reach(name: str, gradient: torch.Tensor) -> None:
         refuse(f"its backward would reach {name}")
 
-    leaves = [(name, each) for name, each in parameters.values() if each.requires_grad and each.is_leaf]
-    before = [each._backward_hooks for _, each in leaves]
-    handles = [
-        each.register_hook(functools.partial(reach, name))  # type: ignore[no-untyped-call]
-        for name, each in leaves
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for (_, each), hooks in zip(leaves, before, strict=True):
-            if hooks is None and not each._backward_hooks:
-                each._backward_hooks = None
+    def remove(leaf: torch.Tensor, handle: Any, had_hooks: bool) -> None:
+        handle.remove()
+        if not had_hooks and not leaf._backward_hooks:
+            leaf._backward_hooks = None
+
+    for name, each in parameters.values():
+        if each.requires_grad and each.is_leaf:
+            had_hooks = each._backward_hooks is not None
+            handle = each.register_hook(functools.partial(reach, name))  # type: ignore[no-untyped-call]
+            stack.callback(remove, each, handle, had_hooks)
 
 
-@contextmanager
-def _without_optimizer_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
+def _refuse_optimizer_steps(stack: ExitStack, is_the_users: Callable[[Any], bool], refuse: Refuse) -> None:
     """Refuse a step of the user's optimizer."""
 
     def before(optimizer: Any, arguments: Any, settings: Any) -> None:
         if not torch.compiler.is_compiling() and is_the_users(optimizer):
             refuse(f"it would step your optimizer ({type(optimizer).__name__})")
 
-    handle = register_optimizer_step_pre_hook(before)
-    try:
-        yield
-    finally:
-        handle.remove()
+    stack.callback(register_optimizer_step_pre_hook(before).remove)
 
 
-@contextmanager
-def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse) -> Iterator[None]:
+def _refuse_scheduler_steps(stack: ExitStack, is_the_users: Callable[[Any], bool], refuse: Refuse) -> None:
     """Refuse a step of a scheduler of the user's optimizer."""
 
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,12 +241,8 @@ def _without_scheduler_steps(is_the_users: Callable[[Any], bool], refuse: Refuse
 
     steps = {kind: vars(kind)["step"] for kind in _kinds(LRScheduler) if "step" in vars(kind)}
     for kind, step in steps.items():
+        stack.callback(setattr, kind, "step", step)
         kind.step = guarded(step)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for kind, step in steps.items():
-            kind.step = step  # type: ignore[method-assign]
 
 
 def _kinds(kind: type[LRScheduler]) -> Iterator[type[LRScheduler]]:

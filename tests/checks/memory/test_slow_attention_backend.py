@@ -368,7 +368,7 @@ def alone(name: str) -> Callable[[VariantPlanner, VariantPlan], list[VariantPlan
         (finding,) = run(select(discover(), ["MEM004"]), of.facts)[0]
         assert finding.treatment is not None
         assert finding.treatment.name == name
-        return [of.single(as_is, finding.treatment)]
+        return [of.on(as_is, [finding.treatment], name)]
 
     return plans
 
