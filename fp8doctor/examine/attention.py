@@ -123,65 +123,41 @@ DROPPED = "`use_cache` argument is changed to `False` since `labels`"
 """Warning of BART and its relatives when they drop the cache."""
 
 
-def use_cache(tree: Tree, arguments: Any) -> bool | None:
-    """Tell if every training forward builds a cache; None if no module can."""
-    models = [place.module for place in tree.places if PRETRAINED in place.kind.lineage]
-    makers = [place for place in tree.places if place.module in models and makes_cache(place.module)]
-    if not makers:
-        return None
+def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:
+    """Return if every training forward builds a cache, its switch and its holder, as `Training` names them.
+
+    ``use_cache`` is None if no module can build one. A model that builds one passes its setting down.
+    """
+    models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
+    makers = [place for place in models if makes_cache(place.module)]
+    configs = {id(place): read(place.module, "config") for place in models}
+    asked = {id(place): read(configs[id(place)], "use_cache") is True for place in makers}
     settings = state_of(arguments)
-    off = (
-        settings.get("use_cache") is False
-        or settings.get("gradient_checkpointing")
-        or settings.get("activation_checkpointing")
-    )
-    if off or any(drops_cache(module) for module in models):
-        return False
-    asked = {id(place): read(read(place.module, "config"), "use_cache") is True for place in makers}
-    return any(
+    off = settings.get("use_cache") is False or any(drops_cache(place.module) for place in models)
+    checkpointed = settings.get("gradient_checkpointing") or settings.get("activation_checkpointing")
+    builds = any(
         asked[id(place)]
         and not huggingface_flag(place.module)
         and all(asked.get(id(above), True) for above in above_of(place))
         for place in makers
     )
+    asking = {id(configs[id(place)]) for place in makers if asked[id(place)] and not off}
+    switch = next((place.name for place in models if id(configs[id(place)]) in asking), None)
+    below = f"{switch}." if switch else ""
+    inside = [place.name for place in makers if place.name == switch or place.name.startswith(below)]
+    holder = max(inside, key=lambda name: name.count(".") + bool(name), default=switch)
+    return {
+        "use_cache": builds and not (off or checkpointed) if makers else None,
+        "cache_switch": switch,
+        "cache_holder": None if switch is None else holder,
+    }
 
 
 def above_of(place: Place) -> Iterator[Place]:
-    """Yield the places above; a model that builds a cache passes its setting down."""
+    """Yield the places above."""
     while place.parent is not None:
         place = place.parent
         yield place
-
-
-def cache_holder(tree: Tree, switch: str | None) -> str | None:
-    """Name the innermost module that builds the cache of ``switch``."""
-    if switch is None:
-        return None
-    below = f"{switch}." if switch else ""
-    makers = [
-        place.name
-        for place in tree.places
-        if PRETRAINED in place.kind.lineage
-        and (place.name == switch or place.name.startswith(below))
-        and makes_cache(place.module)
-    ]
-    return max(makers, key=lambda name: name.count(".") + bool(name), default=switch)
-
-
-def cache_switch(tree: Tree, arguments: Any) -> str | None:
-    """Name the outermost module whose configuration asks for a cache, or None."""
-    models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
-    if read(arguments, "use_cache") is False or any(drops_cache(place.module) for place in models):
-        return None
-    configs = [
-        read(place.module, "config")
-        for place in models
-        if makes_cache(place.module) and read(read(place.module, "config"), "use_cache") is True
-    ]
-    return next(
-        (place.name for place in models if any(read(place.module, "config") is config for config in configs)),
-        None,
-    )
 
 
 def makes_cache(module: nn.Module) -> bool:

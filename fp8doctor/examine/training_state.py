@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.examine.attention import cache_holder, cache_switch, use_cache
+from fp8doctor.examine.attention import examine_cache
 from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
@@ -62,9 +62,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
             arguments, own_loss(job.trainer) if is_trainer(job.trainer) else NOT_RECORDED
         ),
         optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
-        use_cache=use_cache(tree, arguments),
-        cache_switch=cache_switch(tree, arguments),
-        cache_holder=cache_holder(tree, cache_switch(tree, arguments)),
+        **examine_cache(tree, arguments),
         layerdrop=layerdrop(tree),
         alloc_retries=examine_allocator(gaps),
         optimizer_stepped=None if optimizer is None else bool(read(innermost(optimizer), "state")),
