@@ -172,6 +172,8 @@ def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool)
     name = card.name if part is None else _ask(nvml, nvml.nvmlDeviceGetName, handle)
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, card.handle)
+    limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, card.handle)
+    default_limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, card.handle)
     return Gpu(
         name=name,
         vendor="nvidia",
@@ -183,14 +185,8 @@ def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool)
         mig=_each(_ask(nvml, nvml.nvmlDeviceGetMigMode, card.handle), lambda modes: bool(modes[0])),
         sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, card.handle, nvml.NVML_CLOCK_SM),
         sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM),
-        power_limit_w=_each(
-            _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, card.handle),
-            lambda milliwatt: milliwatt / 1000,
-        ),
-        power_limit_default_w=_each(
-            _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, card.handle),
-            lambda milliwatt: milliwatt / 1000,
-        ),
+        power_limit_w=_each(limit, lambda milliwatt: milliwatt / 1000),
+        power_limit_default_w=_each(default_limit, lambda milliwatt: milliwatt / 1000),
         throttle_reasons=_throttle_reasons(nvml, card.handle),
         other_processes=_each(
             _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),

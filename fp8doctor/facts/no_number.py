@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from fp8doctor.facts import Arm, Trial, recorded
@@ -73,15 +75,11 @@ def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
             for arm in trial.arms
         )
         return msgspec.structs.replace(trial, arms=tuple(arms))
-    failed = Arm(
-        name=ArmName.COMBINATION,
-        treatments=(),
-        base=None,
-        tried=False,
-        why=no_number.why,
-        reason=no_number.sentence,
-        breakdown=None,
-        memory=None,
-        non_finite=None,
-    )
+    failed = not_tried(no_number, name=ArmName.COMBINATION, treatments=(), base=None)
     return msgspec.structs.replace(trial, arms=(*trial.arms, failed))
+
+
+def not_tried(no_number: NoNumber | None, **plan: Any) -> Arm:
+    """Make the record of a planned variant without a number."""
+    why, reason = (no_number.why, no_number.sentence) if no_number else (None, None)
+    return Arm(**plan, tried=False, why=why, reason=reason, breakdown=None, memory=None, non_finite=None)

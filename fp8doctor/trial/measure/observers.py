@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pynvml import NVMLError  # type: ignore[import-untyped]
 
 from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
 from fp8doctor.facts import Health, HostLoad
@@ -57,11 +58,7 @@ class Observer:
             self._card = (
                 self._ask(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, self._part) or self._part
             )
-        except (NoDriverError, AttributeError):
-            self._part = None
-        except Exception as error:
-            if not _is_nvmls(error):
-                raise
+        except (NoDriverError, AttributeError, NVMLError):
             self._part = None
 
     def _by_uuid(self, uuid: str) -> Any:
@@ -73,7 +70,7 @@ class Observer:
         """Ask NVML; None if it has no answer."""
         try:
             return question(*arguments)
-        except self._nvml.NVMLError:
+        except NVMLError:
             return None
 
     def look(self) -> None:
@@ -146,10 +143,6 @@ class Observer:
         """Let go of NVML."""
         self._part = None
         self._open.close()
-
-
-def _is_nvmls(error: Exception) -> bool:
-    return any(cls.__name__ == "NVMLError" for cls in type(error).__mro__)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
 from fp8doctor.facts.arm_names import IN_BF16, ArmName, Reason, in_first_window, is_of_first_window
+from fp8doctor.facts.no_number import not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan, cleaned
@@ -121,19 +123,14 @@ def _aside(name: str, again: set[str]) -> str:
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
+    planned: dict[str, Any] = {
+        "name": of.name,
+        "treatments": of.treatments,
+        "base": of.base,
+        "tokens_ratio": ratio,
+    }
     if attempt.no_number is not None or attempt.proof is None:
-        return Arm(
-            name=of.name,
-            treatments=of.treatments,
-            base=of.base,
-            tokens_ratio=ratio,
-            tried=False,
-            why=attempt.why,
-            reason=attempt.no_number.sentence if attempt.no_number else None,
-            breakdown=None,
-            memory=None,
-            non_finite=None,
-        )
+        return not_tried(attempt.no_number, **planned)
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
@@ -155,10 +152,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
     peak = attempt.full_peak(plan)
     peak_gib = peak.gib if peak else None
     return Arm(
-        name=of.name,
-        treatments=of.treatments,
-        base=of.base,
-        tokens_ratio=ratio,
+        **planned,
         tried=True,
         why=None,
         reason=None,
