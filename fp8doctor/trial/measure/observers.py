@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pynvml import NVMLError  # type: ignore[import-untyped]
 
 from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
 from fp8doctor.facts import Health, HostLoad
@@ -58,7 +57,11 @@ class Observer:
             self._card = (
                 self._ask(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, self._part) or self._part
             )
-        except (NoDriverError, AttributeError, NVMLError):
+        except (NoDriverError, AttributeError):
+            self._part = None
+        except Exception as error:
+            if not _is_nvmls(error):
+                raise
             self._part = None
 
     def _by_uuid(self, uuid: str) -> Any:
@@ -70,7 +73,7 @@ class Observer:
         """Ask NVML; None if it has no answer."""
         try:
             return question(*arguments)
-        except NVMLError:
+        except self._nvml.NVMLError:
             return None
 
     def look(self) -> None:
@@ -143,6 +146,10 @@ class Observer:
         """Let go of NVML."""
         self._part = None
         self._open.close()
+
+
+def _is_nvmls(error: Exception) -> bool:
+    return any(cls.__name__ == "NVMLError" for cls in type(error).__mro__)
 
 
 @dataclass(frozen=True)
