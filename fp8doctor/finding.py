@@ -11,7 +11,7 @@ from fp8doctor.areas import Severity as Severity
 from fp8doctor.code_snippets import SnippetKind, kind_of, with_imports
 from fp8doctor.facts.record import Prose, Record, Value
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.wording import escaped
+from fp8doctor.wording import escaped, minus
 
 Basis = Literal["measured", "modelled", "rule"]
 
@@ -30,11 +30,17 @@ class Saving(Record, frozen=True, kw_only=True):
     basis: Basis
     gpu: str | None = None
     """The GPU that was measured or modelled."""
+    from_ms: float | None = None
+    """Step time without the fix, if both were timed; None otherwise."""
+    to_ms: float | None = None
+    """Step time with it."""
 
     @property
     def middle(self) -> float:
-        """Compute the midpoint of low and high, in ms."""
-        return (self.low + self.high) / 2
+        """Compute the difference of the two times as shown, else the midpoint, in ms."""
+        if self.from_ms is None or self.to_ms is None:
+            return (self.low + self.high) / 2
+        return minus(self.from_ms, self.to_ms)
 
 
 class Treatment(Record, frozen=True, kw_only=True):

@@ -67,6 +67,11 @@ def quotient(one_ms: float | None, other_ms: float | None) -> float | None:
     return one / other if one and other else None
 
 
+def minus(one_ms: float | None, other_ms: float | None) -> float:
+    """Subtract two times as `in_ms` shows them, in ms."""
+    return round(one_ms or 0.0, 1) - round(other_ms or 0.0, 1)
+
+
 def times(one_ms: float | None, other_ms: float | None) -> str:
     """Format the quotient of two times as shown."""
     found = quotient(one_ms, other_ms)

@@ -33,7 +33,7 @@ https://docs.pytorch.org/ao/main/workflows/training.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, base_of, ratio, saved_ms, timed_on, timed_on_cpu
+from fp8doctor.analysis.arms import arm, base_of, measured_saving, ratio, timed_on_cpu
 from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, recipe_change
@@ -43,7 +43,7 @@ from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, ArmName, Facts, Value, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
-from fp8doctor.finding import Finding, NotApplicable, Saving
+from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.recipes import BY_TREATMENT, named
 from fp8doctor.registry import check
 from fp8doctor.wording import times
@@ -88,7 +88,6 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     if not faster:
         return None
     base, best, gain = max(faster, key=lambda each: each[2].median)
-    saved = saved_ms(base, best)
     recipe = _recipe(best)
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "own_recipe": tuple(own),
@@ -104,7 +103,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         f"ms{', both compiled block by block' if base.name == COMPILE_BLOCKS else ''}. The recipes also "
         "differ in exactness: watch the loss.",
         evidence=evidence,
-        saving_ms=Saving(low=saved.low, high=saved.high, basis="measured", gpu=timed_on(facts.trial)),
+        saving_ms=measured_saving(facts.trial, base, best),
         treatment=describe(best.name, facts),
     )
 

@@ -43,7 +43,7 @@ from fp8doctor.facts import Arm, ArmName, Facts
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import minus, percent
 
 EXPLAINED = 0.8
 """Share of the difference that must be explained; two profiles of the same kernels differ by 4 to 27%."""
@@ -67,7 +67,7 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         return None
     if waits_for_time(facts.trial):
         return NotApplicable(reason="the trial had no time left for a fix that may explain it")
-    gap, given_back = now.step_ms - bf16.step_ms, now.step_ms - best.step_ms
+    gap, given_back = minus(now.step_ms, bf16.step_ms), minus(now.step_ms, best.step_ms)
     if given_back >= EXPLAINED * gap:
         return None
     found = waterfall(best, bf16)

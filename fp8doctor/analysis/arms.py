@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.analysis.significance import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -17,6 +17,7 @@ from fp8doctor.facts.arm_names import (
     is_conversion,
 )
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.finding import Saving
 from fp8doctor.wording import quotient
 
 BF16_WITH = {
@@ -154,14 +155,17 @@ def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
 
 
 def all_changes(trial: Trial, of: Arm) -> list[str]:
-    """List the treatments of a variant, and of all that it is built on."""
+    """List the treatments of a variant, and of all that it is built on.
+
+    Of a family the last stands: a recipe takes the place of the base's.
+    """
     arms = {each.name: each for each in trial.arms}
     below: Arm | None = of
-    found: list[str] = []
+    found: dict[str, str] = {}
     while below is not None:
-        found += below.get("treatments", ())
+        found = {family(name): name for name in below.get("treatments", ())} | found
         below = arms.pop(below.get("base") or "", None)
-    return found
+    return [*found.values()]
 
 
 def uses_fp8(facts: Facts) -> bool:
@@ -223,12 +227,25 @@ def saved_ms(base: Arm, changed: Arm) -> Interval:
     return Interval(median=over.median - under.median, low=over.low - under.high, high=over.high - under.low)
 
 
-def savings(facts: Facts) -> dict[str, Interval]:
+def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
+    """Return what a change saves of a step on this trial's GPU."""
+    saved = saved_ms(base, changed)
+    return Saving(
+        low=saved.low,
+        high=saved.high,
+        basis="measured",
+        gpu=timed_on(trial),
+        from_ms=base.step_ms,
+        to_ms=changed.step_ms,
+    )
+
+
+def savings(facts: Facts) -> dict[str, Saving]:
     """Compute the ms that each treatment alone saves of a step on a GPU."""
-    found: dict[str, Interval] = {}
+    found: dict[str, Saving] = {}
     for alone in facts.arms() if timed_on_gpu(facts) else ():
         if alone.tried and len(alone.get("treatments", ())) == 1:
             base = base_of(facts.trial, alone)
             if base is not None and alone.name not in IN_BF16:
-                found.setdefault(alone.treatments[0], saved_ms(base, alone))
+                found.setdefault(alone.treatments[0], measured_saving(facts.trial, base, alone))
     return found

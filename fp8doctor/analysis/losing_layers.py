@@ -17,7 +17,6 @@ from fp8doctor.analysis.layer_gain import (
 )
 from fp8doctor.analysis.layers import counted_work, fits_fp8, flops_share_pct
 from fp8doctor.analysis.outcome import fp8_pays
-from fp8doctor.analysis.significance import Interval
 from fp8doctor.cost import modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known
 from fp8doctor.cost.eager import UNCERTAINTY
@@ -221,7 +220,7 @@ def to_keep(facts: Facts) -> tuple[str, ...]:
     return tuple(linear.name for linear in judged(facts) if linear.name in found)
 
 
-def acquitted(of: Iterable[Gain], saved: Interval | None) -> bool:
+def acquitted(of: Iterable[Gain], saved: Saving | None) -> bool:
     """Return whether the step ``saved`` less than expected without these FP8 layers."""
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
@@ -231,7 +230,7 @@ def at_least(of: Iterable[Gain]) -> str:
     return "at least " if all(gain.measured for gain in of) else ""
 
 
-def in_step(saved: Interval | None) -> str:
+def in_step(saved: Saving | None) -> str:
     """Write the whole step's result as a sentence to add; empty if it was not timed."""
     if saved is None:
         return ""

@@ -189,7 +189,7 @@ def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     bf16 = best if in_bf16 else fair_bf16(facts, timed)
     if bf16 is None:
         return None
-    if base and is_of_first_window(base):
+    if is_of_first_window(timed.name) or (base and is_of_first_window(base)):
         bf16 = arm(facts.trial, in_first_window(bf16.name)) or bf16
     speedup = ratio(bf16, timed)
     return RelativeSpeed(bf16, speedup, in_bf16, is_noise(bf16, timed, facts.trial))

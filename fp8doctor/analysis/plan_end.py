@@ -1,4 +1,7 @@
-"""The variant that a plan ends in: the simplest of the fastest that a GPU timed."""
+"""The variant that a plan ends in, and the timed variants on the way to it.
+
+It is the simplest of the fastest that a GPU timed.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,17 @@ from fp8doctor.analysis.arms import (
     changes_in_bf16,
     is_finite,
     ratio_on_screen,
+    saved_ms,
     timed_a_model,
     timed_on_cpu,
     timed_on_gpu,
     uses_fp8,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.treatment_table import CUDA_GRAPHS
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES, IN_BF16, ArmName, is_conversion, is_of_first_window
+from fp8doctor.wording import minus
 
 
 class PlanEnd(Struct, frozen=True):
@@ -97,6 +102,62 @@ def _is_total(each: Arm) -> bool:
 
 def _by_time(arms: list[Arm]) -> list[Arm]:
     return sorted(arms, key=lambda each: each.step_ms or 0.0)
+
+
+class Link(Struct, frozen=True):
+    """A part of the way from the step as it is to the plan's end."""
+
+    before: Arm
+    after: Arm
+    names: frozenset[str]
+    """Treatments that make ``after`` of ``before``, together if there are several."""
+
+
+def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
+    """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
+
+    The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
+    gain by itself for sure shares a link with the next.
+    """
+    now, done = arm(facts.trial, ArmName.AS_IS), frozenset[str]()
+    timed = (each for each in facts.trial.arms if each.tried and each.step_ms)
+    stops = [(made, each) for each in timed if (made := _made(facts, each))]
+    whole = next((made for made, each in stops if each.name == end.arm.name), done)
+    first = whole & {STAY_IN_BF16}
+    links: list[Link] = []
+    while now is not None and done < whole:
+        nearer = [
+            (made, each)
+            for made, each in stops
+            if done < made < whole
+            and first <= made
+            and saved_ms(now, each).low > 0
+            and minus(each.step_ms, end.arm.step_ms) > 0
+            and (is_finite(each) or not is_finite(end.arm))
+        ]
+        made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].step_ms), default=(whole, end.arm))
+        links.append(Link(now, after, made - done))
+        now, done = after, made
+    return tuple(links)
+
+
+def kind(name: str, facts: Facts) -> str:
+    """Name a treatment as `Link` does: without FP8, a baseline is the job compiled, in any way."""
+    compiles = traits(name).compiles or name == STAY_IN_BF16
+    return family(COMPILE_BLOCKS) if compiles and not uses_fp8(facts) else name
+
+
+def _made(facts: Facts, of: Arm) -> frozenset[str]:
+    """Name what makes a variant of the step as it is; empty if no plan leads through it."""
+    if of.name == ArmName.WITHOUT_ADAPTERS:
+        return frozenset()
+    if of.name not in IN_BF16:
+        return frozenset(kind(name, facts) for name in all_changes(facts.trial, of))
+    bf16 = bf16_of_the_plan(facts)
+    changes = changes_in_bf16(of.name, of.get("treatments", ())) - {CUDA_GRAPHS}
+    if bf16 is None or (of.name != bf16.name and not (changes and of.get("base") == bf16.name)):
+        return frozenset()
+    return changes | {kind(STAY_IN_BF16, facts)}
 
 
 def bf16_of_the_plan(facts: Facts) -> Arm | None:

@@ -14,6 +14,7 @@ from fp8doctor.analysis.significance import interval
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
+from fp8doctor.wording import minus
 
 SHARE_PCT = 10.0
 """Share of the GPU's working time, in per cent, from which softmax, batched matmuls and what lies between are
@@ -223,7 +224,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 def difference(of: Side, against: Side) -> Waterfall:
-    """Divide the difference of two steps.
+    """Divide the difference of two steps, as their times are shown.
 
     A compiled cast kernel does the norm or the activation before it as well. What the other step spends on
     those and this one does not is therefore no cost of the casts.
@@ -233,7 +234,7 @@ def difference(of: Side, against: Side) -> Waterfall:
     parts["casts"] -= fused
     parts["norms and pointwise"] += fused
     parts[IDLE] = of.idle_ms - against.idle_ms
-    whole = of.step_ms - against.step_ms
+    whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
     return Waterfall(of.name, against.name, whole, parts, fused, of.step_ms)
 

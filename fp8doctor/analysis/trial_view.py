@@ -14,7 +14,6 @@ from fp8doctor.analysis.arms import (
     ratio_on_screen,
     saved_ms,
     savings,
-    timed_on,
     timed_on_gpu,
     uses_fp8,
 )
@@ -44,10 +43,8 @@ class TrialView(Struct, frozen=True):
 
     facts: Facts
     on_gpu: bool
-    timed_on: str | None
-    """The device, as a measured number names it."""
-    savings: dict[str, Interval]
-    """Treatments that were timed alone on a GPU -> the ms that they save."""
+    savings: dict[str, Saving]
+    """Treatments that were timed alone on a GPU -> what they save."""
     too_large: dict[tuple[str, ...], Arm]
     """Treatments that take more memory than there is -> the variant of them."""
     as_is: Arm | None
@@ -107,10 +104,6 @@ class TrialView(Struct, frozen=True):
         doubtful = self.facts.get("trial.reliable") is False
         return self.most is not None and self.most.speedup < 1 + EVEN and not doubtful
 
-    def saving(self, saved: Interval) -> Saving:
-        """Return a saving that this trial measured."""
-        return Saving(low=saved.low, high=saved.high, basis="measured", gpu=self.timed_on)
-
 
 def trial_view(facts: Facts) -> TrialView:
     """Compute all answers of the trial in ``facts`` once."""
@@ -125,7 +118,6 @@ def trial_view(facts: Facts) -> TrialView:
     return TrialView(
         facts=facts,
         on_gpu=timed_on_gpu(facts),
-        timed_on=if_recorded(timed_on, trial),
         savings=if_recorded(savings, facts) or {},
         too_large=if_recorded(all_too_large, trial) or {},
         as_is=as_is,

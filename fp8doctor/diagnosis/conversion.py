@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from fp8doctor.analysis.arms import saved_ms
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.modelled_speedup import modelled_conversion, to_convert
@@ -19,7 +18,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import compiled_as, describe, keep
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
-from fp8doctor.finding import Saving, Treatment
+from fp8doctor.finding import Treatment
 
 
 def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
@@ -35,14 +34,11 @@ def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
     converts = convert(facts, next(iter(expects.recipes)), names, before_own=not eager)
     compiles = [compile_treatment(facts, eager)] if eager else []
     title = expects.sentence.rstrip(".")
-    return tuple(untold(title, each, None) for each in (converts, *compiles))
+    return tuple(untold(title, each) for each in (converts, *compiles))
 
 
 def starting(end: PlanEnd, view: TrialView) -> list[Step]:
-    """Write the steps that compile a model without FP8, or convert and compile it.
-
-    Each saves what it adds: compilation first, then FP8 on top of it.
-    """
+    """Write the steps that compile a model without FP8, or convert and compile it."""
     facts, now, bf16 = view.facts, view.as_is, view.bf16
     assert now is not None
     assert bf16 is not None
@@ -54,25 +50,15 @@ def starting(end: PlanEnd, view: TrialView) -> list[Step]:
         code = "\n".join(compiled_as(end.arm, facts))
         how = "block by block" if facts.network.blocks else "the model"
         treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
-        return [untold(title, treatment, view.saving(saved_ms(now, end.arm)))]
+        return [untold(title, treatment)]
     title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-    found = [*treatments(facts, end.arm.name, end.arm.get("treatments", ()))]
-    compiles = any(traits(each.name).compiles for each in found)
-    by_fp8 = view.saving(saved_ms(bf16 if compiles else now, end.arm))
-    by_compiling = view.saving(saved_ms(now, bf16)) if bf16 is not now else None
-    return [
-        untold(
-            title if number == 0 else f"Timed with {found[0].name}",
-            each,
-            by_fp8 if number == 0 else by_compiling if traits(each.name).compiles else None,
-        )
-        for number, each in enumerate(found)
-    ]
+    first, *more = treatments(facts, end.arm.name, end.arm.get("treatments", ()))
+    return [untold(title, first), *(untold(f"Timed with {first.name}", each) for each in more)]
 
 
-def untold(title: str, treatment: Treatment, saving: Saving | None) -> Step:
+def untold(title: str, treatment: Treatment) -> Step:
     """Make a step that no finding proposed."""
-    return Step(code="", mends=(), title=title, treatment=treatment, saving_ms=saving)
+    return Step(code="", mends=(), title=title, treatment=treatment)
 
 
 def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:

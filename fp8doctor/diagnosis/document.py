@@ -54,7 +54,9 @@ class Step(Record, frozen=True, kw_only=True):
     title: str
     treatment: Treatment
     saving_ms: Saving | None = None
-    """Of one step. Savings of several lines do not add up."""
+    """Of one training step. Measured ones are of the way to the plan's end, and add up to its total."""
+    together: tuple[str, ...] = ()
+    """Names of the treatments that it saves time together with; the first of them has the saving."""
 
     def __repr__(self) -> str:
         saving = self.saving_ms

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import is_finite, saved_ms, uses_fp8
+from fp8doctor.analysis.arms import is_finite, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_host_bound
@@ -47,7 +47,7 @@ def as_estimated(
         return tuple(steps)
     treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
     title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
-    gives_up = Step(code="", mends=(), title=title, treatment=treatment, saving_ms=None)
+    gives_up = Step(code="", mends=(), title=title, treatment=treatment)
     return instead_of_fp8(steps, gives_up, broken)
 
 
@@ -100,7 +100,6 @@ def mending_too(step: Step, undone: Iterable[Step]) -> Step:
 def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
     """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
     asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
-    saved = saved_ms(view.as_is, end.arm) if view.as_is and not end.is_as_is else None
     return Step(
         code=asked.code if asked else "",
         mends=asked.mends if asked else (),
@@ -110,7 +109,6 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
         if view.all_fp8_loses
         else "No FP8 that was timed is faster than BF16 for sure",
         treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view)),
-        saving_ms=view.saving(saved) if saved else None,
     )
 
 

@@ -32,6 +32,7 @@ from fp8doctor.diagnosis.giving_up import (
     while_in_fp8,
     without_what_it_undoes,
 )
+from fp8doctor.diagnosis.measured_savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
     describe,
     keep_in_bf16,
@@ -140,7 +141,7 @@ def as_timed(
     if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in proposed):
         return tuple(step for step in proposed if step.treatment.name in without_fp8 or not changes_fp8(step))
     if view.end is not None:
-        return tuple(_to(view.end, proposed, view, broken))
+        return on_the_way(view, [*_to(view.end, proposed, view, broken)], broken)
     gives_up = [step for step in proposed if step.treatment.name == STAY_IN_BF16]
     if view.on_gpu:
         others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
@@ -268,11 +269,11 @@ def _too_large_together(view: TrialView) -> tuple[str, ...]:
 
 
 def _found_by_trial(name: str, view: TrialView) -> Step | None:
-    """Find a treatment of the total that no finding names, with its saving alone."""
+    """Find a treatment of the total that no finding names."""
     treatment, saved = describe(name, view.facts), view.savings.get(name)
     if treatment is None:
         return None
     faster = "is faster, timed with all else equal"
     alone = saved is not None and saved.low > 0
     title = f"{name} {faster if alone else 'is a part of the fastest step that was timed'}"
-    return untold(title, treatment, view.saving(saved) if saved else None)
+    return untold(title, treatment)

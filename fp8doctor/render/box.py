@@ -18,9 +18,10 @@ from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
 from fp8doctor.diagnosis.next_step import may_break, open_questions
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Basis, Finding, Treatment
+from fp8doctor.finding import Basis, Finding, Saving, Treatment
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.certainty import certainty, limit
+from fp8doctor.render.details import gained_alone
 from fp8doctor.render.timing import as_is_difference, more_time_s
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import in_times
@@ -225,18 +226,20 @@ class _Cause(Struct, frozen=True):
     sentence: str
     code: str = ""
     """Of the finding that it is the title of."""
+    ms: float = 0.0
+    """Its measured cost per step; 0 if it was not measured."""
     is_summary: bool = False
     """True if it is the verdict's summary."""
 
 
 def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
-    """Tell the cause, and next to it what it costs if the step was profiled.
+    """Tell the causes, the one with the largest measured cost first.
 
-    If FP8 is not slower, the causes are of what the plan fixes and stand behind.
+    If FP8 is not slower, they are of what the plan fixes and stand behind its casts and matmuls.
     """
     verdict = report.verdict
     if error := report.facts.get("script_error"):
-        causes = _causes(report, steps, told=set())
+        causes = _causes(report, steps, [])
         known = in_a_sentence(error)
         yield _Cause(known or "fp8doctor saw no training step, and read only the environment.")
         yield from causes
@@ -249,34 +252,49 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
         yield _Cause(verdict.summary, is_summary=True)
         return
     difference = if_recorded(as_is_difference, report.facts)
-    costs = (
-        _cost(difference)
-        if difference and verdict.basis == "measured" and verdict.status != "no_fp8"
-        else None
-    )
-    causes = _causes(report, steps, told={CASTS_COST} if costs else set())
+    of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
+    costs = [_cost(difference)] if difference and of_fp8 else []
+    causes = _causes(report, steps, costs)
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
-        yield from causes
-    if costs:
-        yield _Cause(costs, CASTS_COST)
-    elif not causes or (not slower and verdict.basis == "measured"):
-        yield _without_a_cause(report)
-    if not slower and verdict.basis == "measured":
-        yield from causes
+        told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
+        yield from told or [_without_a_cause(report)]
+    else:
+        yield from (*(costs or [_without_a_cause(report)]), *causes)
 
 
-def _causes(report: Document, steps: Sequence[Step], told: set[str]) -> list[_Cause]:
-    """List causes that the plan fixes, else those without a step, minus the given ones."""
+def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -> list[_Cause]:
+    """List causes that the plan fixes, before them one that is measured to cost more than all others.
+
+    Without any, the first problem without a step. Those told ``beside`` are left out.
+    """
+    told = {each.code for each in beside}
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
-    planned.sort(key=lambda each: each.code != NON_FINITE)
-    causes = [_cause_from(each) for each in planned if each.code not in told][:MOST_CAUSES]
+    proven = [each for each in report.findings if each.severity != "info" and gained_alone(each)]
+    alone = {each.treatment.name: each.saving_ms for each in reversed(proven) if each.treatment}
+    on_the_way = not any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    causes = [
+        _cause_from(each, alone.get(each.treatment.name) or (each.saving_ms if on_the_way else None))
+        for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
+        if each.code not in told
+    ]
+    most = max((_cause_from(each, each.saving_ms) for each in proven), key=lambda each: each.ms, default=None)
+    if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
+        causes = [most, *causes]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
-    return causes or unfixed[:1]
+    return causes[:MOST_CAUSES] or unfixed[:1]
 
 
-def _cause_from(cause: Finding | Step) -> _Cause:
-    return _Cause(_sentence(cause.title), cause.code)
+def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> _Cause:
+    """Write a cause, and the ms of the step that it costs if a time proves them.
+
+    Of leaving FP8 off they are the whole difference, whatever the cause.
+    """
+    title, of = cause.title.rstrip("."), cause.treatment
+    if saving is None or saving.from_ms is None or saving.low <= 0 or (of and of.name == STAY_IN_BF16):
+        return _Cause(_sentence(title), cause.code)
+    told = "" if " ms" in title else f": {saving.middle:,.1f} of {saving.from_ms:,.1f} ms/step"
+    return _Cause(_sentence(f"{title}{told}"), cause.code, saving.middle)
 
 
 def _gravest(report: Document) -> Finding | None:
@@ -302,8 +320,8 @@ def _unfixed(report: Document) -> Iterator[Finding]:
             yield finding
 
 
-def _cost(found: Waterfall) -> str:
-    """Say what casts cost and matmuls save, and any other part that weighs more."""
+def _cost(found: Waterfall) -> _Cause:
+    """Say what casts cost and matmuls save, behind any other part that weighs more."""
     casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
     told = (
         f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
@@ -312,9 +330,10 @@ def _cost(found: Waterfall) -> str:
     )
     others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
     name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
-    if most > max(casts, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
-        told += f"; {COSTS.get(name, f'{name} costs')} {most:,.1f}"
-    return f"{told}."
+    if most > max(found.casts_unpaid_ms, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
+        part = f"{COSTS.get(name, f'{name} costs')} {most:,.1f}"
+        told = f"{told}; {part}" if casts > most else f"{part} ms/step; {told.replace(' ms/step', '', 1)}"
+    return _Cause(_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
 
 
 def _without_a_cause(report: Document) -> _Cause:

@@ -117,7 +117,7 @@ def _of_step(number: int, step: Step, finding: Finding | None, report: Document)
         code=finding.code if finding else "",
         name=finding.name if finding else step.treatment.name,
         title=finding.title if finding else step.title,
-        saving=saving_in_words((finding or step).saving_ms),
+        saving=saving_in_words(step.saving_ms),
         explanation=finding.explanation if finding else f"{step.title}.",
         treatment=f"{step.treatment.summary}{also}",
         lines=step.treatment.code,
@@ -180,6 +180,8 @@ def saving_in_words(saving: Saving | None) -> str:
     if saving is None or saving.low is None or saving.high is None:
         return ""
     small, large = _change(-saving.low), _change(-saving.high)
+    if saving.from_ms is not None:
+        small = large = _change(-saving.middle)
     gpu = f"for {product(saving.gpu or '')}" if saving.basis == "modelled" else f"on {saving.gpu}"
     where = f" {gpu}" if saving.gpu else ""
     return f"{small if small == large else f'{small} to {large}'} ms/step, {HOW_KNOWN[saving.basis]}{where}"

@@ -5,7 +5,7 @@ Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -25,7 +25,7 @@ from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gaine
 from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
-from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark
+from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark, numbered
 from fp8doctor.wording import in_ms, plural, times
 
 NOISY = "noisy"
@@ -146,7 +146,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         losses=if_recorded(_losses, facts) or "",
         difference=_difference(timed),
         ranks=ranks(facts),
-        fixes=tuple(_fix(number, step, facts) for number, step in enumerate(steps, 1)),
+        fixes=tuple(_fix(step, numbers(steps), facts) for step in steps),
         folded=_folded(small),
         notices=tuple(_notices(report, beside, steps, said)),
         notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
@@ -188,7 +188,7 @@ def _is_small(step: Step, report: Document) -> bool:
     whole, saving = report.verdict.step_ms, step.saving_ms
     mends = [each for each in report.findings if each.code in step.mends]
     grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
-    if grave or saving is None or not whole:
+    if grave or saving is None or not whole or step.together:
         return False
     if saving.basis == "modelled" and not ran_on_a_gpu(report.facts):
         return False
@@ -248,15 +248,15 @@ def _compared(timing: Timing | None, facts: Facts) -> str:
         if (found := if_recorded(relative_to_bf16, facts, each)) and found.bf16 not in (best, before)
     ]
     sentences = [f"{'; '.join(held)}."] if held else []
-    earlier = [label for label, each in rows if if_recorded(_is_based_on_first_window, each)]
+    earlier = [label for label, each in rows if if_recorded(_is_of_first_window, each)]
     if best and before and earlier:
         took = f"{labels.get(best.name, '')} took {in_ms(before.step_ms)}"
         sentences.append(f"Timed earlier, when {took}: {' · '.join(earlier)}.")
     return " ".join(sentences)
 
 
-def _is_based_on_first_window(timed: Arm) -> bool:
-    return bool(timed.base) and is_of_first_window(timed.base or "")
+def _is_of_first_window(timed: Arm) -> bool:
+    return is_of_first_window(timed.name) or is_of_first_window(timed.base or "")
 
 
 def _untimed(timing: Timing | None) -> str:
@@ -304,16 +304,23 @@ def _changes(found: Waterfall) -> Iterator[Change]:
     least = max(NONE_MS, LEAST_PCT / 100 * abs(found.difference_ms))
     shown = [(name, ms) for name, ms in named if abs(ms) >= least][:MOST_PARTS]
     yield from (Change(PART_NAMES.get(name, name), ms) for name, ms in shown)
-    rest = found.difference_ms - sum(ms for _, ms in shown)
+    rest = found.difference_ms - sum(round(ms, 1) for _, ms in shown)
     if abs(rest) >= NONE_MS:
         yield Change("rest", rest)
 
 
-def _fix(number: int, step: Step, facts: Facts) -> Fix:
+def _fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
     how = {"shell": "in the shell", "sketch": "a sketch"}.get(step.treatment.kind, "")
-    gives = saves(step.saving_ms) or if_recorded(_not_timed, step, facts)
+    beside = numbered(step.together, fixes)
+    gives = (
+        f"saves together with {beside}"
+        if beside and step.saving_ms is None
+        else f"together with {beside} {saves(step.saving_ms)}"
+        if beside
+        else saves(step.saving_ms) or if_recorded(_not_timed, step, facts)
+    )
     return Fix(
-        number=number,
+        number=fixes[step.treatment.name],
         summary=step.treatment.summary,
         aside="; ".join(filter(None, (how, gives))),
         code=step.code,
@@ -329,9 +336,14 @@ def _not_timed(step: Step, facts: Facts) -> str:
 
 
 def saves(saving: Saving | None) -> str:
-    """Write a fix's saving and its basis: saves 276 to 281 ms/step, measured."""
+    """Write a fix's saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
     if saving is None:
         return ""
+    if saving.from_ms is not None and saving.to_ms is not None:
+        noise = " within noise" if saving.low < 0 < saving.high else ""
+        verb = "saves" if saving.middle >= 0 else "costs"
+        times = f"from {saving.from_ms:,.1f} to {saving.to_ms:,.1f}"
+        return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {HOW_KNOWN[saving.basis]}"
     either_way = saving.low < 0 < saving.high
     ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
     first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
@@ -350,7 +362,10 @@ def _less(saved_ms: float) -> str:
 
 
 def _folded(small: Sequence[Step]) -> str:
-    told = "; ".join(each.treatment.summary + (f" ({each.code})" if each.code else "") for each in small)
+    told = "; ".join(
+        f"{each.treatment.summary} ({'; '.join(filter(None, (saves(each.saving_ms), each.code)))})"
+        for each in small
+    )
     return f"Under 1% of the step: {told}." if small else ""
 
 

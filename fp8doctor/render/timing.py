@@ -9,7 +9,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, share_rounds, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
@@ -109,7 +109,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
         arm
         for arm in facts.trial.arms
         if (not (arm.tried and is_of_first_window(arm.name)) and not _is_prescribed(arm, facts.trial))
-        or _is_on_the_way(arm, facts.trial, fixes)
+        or _is_on_the_way(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = labels(facts, fixes)
@@ -157,17 +157,14 @@ def _is_prescribed(shown: Arm, trial: Trial) -> bool:
     return shown.tried and shown.rounds_ms == prescribed.rounds_ms
 
 
-def _is_on_the_way(shown: Arm, trial: Trial, fixes: Mapping[str, int]) -> bool:
-    """Return whether it is the part of the plan that other rows are built on."""
+def _is_on_the_way(shown: Arm, trial: Trial) -> bool:
+    """Return whether it is the part of all fixes that other rows are built on."""
     whole = arm(trial, ArmName.PRESCRIBED)
     return (
         whole is not None
         and shown.tried
         and shown.name == in_first_window(ArmName.PRESCRIBED)
-        and bool(shown.treatments)
-        and set(shown.treatments) < set(whole.treatments)
-        and all(each in fixes for each in shown.treatments)
-        and share_rounds(shown, whole)
+        and set(shown.treatments) != set(whole.treatments)
     )
 
 

@@ -58,7 +58,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
         return f"{name}, by block"
     if of_base and not below:  # it stands in place of all that its base changes
         return name
-    numbers = _numbers(below, fixes) or "all fixes"
+    numbers = numbered(below, fixes) or "all fixes"
     if fixes and below and not any(each in fixes for each in below):  # the plan ends in none of them
         numbers = ", ".join(map(in_words, below))
     return f"{name}, {numbers}"
@@ -69,15 +69,15 @@ def _treatments(arm: Arm) -> tuple[str, ...]:
 
 
 def _with_fixes(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
-    numbers = _numbers(treatments, fixes)
+    numbers = numbered(treatments, fixes)
     return f"FP8 with {numbers}" if numbers else ""
 
 
-def _numbers(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
+def numbered(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
     """Write the fixes' numbers: ``fix 1``, ``fixes 1 and 2``; empty if one has none."""
-    numbers = sorted({fixes[each] for each in treatments if each in fixes})
-    if not numbers or not all(each in fixes for each in treatments):
+    if not treatments or not all(each in fixes for each in treatments):
         return ""
+    numbers = sorted({fixes[each] for each in treatments})
     *others, last = map(str, numbers)
     return f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
 

@@ -17,6 +17,7 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
 )
 from fp8doctor.facts import Arm, ArmCut, KernelGroup, Unrecorded
+from fp8doctor.wording import minus
 from tests.checks.arms import ran
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 
@@ -74,7 +75,7 @@ def test_the_parts_add_up_to_the_difference_of_the_steps(
 ) -> None:
     found = waterfall(profiled("as_is", step, **fp8), profiled("bf16", other, **bf16))
     assert found is not None
-    assert sum(found.parts_ms.values()) == pytest.approx(step - other, abs=1e-6)
+    assert sum(found.parts_ms.values()) == pytest.approx(minus(step, other), abs=1e-6)
 
 
 def test_what_no_rule_knows_is_unclassified() -> None:

@@ -91,7 +91,8 @@ def test_what_saves_under_one_per_cent_is_folded_and_whole_with_verbose() -> Non
     screen = first_screen(folded)
     assert screen.fixes == ()
     assert step.code in screen.folded
-    assert f"Under 1% of the step: {step.treatment.summary} ({step.code})." in text.render(folded, width=200)
+    told = f"{step.treatment.summary} (saves 0.1 to 0.2 ms/step, measured; {step.code})"
+    assert f"Under 1% of the step: {told}." in text.render(folded, width=200)
     assert [each.code for each in first_screen(folded, whole=True).fixes] == [step.code]
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.measured_savings import with_measured_savings
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.measured_savings import on_the_way, with_measured_savings
 from fp8doctor.finding import Finding, Saving, Treatment
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, without_fp8
 
@@ -79,3 +80,63 @@ def test_staying_in_bf16_saves_nothing_of_a_model_without_fp8() -> None:
         "float8_tensorwise": around(99.0),
     }
     assert with_measured_savings(trial_view(Of(arms).facts(without_fp8())), (LOSING,), ())[0] == (LOSING,)
+
+
+PROPOSED = tuple(
+    Step(code=code, mends=(code,), title="t", treatment=Treatment(name=name, summary="s", code="c"))
+    for code, name in (("AAA001", "cache-off"), ("BBB001", "adapters-to-bf16"))
+)
+BOTH = ("cache-off", "adapters-to-bf16")
+
+
+@pytest.mark.parametrize(
+    ("alone", "savings"),
+    [
+        ({"cache-off": 300.0}, [("cache-off", 66.1, ()), ("adapters-to-bf16", 220.0, ())]),
+        ({"adapters-to-bf16": 200.0}, [("adapters-to-bf16", 166.1, ()), ("cache-off", 120.0, ())]),
+        (
+            {"cache-off": 200.0, "adapters-to-bf16": 150.0},
+            [("adapters-to-bf16", 216.1, ()), ("cache-off", 70.0, ())],
+        ),
+    ],
+)
+def test_a_fix_saves_what_it_adds_to_those_before_it(
+    alone: dict[str, float], savings: list[tuple[str, float, tuple[str, ...]]]
+) -> None:
+    assert on_the_way_to(80.0, alone) == savings
+
+
+@pytest.mark.parametrize(
+    "alone", [{}, {"cache-off": 366.1}, {"cache-off": 366.2, "adapters-to-bf16": 366.1}, {"cache-off": 79.0}]
+)
+def test_fixes_that_gain_only_together_have_one_saving(alone: dict[str, float]) -> None:
+    """Also if one of them alone is as fast as both."""
+    first, second = on_the_way_to(80.0, alone)
+    assert first == ("cache-off", 286.1, ("adapters-to-bf16",))
+    assert second == ("adapters-to-bf16", None, ("cache-off",))
+
+
+def on_the_way_to(end: float, alone: dict[str, float]) -> list[tuple[str, float | None, tuple[str, ...]]]:
+    """The savings of a plan of two fixes, of which some were timed alone."""
+    arms = {**SLOW, "prescribed": around(end), **{name: around(ms) for name, ms in alone.items()}}
+    facts = Of(arms, treatments=BOTH, bases=dict.fromkeys(alone, "as_is")).facts()
+    steps = on_the_way(trial_view(facts), PROPOSED, frozenset())
+    return [
+        (step.treatment.name, round(step.saving_ms.middle, 1) if step.saving_ms else None, step.together)
+        for step in steps
+    ]
+
+
+def test_breakage_stays_first_whatever_the_others_save() -> None:
+    arms = {**SLOW, "prescribed": around(80.0), "adapters-to-bf16": around(200.0)}
+    facts = Of(arms, treatments=BOTH, bases={"adapters-to-bf16": "as_is"}).facts()
+    steps = on_the_way(trial_view(facts), PROPOSED, frozenset({"AAA001"}))
+    assert [step.code for step in steps] == ["AAA001", "BBB001"]
+
+
+def test_a_fix_that_is_no_part_of_the_way_keeps_only_an_estimate() -> None:
+    modelled = Saving(low=1.0, high=2.0, basis="modelled")
+    treatment = Treatment(name="larger-batch", summary="c", code="c")
+    other = Step(code="", mends=(), title="c", treatment=treatment, saving_ms=modelled)
+    facts = Of({**SLOW, "prescribed": around(80.0)}, treatments=BOTH).facts()
+    assert on_the_way(trial_view(facts), [*PROPOSED, other], frozenset())[2].saving_ms == modelled

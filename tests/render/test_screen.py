@@ -69,12 +69,12 @@ def test_operators_of_a_cpu_are_no_kernels_and_where_none_runs_no_gpu_is_idle() 
     starved = replace(parts, families_ms={"cast": 1.0}, idle_ms=370.8)
     arms = replace(FP8_EAGER, breakdown=starved), BF16
     seen, on_cpu = (diagnose(timed(DECODER_468M, *arms, device=each)) for each in ("cuda", "cpu"))
-    assert "idle GPU time costs" in text.render(seen)
+    assert "Idle GPU time costs" in text.render(seen)
     screen = " ".join(text.render(on_cpu, verbose=True).replace("│", " ").split())
     assert "measured on the CPU" in screen
     assert "Not for a GPU: " in screen
     assert "which has no kernels of a GPU" in screen
-    for words in ("idle", "FP8 casts cost", "its kernels took"):
+    for words in ("idle", "Idle", "FP8 casts cost", "its kernels took"):
         assert words not in screen
 
 
@@ -432,3 +432,19 @@ def test_what_an_earlier_window_timed_is_held_to_that_window_and_says_so() -> No
     assert earlier.speed == "0.80x"
     assert first.compared == f"Timed earlier, when BF16 compiled took 20.0 ms: {earlier.label}."
     assert not first_screen(diagnose(timed(DECODER_468M, *arms[:3]))).compared
+
+
+def test_fixes_that_save_together_name_each_other_and_one_saving() -> None:
+    (path,) = (each for each in RECORDED if name_of(each) == "h200-lora")
+    report = load_report(path)
+    first, second = report.prescription
+    saving = Saving(low=326.0, high=327.0, basis="measured", from_ms=433.9, to_ms=107.3)
+    steps = (
+        replace(first, saving_ms=saving, together=(second.treatment.name,)),
+        replace(second, saving_ms=None, together=(first.treatment.name,)),
+    )
+    asides = [fix.aside for fix in first_screen(replace(report, prescription=steps)).fixes]
+    assert asides == [
+        "together with fix 2 saves 326.6 ms/step, from 433.9 to 107.3, measured",
+        "saves together with fix 1",
+    ]

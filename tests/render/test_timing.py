@@ -277,7 +277,7 @@ def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
     assert "FP8 with fix 1" in [row.label for row in alone.rows]
     unplanned = timing(facts, {"checkpointing-off": 1})
     assert unplanned is not None
-    assert len(unplanned.rows) == 3
+    assert "FP8, compiled" in [row.label for row in unplanned.rows]
 
 
 def test_a_peak_that_the_cuts_leave_open_has_its_reason() -> None:

@@ -1,0 +1,87 @@
+"""On every recorded screen savings add up, times are of rows, and the largest cost is the first reason."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.facts import Facts
+from fp8doctor.render.box import NON_FINITE, answer
+from fp8doctor.render.details import gained_alone
+from fp8doctor.render.screen import Screen, first_screen, saves
+from fp8doctor.render.timing import as_is_difference
+from tests.diagnosis.test_plan_end import TRIALS
+
+MS = re.compile(r"(?<![\d.,])(\d[\d,]*\.\d)(?= ms|/step)")
+
+
+def shown(ms: float | None) -> float:
+    return round(ms or 0.0, 1)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_the_savings_of_a_plan_add_up_to_what_it_saves(name: str) -> None:
+    report, view = TRIALS[name]
+    assert view.end is not None
+    assert view.as_is is not None
+    saved = [each.saving_ms for each in report.prescription if each.saving_ms]
+    measured = [each for each in saved if each.basis == "measured"]
+    whole = shown(view.as_is.step_ms) - shown(view.end.arm.step_ms)
+    assert sum(each.middle for each in measured) == pytest.approx(whole, abs=0.01)
+    screen = first_screen(report)
+    plan = "\n".join((*(fix.aside for fix in screen.fixes), screen.folded))
+    for each in measured:
+        assert saves(each) in plan
+        assert {f"{each.from_ms:,.1f}", f"{each.to_ms:,.1f}"} <= {row.step for row in screen.variants}
+
+
+def times(screen: Screen, facts: Facts) -> set[float]:
+    """The times of the table, their differences, the bars of a difference, and the kernels of a row."""
+    rows = {shown(row.ms) for row in screen.variants}
+    between = {round(abs(a - b), 1) for a, b in itertools.combinations(rows, 2)}
+    bars = {shown(abs(change.ms)) for change in (screen.difference.changes if screen.difference else ())}
+    profiled = [found for each in facts.arms() if each.tried and (found := each.get("breakdown"))]
+    return rows | between | bars | {shown(ms) for found in profiled for ms in found.families_ms.values()}
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_every_time_of_an_answer_is_in_the_table(name: str) -> None:
+    report, _ = TRIALS[name]
+    screen = first_screen(report)
+    said = screen.answer
+    told = (*said.why, *said.fix, said.then.sentence, said.numbers, screen.compared)
+    asides = (f"{fix.summary} {fix.aside}" for fix in screen.fixes)
+    for sentence in (*told, *asides, *(notice.text for notice in screen.notices)):
+        if "estimated" not in sentence:
+            unknown = {float(ms.replace(",", "")) for ms in MS.findall(sentence)} - times(
+                screen, report.facts
+            )
+            assert not unknown, sentence
+
+
+SLOWER = [name for name, (report, _) in TRIALS.items() if report.verdict.status == "fp8_slower"]
+
+
+@pytest.mark.parametrize("name", SLOWER)
+def test_the_first_reason_has_the_largest_measured_cost(name: str) -> None:
+    report, _ = TRIALS[name]
+    costs = [
+        each.saving_ms.middle
+        for each in report.findings
+        if each.severity != "info" and gained_alone(each) and each.saving_ms and each.treatment
+        if each.treatment.name != STAY_IN_BF16
+    ]
+    found = as_is_difference(report.facts)
+    if found:
+        rest = (ms for part, ms in found.parts_ms.items() if part not in ("GEMMs", "casts"))
+        costs += [found.casts_unpaid_ms, *rest]
+    if not any(step.treatment.name == STAY_IN_BF16 for step in report.prescription):
+        costs += [step.saving_ms.middle for step in report.prescription if step.saving_ms and step.code]
+    if costs:
+        nan = next((each.title for each in report.findings if each.code == NON_FINITE), None)
+        first, most = next(each for each in answer(report).why if not nan or nan not in each), max(costs)
+        casts = f"{found.parts_ms['casts']:,.1f}" if found and most == found.casts_unpaid_ms else ""
+        assert f"{most:,.1f}" in first or (casts and casts in first)
