@@ -1,0 +1,71 @@
+"""Plans of published jobs: every row in the whole, the cheap ones in the gate."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.planning.ranges import OFF
+from tests.benchmarks import published
+from tests.benchmarks.published import Replayed, by_group, jobs, parts, replay
+
+RESULTS = Path(published.__file__).parent / "results" / "published.md"
+
+CHEAP = [job for job in jobs() if job["model"] == "llama-8b"]
+
+
+def test_every_published_row_is_planned_or_has_a_reason() -> None:
+    rest = [name for each in published.published()["not_expressed"] for name in each["ids"]]
+    names = Counter([*(job["id"] for job in jobs()), *(part["id"] for part in parts()), *rest])
+    assert sum(names.values()) == len(names) == 128
+    assert all(each["why"] and each["source"] for each in published.published()["not_expressed"])
+
+
+@pytest.mark.parametrize("job", CHEAP, ids=lambda job: job["id"])
+def test_the_range_of_a_published_8b_contains_what_was_published(job: dict[str, object]) -> None:
+    row = replay(job)
+    assert row.is_in_range, row
+    assert row.has_right_sign
+    assert row.low < row.modelled < row.high
+
+
+def test_published_matmuls_are_near() -> None:
+    """Casts of a single forward hold the host's time as well, so they are not held to anything."""
+    for part in published.replayed_parts():
+        if not part.what.startswith("forward"):
+            assert abs(part.error) < 0.10, part
+            assert abs(part.modelled_bf16_ms / part.bf16_ms - 1) < 0.06, part
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Replayed]:
+    return [replay(job) for job in jobs()]
+
+
+@pytest.mark.slow
+def test_published_training_keeps_the_targets(rows: list[Replayed]) -> None:
+    missed = published.missed(rows, published.pairs([*rows, *published.replayed_parts()]))
+    said = RESULTS.read_text("utf-8").rstrip().rpartition("\n")[2]
+    assert said == (f"Missed: {'; '.join(missed)}." if missed else "Every target held.")
+    assert set(missed) <= {"order of recipes"}
+
+
+@pytest.mark.slow
+def test_the_ranges_are_those_of_the_results(rows: list[Replayed]) -> None:
+    lines = {tuple(each.split()) for each in RESULTS.read_text("utf-8").splitlines()}
+    for line in published.summaries(rows):
+        assert tuple(" | ".join(("", *line, "")).split()) in lines, line
+    for (stack, granularity, gpus), off in OFF.items():
+        held = [
+            row
+            for row in rows
+            if (published.STACKS[row.stack], row.granularity, row.label[3]) == (stack, granularity, gpus)
+            and row.group not in published.EXPLAINED
+        ]
+        assert all(abs(row.error) <= off for row in held), (stack, granularity, gpus)
+        if held and gpus != "Hopper":
+            assert off >= 3 * max(by_group(held, lambda row: abs(row.error))), (stack, granularity, gpus)
+    assert statistics.mean(by_group(rows, lambda row: row.is_in_range)) > published.IN_RANGE
