@@ -11,6 +11,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.document import PlanDocument, plan_document
+from fp8doctor.planning.measured import saved_facts
 from fp8doctor.planning.options import Options, options_for
 
 
@@ -87,6 +88,8 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
     if isinstance(config, Mapping):
         name = str(config.get("model_type", "configuration"))
         return examine(config_job(checked(config, name), name, batch=batch, seq=seq))
+    if isinstance(config, (str, Path)) and (saved := saved_facts(Path(config))) is not None:
+        return saved
     if isinstance(config, (str, Path)) and is_config(str(config)):
         target = str(config)
         return examine(config_job(read_config(target), Path(target).name, batch=batch, seq=seq))
@@ -104,4 +107,4 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
     workload = describe(config, made, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
     live = Target(kind="live", name=type(config).__name__, attribute=None)
     job = Job(model=config, target=live, workload=workload, batch=made.value)
-    return with_rows(job, examine(job))
+    return with_rows(job, examine(job), in_bf16=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from fp8doctor.cli.options import PYTHON, seconds, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
+
+if TYPE_CHECKING:
+    from fp8doctor.facts import Facts
 
 
 def count(name: str, help: str) -> Any:
@@ -116,8 +119,8 @@ def plan(
 ) -> int:
     """Estimate what FP8 would give, by GPU and recipe, before there is a run.
 
-    CONFIG is a config.json, a checkpoint's folder, an architecture that transformers can build (llama), or a
-    model file. Nothing is downloaded, and no GPU is needed.
+    CONFIG is a config.json, a checkpoint's folder, an architecture that transformers can build (llama), a
+    model file, or a saved report, whose times are scaled. It needs no GPU and downloads nothing.
     """
     source = Path(config)
     wanted = PageOptions.checked(format, output, [source] if source.exists() else [])
@@ -131,19 +134,35 @@ def plan(
     given = {name: value for name, value in options.items() if value is not None}
 
     from fp8doctor.planning.document import plan_document
+    from fp8doctor.planning.measured import saved_facts
     from fp8doctor.planning.options import options_for
     from fp8doctor.render.plan_page import page
+
+    facts = saved_facts(source)
+    if facts is None:
+        facts = examined(config, options["batch"], options["seq"], load_timeout, python)
+    if facts is None:
+        return FAILED
+    document = plan_document(facts, names, options_for(facts, given))
+    deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
+    return OK
+
+
+def examined(
+    config: str, batch: int | None, seq: int | None, load_timeout: float, python: str | None
+) -> Facts | None:
+    """Build the model in a worker without its weights; None if that failed, which was said."""
     from fp8doctor.worker.parent import examine_in_worker
     from fp8doctor.worker.printed import Printed
 
     printed = Printed()
     try:
-        with progress(False) as say:
-            examination = examine_in_worker(
+        with progress(quiet=False) as say:
+            found = examine_in_worker(
                 config,
                 planned=True,
-                batch=options["batch"],
-                seq=options["seq"],
+                batch=batch,
+                seq=seq,
                 load_timeout=load_timeout,
                 python=python,
                 progress=say,
@@ -154,10 +173,8 @@ def plan(
     except BaseException:
         complain_of_printed(printed, whole=True)
         raise
-    if examination.problem is not None:
-        complain_of_printed(printed, whole=True)
-        complain(examination.problem)
-        return FAILED
-    document = plan_document(examination.facts, names, options_for(examination.facts, given))
-    deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
-    return OK
+    if found.problem is None:
+        return found.facts
+    complain_of_printed(printed, whole=True)
+    complain(found.problem)
+    return None

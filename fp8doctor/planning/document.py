@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.facts.unrecorded import Unrecorded
 from fp8doctor.planning.frameworks import setups
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.measured import measured
+from fp8doctor.planning.options import Options, options_for
 from fp8doctor.planning.rows import Row, rows
 from fp8doctor.version import VERSION
 
@@ -60,7 +62,14 @@ class PlanDocument(Record, frozen=True, kw_only=True):
 
 def plan_document(facts: Facts, gpus: Sequence[str], options: Options) -> PlanDocument:
     """Plan the job of these facts. Raises `UserError` for what cannot be planned."""
-    found = rows(facts, gpus, options)
+    if not recorded(facts, "network.linears"):
+        raise UserError(f"{facts.target.get('name', 'this')} has no model, so there is nothing to plan")
+    try:
+        found = rows(facts, gpus, options)
+    except Unrecorded as error:
+        raise UserError(
+            f"an older fp8doctor wrote this report, without what a plan needs ({error})"
+        ) from None
     refuse_too_large(found, options)
     by_gpu = {
         name: [row for row in found if row.gpu == name] for name in dict.fromkeys(each.gpu for each in found)
@@ -152,5 +161,7 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "The experts are taken to get equal shares of the tokens."
+    if measured(facts, options_for(facts, {})):
+        yield f"Scaled from the times that the report measured on {facts.trial.gpu}, part by part."
     if options.step_ms is not None:
         yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

@@ -105,4 +105,8 @@ def options_for(facts: Facts, given: Mapping[str, Any]) -> Options:
         "accumulate": facts.get("workload.accumulate"),
     }
     found = {name: value for name, value in workload.items() if value}
+    if any(each.get("checkpointed") is not None for each in facts.network.linears):
+        found["checkpointing"] = "full"
+    if "seq" not in found and (tokens := facts.get("workload.tokens")):
+        found["seq"] = tokens // found.get("batch", 1)
     return Options(**found | {name: value for name, value in given.items() if value is not None})

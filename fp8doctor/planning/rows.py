@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_spec
+from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.memory import largest_batch, peak_of
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.options import Options, options_for
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
 from fp8doctor.planning.step import Part, Step, step_of
@@ -65,10 +67,32 @@ class Row(Record, frozen=True, kw_only=True):
         return self.bf16_memory_gib is not None and self.bf16_memory_gib <= USABLE * self.gpu_memory_gib
 
 
+class Job(NamedTuple):
+    """One GPU's share of a job, and what was measured of it."""
+
+    share: Share
+    options: Options
+    measured: Measured | None
+
+    def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> Step | None:
+        """Estimate the step of a form, scaled by the measured times if there are some."""
+        step = step_of(self.share, self.options, gpu, recipe, stack=stack, compiled=compiled)
+        if step is None or self.measured is None:
+            return step
+        return self.measured.scaled(step, Form(recipe, compiled), gpu)
+
+    def basis(self, gpu: GpuSpec, recipe: Recipe, *, compiled: bool) -> Literal["measured", "modelled"]:
+        """Return how the time of a row is known."""
+        timed = self.measured and self.measured.gpu == gpu and Form(recipe, compiled) in self.measured.ratios
+        return "measured" if timed else "modelled"
+
+
 def rows(facts: Facts, gpus: Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
-    share = share_of(facts, options.checked())
-    found = [row for name in gpus for row in _of_gpu(share, options, gpu_spec(name))]
+    share = share_of(in_bf16(facts), options.checked())
+    own = options_for(facts, {})
+    job = Job(share, options, measured(facts, own))
+    found = [row for name in gpus for row in _of_gpu(job, gpu_spec(name))]
     if options.step_ms is not None:
         found = _rescaled(found, options.step_ms)
     return tuple(found)
@@ -115,32 +139,29 @@ def recipe_of(row: Row) -> Recipe:
     return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
-def _of_gpu(share: Share, options: Options, gpu: GpuSpec) -> Iterator[Row]:
+def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each beside BF16 in the same framework."""
-    for stack, recipes in groupby(wanted(options), lambda recipe: recipe.stack):
-        forms = {
-            compiled: step_of(share, options, gpu, None, stack=stack, compiled=compiled)
-            for compiled in (True, False)
-        }
+    for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
+        forms = {compiled: job.step(gpu, None, stack=stack, compiled=compiled) for compiled in (True, False)}
         known = [each for each in forms.values() if each is not None]
         bf16 = min(known, key=lambda each: each.ms, default=None)
         compiled_bf16 = bf16 is None or bf16 is forms[True]
         for recipe in recipes:
-            row = _row(share, options, gpu, recipe, True, bf16, compiled_bf16)
+            row = _row(job, gpu, recipe, True, bf16, compiled_bf16)
             yield row
             if row.step_ms is not None and not recipe.only_compiled:
-                yield _row(share, options, gpu, recipe, False, bf16, compiled_bf16)
+                yield _row(job, gpu, recipe, False, bf16, compiled_bf16)
 
 
 def _row(
-    share: Share,
-    options: Options,
+    job: Job,
     gpu: GpuSpec,
     recipe: Recipe,
     compiled: bool,
     bf16: Step | None,
     compiled_bf16: bool,
 ) -> Row:
+    share, options = job.share, job.options
     stack = next(name for name, each in STACKS.items() if each == recipe.stack)
     peak = peak_of(share, options, gpu, recipe, compiled=compiled).gib
     base: dict[str, Any] = {
@@ -165,7 +186,7 @@ def _row(
         "fits": peak <= USABLE * gpu.memory_gib,
         "largest_batch": largest_batch(share, options, gpu, recipe, compiled=compiled),
     }
-    step = step_of(share, options, gpu, recipe, stack=recipe.stack, compiled=compiled)
+    step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
         return Row(**base, why="casts not measured" if bf16 else "a part of the model has no numbers")
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled)
@@ -178,6 +199,7 @@ def _row(
         tokens_per_s=tokens_per_s(options, step.ms),
         limits=limits(step),
         parts_ms=_rounded(step),
+        basis=job.basis(gpu, recipe, compiled=compiled),
     )
 
 

@@ -144,7 +144,11 @@ def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stage
     tried = None
     if asked["trial"] is not None:
         tried = _trial(channel, job, facts, asked)
-    counted = with_rows(job, facts) if tried is None else msgspec.structs.replace(facts, trial=tried)
+    counted = (
+        with_rows(job, facts, in_bf16=asked["planned"])
+        if tried is None
+        else msgspec.structs.replace(facts, trial=tried)
+    )
     channel.send(Examined(counted.to_dict()))
 
 

@@ -39,9 +39,12 @@ LONGEST_S = 10.0
 than one."""
 
 
-def with_rows(job: Job, facts: Facts) -> Facts:
-    """Add the rows of every layer to the facts of a job that is not timed, or the reason why not."""
-    if not any(linear.use == "training" for linear in facts.linears()):
+def with_rows(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
+    """Add the rows of every layer to the facts of a job that is not timed, or the reason why not.
+
+    Only of a model with FP8 layers, unless rows ``in_bf16`` are wanted too.
+    """
+    if not in_bf16 and not any(linear.use == "training" for linear in facts.linears()):
         return facts
     lists = [blocks.name for blocks in facts.network.blocks]
     wanted = [linear.name for linear in facts.network.linears]
