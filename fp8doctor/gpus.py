@@ -224,6 +224,9 @@ Numbers of one source: the rates of GB200, for which torchao 0.18 and others tak
 multiprocessors; all of H20. B300 has a bus of 7680 bits like B200, so 7.7 TB/s where the datasheet says "up
 to 8". Professional boards keep the full rate with FP32 accumulation, for plain and block-scaled FP8.
 
+Matmuls sustain as much of these rates as the H200's do: 288 of a 5B model, published for H200 NVL and B300,
+took 768 and 314 ms in BF16, 403 and 163 in FP8; modelled are 790, 300, 415 and 162 (published.md).
+
 Block-scaled FP8 on a Blackwell GeForce has the datasheet's rate for FP16 accumulation: FP32 accumulation
 halves plain FP8, but not block-scaled FP8. Measured: 202 compared with 102 TFLOP/s on an RTX 5060 Ti
 (flashinfer-ai/flashinfer#3628), and a matmul 1.55x as fast on an RTX 5090 (triton-lang/triton#11320).

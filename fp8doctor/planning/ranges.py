@@ -6,7 +6,7 @@ from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import Recipe
 
 UNCHECKED = 0.25
-"""Share for what nothing was held to."""
+"""Share for what was compared with nothing. A convention."""
 
 OFF = {
     ("torchao", "tensor", "Hopper"): 0.12,
