@@ -69,7 +69,7 @@ class Measured(NamedTuple):
         if form in self.idle_ms:
             idle = self.idle_ms[form]
             parts["host"] = idle if gpu == self.gpu else max(parts["host"], idle)
-        return Step(parts)
+        return Step(parts, step.in_balance)
 
 
 def saved_facts(path: Path) -> Facts | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8doctor.analysis import modelled_speedup
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import Recipe
 
@@ -22,14 +23,14 @@ Hopper: nothing that was published or recorded is further off, but for jobs whos
 (tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
 each, which are 5 % off at the most: three times that."""
 
-UNCOMPILED = 0.15
-"""The least of what is not compiled, as `fp8doctor.analysis.modelled_speedup.OFF`."""
 
+def margin(recipe: Recipe, gpu: GpuSpec, *, compiled: bool, in_balance: bool) -> float:
+    """Return the share by which the estimate may be off.
 
-def margin(recipe: Recipe, gpu: GpuSpec, *, compiled: bool) -> float:
-    """Return the share by which the estimate may be off."""
-    off = OFF.get((recipe.stack, recipe.granularity, gpu_class(gpu)), UNCHECKED)
-    return off if compiled else max(off, UNCOMPILED)
+    What is not compiled, or waits for the host, is as far off as in other estimates.
+    """
+    least = modelled_speedup.OFF_IN_BALANCE if in_balance else 0.0 if compiled else modelled_speedup.OFF
+    return max(least, OFF.get((recipe.stack, recipe.granularity, gpu_class(gpu)), UNCHECKED))
 
 
 def gpu_class(gpu: GpuSpec) -> str:

@@ -189,7 +189,8 @@ def _row(
     step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
         return Row(**base, why="casts not measured" if bf16 else "a part of the model has no numbers")
-    speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled)
+    balanced = bf16.in_balance or step.in_balance
+    speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
     return Row(
         **base,
         step_ms=step.ms,

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.modelled_speedup import BALANCE
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY
 from fp8doctor.cost.gemm import GEMM_EFFICIENCY_BF16
 from fp8doctor.cost.grouped import BF16_EFFICIENCY, MXFP8_EFFICIENCY
@@ -48,6 +49,8 @@ class Step(Struct, frozen=True):
     """One step, with its parts in ms."""
 
     parts: dict[Part, float]
+    in_balance: bool
+    """Whether host and GPU take about as long, so that the step takes longer than either."""
 
     @property
     def ms(self) -> float:
@@ -83,13 +86,14 @@ def step_of(
     parts["attention"] = attention_ms(marked, gpu) / options.tp / options.pp
     parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
     busy = sum(parts.values())
-    parts["host"] = max(0.0, host - busy, GAP_MS * kernels)
     forward = {part: ms * options.accumulate for part, ms in parts.items()}
     forward["optimizer"] = optimizer_ms(share, options, gpu)
+    on_gpu, on_host = sum(forward.values()), host * options.accumulate
+    forward["host"] = max(on_host - on_gpu, GAP_MS * kernels * options.accumulate)
     links: Exposed = exposed(share, options, gpu, recipe, busy, stack=stack)
     forward["communication"] = links.micro_batch_ms * options.accumulate + links.step_ms
     forward["bubble"] = (busy + links.micro_batch_ms) * (options.pp - 1)
-    return Step(forward)
+    return Step(forward, BALANCE * on_gpu <= on_host <= on_gpu / BALANCE)
 
 
 def _marked(share: Share, again: bool) -> tuple[Linear, ...]:

@@ -41,3 +41,18 @@ def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
 @pytest.mark.parametrize(("gpu", "joined"), [("H100", 8), ("B200", 8), ("GB200", 72)])
 def test_links_join_a_host_or_a_rack(gpu: str, joined: int) -> None:
     assert gpu_spec(gpu).link_gpus == joined
+
+
+def test_the_range_is_wider_if_host_and_gpu_take_as_long() -> None:
+    facts = facts_of(LLAMA_8B, None, None)
+    off = {}
+    for tokens in (64, 1024, 8192):
+        row = next(
+            each
+            for each in rows(facts, ["H100"], Options(seq=tokens, stack="te"))
+            if each.recipe == "delayed"
+        )
+        assert row.speedup is not None
+        assert row.speedup_low is not None
+        off[tokens] = round(row.speedup / row.speedup_low - 1, 2)
+    assert off == {64: 0.11, 1024: 0.35, 8192: 0.11}
