@@ -282,6 +282,14 @@ def percent(share: float, *, sign: bool = True) -> str:
     return f"{100 * share:+.1f} %" if sign else f"{100 * share:.1f} %"
 
 
+def in_order(ordered: Iterable[Pair]) -> float:
+    """Return the share of pairs in the right order, each group counted once."""
+    groups: dict[str, list[bool]] = {}
+    for pair in ordered:
+        groups.setdefault(pair.group, []).append(pair.is_right)
+    return statistics.mean(statistics.mean(each) for each in groups.values())
+
+
 def table(rows: Iterable[Sequence[str]], header: Sequence[str]) -> str:
     return str(tabulate(list(rows), header, tablefmt="github", disable_numparse=True))
 
@@ -310,7 +318,7 @@ def missed(rows: list[Replayed], ordered: list[Pair]) -> list[str]:
         (statistics.mean(by_group(hopper, lambda row: row.has_right_sign)) >= RIGHT_SIGNS, "signs on Hopper"),
         (statistics.mean(by_group(hopper, lambda row: row.is_in_range)) >= IN_RANGE, "ranges on Hopper"),
         (statistics.mean(by_group(others, lambda row: row.is_in_range)) >= IN_RANGE, "ranges elsewhere"),
-        (statistics.mean(pair.is_right for pair in ordered) >= RIGHT_ORDER, "order of recipes"),
+        (in_order(ordered) >= RIGHT_ORDER, "order of recipes"),
     ]
     unexplained = {row.group for row in rows if not row.is_in_range} - EXPLAINED.keys()
     return [what for held, what in found if not held] + [f"{each} is not explained" for each in unexplained]
@@ -358,7 +366,9 @@ def main() -> int:
         for p in ordered
     )
     print(table(lines, ("group", "recipes", "published", "estimated", "right")))
-    print(f"\n{sum(p.is_right for p in ordered)} of {len(ordered)} pairs that differ by over 3 % are right.")
+    right = sum(p.is_right for p in ordered)
+    share = percent(in_order(ordered), sign=False)
+    print(f"\n{right} of {len(ordered)} pairs that differ by over 3 % are right, {share} of a group's.")
     print("\n## Assumed\n")
     print("\n".join(f"- {group}: {what}." for group, what in ASSUMED.items()))
     print("\n## Not expressed\n")
