@@ -16,7 +16,7 @@ from fp8doctor.registry import reason_of
 from fp8doctor.render.environment_page import not_timed
 from fp8doctor.render.header import counts, lacks_batch, product, steps_are_watched
 from fp8doctor.render.timing import Timing, labels, timing
-from fp8doctor.render.words import HOW_KNOWN, Line, Mark
+from fp8doctor.render.words import HOW_KNOWN, Line, Mark, numbered
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
 
@@ -77,12 +77,12 @@ class Details(Struct, frozen=True):
 def details(report: Document) -> Details:
     """Collect the details of a report."""
     facts, steps = report.facts, report.prescription
-    numbers = {step.treatment.name: number for number, step in enumerate(steps, 1)}
+    fixes = numbers(steps)
     made = f"Recorded {report.created_at} by fp8doctor {report.tool.version}."
     return Details(
         counts=counts(facts),
-        timing=if_recorded(timing, facts, numbers),
-        labels=if_recorded(labels, facts, numbers) or {},
+        timing=if_recorded(timing, facts, fixes),
+        labels=if_recorded(labels, facts, fixes) or {},
         entries=tuple(entries(report)),
         outcomes=without_findings(report.outcomes),
         not_looked_at=not_looked_at(report),
@@ -90,6 +90,11 @@ def details(report: Document) -> Details:
         gaps=(*_gaps(facts), *not_timed(facts)),
         recorded=made if report.created_at else "",
     )
+
+
+def numbers(steps: Iterable[Step]) -> dict[str, int]:
+    """Number treatments as the plan does."""
+    return {step.treatment.name: number for number, step in enumerate(steps, 1)}
 
 
 def _gaps(facts: Facts) -> Iterator[str]:
@@ -111,13 +116,16 @@ def entries(report: Document) -> Iterator[Entry]:
 def _of_step(number: int, step: Step, finding: Finding | None, report: Document) -> Entry:
     """Explain a step of the plan, by the finding that heads it if there is one."""
     also = f" (also fixes {', '.join(step.mends[1:])})" if step.mends[1:] else ""
+    beside = numbered(step.together, numbers(report.prescription))
     return Entry(
         number=number,
         mark=mark_of(finding, report) if finding else "info",
         code=finding.code if finding else "",
         name=finding.name if finding else step.treatment.name,
         title=finding.title if finding else step.title,
-        saving=saving_in_words(step.saving_ms),
+        saving=", ".join(
+            filter(None, (saving_in_words(step.saving_ms), beside and f"together with {beside}"))
+        ),
         explanation=finding.explanation if finding else f"{step.title}.",
         treatment=f"{step.treatment.summary}{also}",
         lines=step.treatment.code,

@@ -21,7 +21,7 @@ from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
-from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone
+from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone, numbers
 from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
@@ -173,11 +173,6 @@ def plan(
     steps = [step for step in report.prescription if step.code in shown or not step.code]
     small = [] if whole else [step for step in steps if _is_small(step, report)]
     return [step for step in steps if step not in small], small
-
-
-def numbers(steps: Iterable[Step]) -> dict[str, int]:
-    """Number treatments as the plan does."""
-    return {step.treatment.name: number for number, step in enumerate(steps, 1)}
 
 
 def _is_small(step: Step, report: Document) -> bool:

@@ -21,6 +21,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Saving
 from fp8doctor.render import text
 from fp8doctor.render.box import LABELS
+from fp8doctor.render.details import details
 from fp8doctor.render.drawing import FILLS, draw
 from fp8doctor.render.html import view
 from fp8doctor.render.screen import Screen, first_screen, plan, saves
@@ -443,8 +444,13 @@ def test_fixes_that_save_together_name_each_other_and_one_saving() -> None:
         replace(first, saving_ms=saving, together=(second.treatment.name,)),
         replace(second, saving_ms=None, together=(first.treatment.name,)),
     )
-    asides = [fix.aside for fix in first_screen(replace(report, prescription=steps)).fixes]
+    planned = replace(report, prescription=steps)
+    asides = [fix.aside for fix in first_screen(planned).fixes]
     assert asides == [
         "together with fix 2 saves 326.6 ms/step, from 433.9 to 107.3, measured",
         "saves together with fix 1",
+    ]
+    assert [each.saving for each in details(planned).entries[:2]] == [
+        "−327 ms/step, measured, together with fix 2",
+        "together with fix 1",
     ]

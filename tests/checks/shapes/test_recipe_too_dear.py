@@ -186,7 +186,7 @@ def test_the_trial_tries_what_the_check_reads(monkeypatch: pytest.MonkeyPatch) -
         torch.ones(16, 16, dtype=torch.bfloat16),
         "as_is",
         more=lambda of, as_is: [
-            of.single(as_is, Treatment(name=name, summary="", code="")) for name in names
+            of.on(as_is, [Treatment(name=name, summary="", code="")], name) for name in names
         ],
     )
     assert {
