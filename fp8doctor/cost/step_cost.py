@@ -198,7 +198,8 @@ def layer_ms(
     if linear.dtype == "float32" and autocast:
         around += memory_ms(WEIGHT_CAST_BYTES * k * n, gpu)
     if not eager and linear.get("bias"):
-        around += memory_ms(BIAS_BYTES["fp8" if fp8 else "16bit"] * m * n, gpu)
+        apart = fp8 and stack_of(linear).fuses_casts
+        around += memory_ms(BIAS_BYTES["fp8" if apart else "16bit"] * m * n, gpu)
     in_16bit = 0.0
     if fp8 and scaled.weight_gradient_in_16_bits and trained:
         in_16bit = gemm_ms(k, tall, n, gpu, fp8=False) or 0.0

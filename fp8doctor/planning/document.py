@@ -106,7 +106,7 @@ def refuse_too_large(found: Sequence[Row], options: Options) -> None:
 def best_of_stacks(found: Sequence[Row]) -> Iterator[Row]:
     """Find the fastest row of each stack that fits on a GPU and gains, the fastest first."""
     gains = [each for each in found if each.fits and (each.speedup or 0.0) >= 1 + EVEN]
-    gains.sort(key=lambda each: -(each.speedup or 0.0))
+    gains.sort(key=lambda each: each.step_ms or 0.0)
     for stack in dict.fromkeys(each.stack for each in gains):
         yield next(each for each in gains if each.stack == stack)
 
@@ -124,7 +124,7 @@ def answer(found: Sequence[Row], options: Options) -> str:
     if not fitting:
         least = min(each.memory_gib or 0.0 for each in timed)
         return f"{on} FP8 does not fit: it needs {least:,.0f} GiB of {found[0].gpu_memory_gib:g}."
-    best = max(fitting, key=lambda each: each.speedup or 0.0)
+    best = min(fitting, key=lambda each: each.step_ms or 0.0)
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}{', compiled' if best.compiled else ''}"
     if (best.speedup or 0.0) < 1 + EVEN:
