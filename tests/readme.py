@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
+import fp8doctor
 from fp8doctor import cli, glossary
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
@@ -119,6 +120,24 @@ def recorded() -> str:
     return f"```text\n{printed('demo', code=0)}```\n"
 
 
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+
+
+def plan() -> str:
+    """The plan of a Llama 3 8B, which is the same on every machine."""
+    found = fp8doctor.plan(LLAMA_8B, "H100", dp=8, seq=8192, checkpointing="selective", stack="torchao")
+    return f"```text\n{found.to_text()}```\n"
+
+
 def without_versions(text: str) -> str:
     """The text with the versions taken out, which differ from machine to machine."""
     return VERSION.sub(r"\1 ...", text)
@@ -127,6 +146,7 @@ def without_versions(text: str) -> str:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/glossary.md": {"words": words},
     "docs/options.md": {"options": options},
+    "docs/plan.md": {"plan": plan},
     "docs/screen.md": {"recorded": recorded, "screen": screen},
 }
 """The parts of each page that are made, by their names."""

@@ -70,6 +70,12 @@ def test_recorded_screen_is_what_demo_prints() -> None:
     assert readme.written("docs/screen.md", "recorded") == readme.recorded(), "python -m tests.readme"
 
 
+@pytest.mark.slow
+def test_plan_is_what_the_program_says() -> None:
+    written, made = readme.written("docs/plan.md", "plan"), readme.plan()
+    assert readme.without_versions(written) == readme.without_versions(made), "python -m tests.readme"
+
+
 def test_picture_is_of_what_demo_prints() -> None:
     pytest.importorskip("rich")
     drawn = text(readme.PICTURE)
