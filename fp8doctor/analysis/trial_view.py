@@ -12,7 +12,6 @@ from fp8doctor.analysis.arms import (
     fair_bf16,
     left_out_bf16,
     ratio_on_screen,
-    saved_ms,
     savings,
     timed_on_gpu,
     uses_fp8,
@@ -27,7 +26,7 @@ from fp8doctor.analysis.outcome import (
     measured_speed,
 )
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
-from fp8doctor.analysis.significance import EVEN, Interval
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName
@@ -56,14 +55,6 @@ class TrialView(Struct, frozen=True):
     """The compiled BF16 that the budget left no time for."""
     fp8: Arm | None
     """The fastest total in FP8."""
-    bf16_of_fp8: Arm | None
-    """The best BF16 with the changes of `fp8` that help it too."""
-    bf16_of_prescribed: Arm | None
-    """The best BF16 with the changes of `prescribed` that help it too."""
-    plan_saves: Interval | None
-    """The ms that the whole plan saves of the step as it is."""
-    plan_is_noise: bool
-    """True if noise hides the difference between the whole plan and its BF16."""
     fp8_is_noise: bool
     """True if noise hides the difference between the fastest FP8 and its BF16."""
     achievable: float | None
@@ -108,11 +99,8 @@ class TrialView(Struct, frozen=True):
 def trial_view(facts: Facts) -> TrialView:
     """Compute all answers of the trial in ``facts`` once."""
     trial = facts.get("trial", Trial())
-    as_is = if_recorded(arm, trial, ArmName.AS_IS)
-    prescribed = if_recorded(arm, trial, ArmName.PRESCRIBED)
     fp8 = if_recorded(best_fp8, facts)
     bf16_of_fp8 = if_recorded(fair_bf16, facts, fp8) if fp8 else None
-    bf16_of_plan = if_recorded(fair_bf16, facts, prescribed) if prescribed else None
     shown = if_recorded(ratio_on_screen, bf16_of_fp8, fp8) if fp8 and bf16_of_fp8 else None
     best = shown.median if shown else None
     return TrialView(
@@ -120,15 +108,11 @@ def trial_view(facts: Facts) -> TrialView:
         on_gpu=timed_on_gpu(facts),
         savings=if_recorded(savings, facts) or {},
         too_large=if_recorded(all_too_large, trial) or {},
-        as_is=as_is,
-        prescribed=prescribed,
+        as_is=if_recorded(arm, trial, ArmName.AS_IS),
+        prescribed=if_recorded(arm, trial, ArmName.PRESCRIBED),
         bf16=if_recorded(best_bf16, facts),
         left_out_bf16=if_recorded(left_out_bf16, facts),
         fp8=fp8,
-        bf16_of_fp8=bf16_of_fp8,
-        bf16_of_prescribed=bf16_of_plan,
-        plan_saves=if_recorded(saved_ms, as_is, prescribed) if as_is and prescribed else None,
-        plan_is_noise=bool(if_recorded(is_noise, bf16_of_plan, prescribed, trial)),
         fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
         achievable=None if hidden else best,
         speed=if_recorded(measured_speed, facts),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import arm, is_finite, timed_a_model
+from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, saved_ms, timed_a_model
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
+from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView
@@ -173,15 +174,17 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
 
 def _promise(view: TrialView) -> str:
     """Say what the plan gives, or that nothing tried makes FP8 as fast as BF16."""
-    prescribed, measure = view.prescribed, view.bf16_of_prescribed
+    facts, as_is, prescribed = view.facts, view.as_is, view.prescribed
     why = nothing_helps(view.all_fp8_loses)
     stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.gives_up_fp8 else ""
-    if prescribed is None or view.plan_saves is None or view.plan_saves.low <= 0:
+    saved = if_recorded(saved_ms, as_is, prescribed) if as_is and prescribed else None
+    if prescribed is None or saved is None or saved.low <= 0:
         return stays
     if not is_finite(prescribed):
         return f" With all fixes, {' and '.join(prescribed.non_finite or ())} are not finite.{stays}"
     treatments = prescribed.get("treatments", ())
     changes = " and ".join(treatments) or "the changes below"
+    measure = if_recorded(fair_bf16, facts, prescribed)
     if measure is None:
         names = " and ".join(sorted(that_help_bf16_too(prescribed.treatments)))
         return (
@@ -192,7 +195,7 @@ def _promise(view: TrialView) -> str:
     alike = f" with {too} too ({in_ms(measure.step_ms)})" if too else ""
     against = (
         f"within noise of BF16{alike}"
-        if view.plan_is_noise
+        if if_recorded(is_noise, measure, prescribed, facts.trial)
         else f"{times(measure.step_ms, prescribed.step_ms)} the speed of BF16{alike}"
     )
     return f" With {changes}: {in_ms(prescribed.step_ms)}, {against}.{stays}"

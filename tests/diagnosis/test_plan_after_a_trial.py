@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report, registry
+from fp8doctor.analysis.arms import fair_bf16
 from fp8doctor.analysis.treatment_table import family
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
@@ -77,7 +78,8 @@ def test_bf16_with_the_same_fixes_is_the_end_if_it_is_faster() -> None:
     view = trial_view(msgspec.structs.replace(facts, trial=trial))
     plan = as_timed(prescribe((EAGER, attention)), view)
     assert [step.treatment.name for step in plan] == ["stay-in-bf16", "attention-sdpa"]
-    assert view.bf16_of_prescribed is alike, "the plan's FP8 is compared with it"
+    assert view.prescribed is not None
+    assert fair_bf16(facts, view.prescribed) is alike, "the plan's FP8 is compared with it"
 
 
 def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_base() -> None:

@@ -18,7 +18,7 @@ from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.report import Report, load_report
 from fp8doctor.wording import in_ms
-from tests.recordings import name_of
+from tests.recordings import files, name_of
 from tests.test_recorded import RECORDINGS
 
 
@@ -29,7 +29,14 @@ def timed(path: Path) -> tuple[Report, TrialView] | None:
     return (report, view) if timed_on_gpu(report.facts) and view.as_is and view.bf16 else None
 
 
-ALL = (*RECORDINGS, *sorted(Path(__file__).parents[1].glob("benchmarks/recorded/*.json.gz")))
+ALL = (
+    *RECORDINGS,
+    *(
+        path
+        for of in ("benchmarks", "running")
+        for path in files(Path(__file__).parents[1] / of / "recorded")
+    ),
+)
 TRIALS = {name_of(path): found for path in ALL if (found := timed(path))}
 
 
