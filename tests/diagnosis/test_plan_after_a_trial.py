@@ -79,7 +79,7 @@ def test_bf16_with_the_same_fixes_is_the_end_if_it_is_faster() -> None:
     plan = as_timed(prescribe((EAGER, attention)), view)
     assert [step.treatment.name for step in plan] == ["stay-in-bf16", "attention-sdpa"]
     assert view.prescribed is not None
-    assert fair_bf16(facts, view.prescribed) is alike, "the plan's FP8 is compared with it"
+    assert fair_bf16(view.facts, view.prescribed) is alike, "the plan's FP8 is compared with it"
 
 
 def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_base() -> None:
