@@ -344,6 +344,8 @@ def main() -> int:
         "error",
     )
     print(table(map(job_line, rows), header))
+    fit = sum(bool(row.fits) for row in rows)
+    print(f"\nThe plan says that {fit} of these {len(rows)} fit in FP8; all ran.")
     print("\n## Published outside of the range\n")
     outside = dict.fromkeys(row.group for row in rows if not row.is_in_range)
     print("\n".join(f"- {group}: {EXPLAINED.get(group, 'not explained')}." for group in outside) or "None.")
