@@ -6,8 +6,6 @@ import os
 import re
 import stat
 import zlib
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +14,6 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.trace import TooLarge, Trace, read_trace, unpacked
 from fp8doctor.wording import plural, quoted
 
-_PIECE = 2**24
 _KERNEL = re.compile(rb'"cat": ?"kernel"')
 _OPERATOR = re.compile(rb'"cat": ?"cpu_op"')
 
@@ -98,49 +95,34 @@ def _explained(path: Path, error: str) -> str | None:
     for beginning, sentence in _OTHERS.items():
         if start.startswith(beginning):
             return f"{sentence}, not a trace of torch.profiler"
-    seen, size, whole = Counter[str](), 0, True
+    content, whole = bytearray(), True
     try:
-        for piece in _pieces(path, packed=start.startswith(b"\x1f\x8b")):
-            size += len(piece)
-            seen["kernel"] += len(_KERNEL.findall(piece))
-            seen["operator"] += len(_OPERATOR.findall(piece))
+        for piece in unpacked(path.read_bytes()) if start.startswith(b"\x1f\x8b") else (path.read_bytes(),):
+            content += piece
     except EOFError:
         whole = False
     except zlib.error:
-        return f"its compression is damaged after {_megabytes(size)}; {_counted(seen)}"
+        return f"its compression is damaged after {_megabytes(len(content))}; {_counted(content)}"
     if not whole:
-        return f"the compressed file is cut off after {_megabytes(size)} of JSON; {_counted(seen)}"
+        return f"the compressed file is cut off after {_megabytes(len(content))} of JSON; {_counted(content)}"
     if "truncated" in error:
-        return f"it is cut off after {_megabytes(size)}; {_counted(seen)}"
-    return _by_its_keys(path, packed=start.startswith(b"\x1f\x8b"))
+        return f"it is cut off after {_megabytes(len(content))}; {_counted(content)}"
+    return _by_its_keys(content)
 
 
-def _pieces(path: Path, *, packed: bool) -> Iterator[bytes]:
-    """Yield the JSON of a file in pieces."""
-    with path.open("rb") as file:
-        if packed:
-            yield from unpacked(file.read())
-            return
-        while piece := file.read(_PIECE):
-            yield piece
-
-
-def _counted(seen: Counter[str]) -> str:
+def _counted(content: bytearray) -> str:
     """Describe the contents of an incomplete file."""
-    if not sum(seen.values()):
+    kernels, operators = len(_KERNEL.findall(content)), len(_OPERATOR.findall(content))
+    if not kernels + operators:
         return "no kernel and no operator of torch was seen in it"
-    return (
-        f"{plural(seen['kernel'], 'GPU kernel')} and {plural(seen['operator'], 'operator')} were seen up to "
-        "there, and none was counted"
-    )
+    seen = f"{plural(kernels, 'GPU kernel')} and {plural(operators, 'operator')}"
+    return f"{seen} were seen up to there, and none was counted"
 
 
-def _by_its_keys(path: Path, *, packed: bool) -> str | None:
+def _by_its_keys(content: bytearray) -> str | None:
     """Describe other JSON; None for a trace with one wrong event, or no JSON."""
     try:
-        document = msgspec.json.decode(
-            b"".join(_pieces(path, packed=packed)), type=dict[str, msgspec.Raw] | list[msgspec.Raw]
-        )
+        document = msgspec.json.decode(content, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     if isinstance(document, list):
