@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
-from fp8doctor.facts.record import UnreadableDocument, from_builtins, to_builtins
+from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.wording import plural
@@ -176,7 +176,7 @@ ANOTHER_JOB = "a job with the same MASTER_ADDR and MASTER_PORT"
 class RankMessage(msgspec.Struct):
     """A rank's state and notes; the last message counts."""
 
-    rank: dict[str, object]
+    rank: Rank
     at_s: float
     """Time of this state, on the host's monotonic clock."""
     notes: tuple[str, ...]
@@ -202,9 +202,7 @@ class RankSender:
             self._socket.close()
 
     def _send(self, state: ScriptState) -> bool:
-        message = RankMessage(
-            to_builtins(rank_of(self.place.rank, state)), time.monotonic(), tuple(state.notes)
-        )
+        message = RankMessage(rank_of(self.place.rank, state), time.monotonic(), tuple(state.notes))
         try:
             if self._socket is None:
                 self._socket = _connected(self.place.address)
@@ -241,6 +239,7 @@ class RankCollector:
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
+        self._decoder = decoder(RankMessage)
         self._messages: dict[int, RankMessage] = {}
         self._open: dict[socket.socket, bytes] = {}
         self._rank_at: dict[socket.socket, int] = {}
@@ -285,7 +284,7 @@ class RankCollector:
         self._close()
         for number in self._of_two_jobs():
             self._messages.pop(number, None)
-        self._messages[self.place.rank] = RankMessage(to_builtins(rank_of(self.place.rank, state)), at_s, ())
+        self._messages[self.place.rank] = RankMessage(rank_of(self.place.rank, state), at_s, ())
         state.ranks = self._together()
         state.notes += self._notes()
 
@@ -312,9 +311,9 @@ class RankCollector:
         chunk = peer.recv(1 << 20)
         *lines, self._open[peer] = (self._open[peer] + chunk).split(b"\n")
         for line in lines:
-            with contextlib.suppress(msgspec.MsgspecError, UnreadableDocument):
-                message = msgspec.json.decode(line, type=RankMessage)
-                number = from_builtins(Rank, message.rank).rank
+            with contextlib.suppress(msgspec.MsgspecError):
+                message = self._decoder.decode(line)
+                number = message.rank.rank
                 self._messages[number], self._rank_at[peer] = message, number
                 self._processes.setdefault(number, set()).add(_peer_of(peer)[0])
         if not chunk:
@@ -325,12 +324,12 @@ class RankCollector:
         del self._open[peer]
         peer.close()
         message = self._messages.get(self._rank_at.get(peer, -1))
-        if message is not None and message.rank["end"] == "running":
-            message.rank["end"], message.at_s = "killed", time.monotonic()
+        if message is not None and message.rank.end == "running":
+            message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
 
     def _all_ended(self) -> bool:
         others = (self.place.of_host or self.place.world_size) - 1
-        return sum(each.rank["end"] != "running" for each in self._messages.values()) >= others
+        return sum(each.rank.end != "running" for each in self._messages.values()) >= others
 
     def _close(self) -> None:
         for each in (*self._open, *([self._server] if self._server is not None else [])):
@@ -342,7 +341,7 @@ class RankCollector:
     def _together(self) -> Ranks:
         place = self.place
         expected = range(place.of_host) if place.of_host is not None else sorted(self._messages)
-        known = {number: from_builtins(Rank, message.rank) for number, message in self._messages.items()}
+        known = {number: message.rank for number, message in self._messages.items()}
         return Ranks(
             world_size=place.world_size,
             of_host=place.of_host,
