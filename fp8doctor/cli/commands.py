@@ -35,8 +35,10 @@ from fp8doctor.cli.explain import explain, summary
 from fp8doctor.cli.options import (
     FILE,
     PYTHON,
+    count,
     gate_options,
     list_options,
+    number,
     output_options,
     report_options,
     seconds,
@@ -213,34 +215,24 @@ def main() -> None:
 )
 @click.argument("target", shell_complete=complete_target)
 @with_options(
-    click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Batch size of the random batch."),
-    click.option(
-        "--seq", type=click.IntRange(min=1), metavar="N", help="Sequence length of the random batch."
-    ),
-    click.option(
-        "--layers",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Call build_model(layers=N) instead of build_model().",
-    ),
-    click.option(
+    count("--batch", "Batch size of the random batch."),
+    count("--seq", "Sequence length of the random batch."),
+    count("--layers", "Call build_model(layers=N) instead of build_model()."),
+    number(
         "--load-timeout",
-        type=float,
+        "SECONDS",
+        "Stop if loading the model takes longer.",
+        seconds,
         default=600.0,
         show_default=True,
-        metavar="SECONDS",
-        callback=seconds,
-        help="Stop if loading the model takes longer.",
     ),
     click.option("--no-trial", is_flag=True, help="Do not time anything; estimate the savings."),
-    click.option(
+    number(
         "--budget",
-        type=float,
-        default=None,
-        metavar="SECONDS",
-        callback=seconds,
-        help="Time budget of the whole command, which ends within 1.25 budgets. Default: "
+        "SECONDS",
+        "Time budget of the whole command, which ends within 1.25 budgets. Default: "
         f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph.",
+        seconds,
     ),
     click.option(
         "--device",

@@ -39,6 +39,22 @@ def positive(
 seconds = functools.partial(positive, unit=" of seconds")
 
 
+def number(name: str, metavar: str, help: str, callback: Any = positive, **settings: Any) -> Any:
+    """Define an option that takes a positive number."""
+    return click.option(name, type=float, metavar=metavar, callback=callback, help=help, **settings)
+
+
+def count(name: str, help: str, least: int = 1, **settings: Any) -> Any:
+    """Define an option that takes a whole number."""
+    return click.option(name, type=click.IntRange(min=least), metavar="N", help=help, **settings)
+
+
+def fail_on(default: str, help: str) -> Any:
+    """Define the option for the severity that makes a command fail."""
+    severities = click.Choice(("never", *SEVERITIES))
+    return click.option("--fail-on", type=severities, default=default, show_default=True, help=help)
+
+
 def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Find the GPU's name in the table of datasheets."""
     return gpu_spec(value).name if value is not None else None
@@ -102,7 +118,7 @@ IGNORE = click.option(
 FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
+def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
     """Return the options of a reporting command, with its stream and ``--fail-on``."""
     return with_options(
         click.option(
@@ -127,13 +143,7 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
         ),
         SELECT,
         IGNORE,
-        click.option(
-            "--fail-on",
-            type=click.Choice(("never", *SEVERITIES)),
-            default=fail_on,
-            show_default=True,
-            help="Exit with 1 on a finding of this severity or higher.",
-        ),
+        fail_on(fails_on, "Exit with 1 on a finding of this severity or higher."),
         click.option(
             "--assume-gpu",
             metavar="NAME",
@@ -159,26 +169,10 @@ def report_options(stream: str, fail_on: str) -> Callable[[Command], Command]:
 
 output_options = report_options("stdout", "error")
 
-MIN_SPEEDUP, STRICT, MAX_REGRESSION = (
-    click.option(
-        "--min-speedup",
-        type=float,
-        metavar="X",
-        callback=positive,
-        help="Exit with 1 if FP8 is measured below X times the best BF16, or was not measured on a GPU.",
-    ),
-    click.option(
-        "--strict",
-        is_flag=True,
-        help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
-    ),
-    click.option(
-        "--max-regression",
-        type=float,
-        metavar="PCT",
-        callback=positive,
-        help="Allowed regression against --baseline, in percent of the step time.",
-    ),
+STRICT = click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
 )
 
 PYTHON = click.option(
@@ -194,13 +188,15 @@ gate_options = with_options(
         is_flag=True,
         help="Exit with 1 if no layer of the model trains in FP8, or fp8doctor cannot tell.",
     ),
-    MIN_SPEEDUP,
-    click.option(
+    number(
+        "--min-speedup",
+        "X",
+        "Exit with 1 if FP8 is measured below X times the best BF16, or was not measured on a GPU.",
+    ),
+    number(
         "--min-estimated-speedup",
-        type=float,
-        metavar="X",
-        callback=positive,
-        help="Without a GPU: exit with 1 if FP8 is estimated below X times the best BF16, or cannot be "
+        "X",
+        "Without a GPU: exit with 1 if FP8 is estimated below X times the best BF16, or cannot be "
         "estimated. A time measured on a GPU replaces the estimate.",
     ),
     STRICT,
@@ -211,7 +207,7 @@ gate_options = with_options(
         help="Exit with 1 if the step is slower than in this saved report by more than "
         "--max-regression (5%).",
     ),
-    MAX_REGRESSION,
+    number("--max-regression", "PCT", "Allowed regression against --baseline, in percent of the step time."),
 )
 
 list_options = with_options(

@@ -11,7 +11,7 @@ import click
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
 from fp8doctor.cli.delivery import OK, exit_code, format_of, keep_apart, writable
-from fp8doctor.cli.options import FILE, STRICT, positive, with_options
+from fp8doctor.cli.options import FILE, STRICT, fail_on, number, with_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.files import write_text
@@ -93,28 +93,18 @@ class Compare(ProjectCommand):
 @click.argument("second", type=click.Path(path_type=Path))
 @page_options
 @with_options(
-    click.option(
+    number(
         "--min-speedup",
-        type=float,
-        metavar="X",
-        callback=positive,
-        help="Exit with 1 unless SECOND is measured at X times the speed of FIRST, both on a GPU.",
+        "X",
+        "Exit with 1 unless SECOND is measured at X times the speed of FIRST, both on a GPU.",
     ),
     STRICT,
-    click.option(
+    number(
         "--max-regression",
-        type=float,
-        metavar="PCT",
-        callback=positive,
-        help="Exit with 1 if SECOND's step is slower than FIRST's by more than this, in percent.",
+        "PCT",
+        "Exit with 1 if SECOND's step is slower than FIRST's by more than this, in percent.",
     ),
-    click.option(
-        "--fail-on",
-        type=click.Choice(("never", *SEVERITIES)),
-        default="never",
-        show_default=True,
-        help="Exit with 1 on a finding of this severity or higher that only SECOND has.",
-    ),
+    fail_on("never", "Exit with 1 on a finding of this severity or higher that only SECOND has."),
 )
 def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
     """Compare two saved reports: time, tokens/s, memory, and why they differ.

@@ -9,17 +9,13 @@ import click
 
 from fp8doctor.cli.console import complain, complain_of_printed, progress
 from fp8doctor.cli.delivery import FAILED, OK
-from fp8doctor.cli.options import PYTHON, seconds, with_options
+from fp8doctor.cli.options import PYTHON, count, number, seconds, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
     from fp8doctor.facts import Facts
-
-
-def count(name: str, help: str) -> Any:
-    return click.option(f"--{name}", type=click.IntRange(min=1), metavar="N", help=help)
 
 
 def adapters(
@@ -52,14 +48,14 @@ class Plan(ProjectCommand):
     click.option(
         "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="GPUs, comma-separated."
     ),
-    count("batch", "Samples of a micro-batch on one GPU. Default: 1."),
-    count("seq", "Tokens of a sample. Default: 4096, or what the model takes."),
-    count("dp", "GPUs that share the batch."),
-    count("tp", "GPUs of tensor parallelism, with sequence parallelism."),
-    count("cp", "GPUs of context parallelism."),
-    count("pp", "Stages of pipeline parallelism."),
-    count("ep", "Ranks of --dp that divide the experts."),
-    count("accumulate", "Micro-batches per step."),
+    count("--batch", "Samples of a micro-batch on one GPU. Default: 1."),
+    count("--seq", "Tokens of a sample. Default: 4096, or what the model takes."),
+    count("--dp", "GPUs that share the batch."),
+    count("--tp", "GPUs of tensor parallelism, with sequence parallelism."),
+    count("--cp", "GPUs of context parallelism."),
+    count("--pp", "Stages of pipeline parallelism."),
+    count("--ep", "Ranks of --dp that divide the experts."),
+    count("--accumulate", "Micro-batches per step."),
     click.option(
         "--sharding",
         type=click.Choice(("fsdp", "zero1", "ddp")),
@@ -81,26 +77,24 @@ class Plan(ProjectCommand):
     ),
     click.option("--stack", type=click.Choice(("torchao", "te")), help="Default: both."),
     click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),
-    click.option(
+    number(
         "--step-ms",
-        type=float,
-        metavar="MS",
-        callback=seconds,
-        help="Your measured BF16 step on the first GPU; all times are scaled to it.",
+        "MS",
+        "Your measured BF16 step on the first GPU; all times are scaled to it.",
+        seconds,
     ),
     click.option(
         "--framework",
         type=click.Choice(FRAMEWORKS),
         help="Show how to set FP8 up in this framework. Default: pytorch, or te.",
     ),
-    click.option(
+    number(
         "--load-timeout",
-        type=float,
+        "SECONDS",
+        "Stop if building the model takes longer.",
+        seconds,
         default=600.0,
         show_default=True,
-        metavar="SECONDS",
-        callback=seconds,
-        help="Stop if building the model takes longer.",
     ),
 )
 @PYTHON

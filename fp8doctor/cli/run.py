@@ -12,7 +12,7 @@ import click
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import complain, complain_of_known
 from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, deliver_early, judged
-from fp8doctor.cli.options import gate_options, report_options, seconds, with_options
+from fp8doctor.cli.options import count, gate_options, number, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.running.script_messages import STEPS, WARMUP
@@ -72,34 +72,17 @@ class Run(ProjectCommand):
     "and the gate is missed, and 2 when nothing of it could be examined.",
 )
 @with_options(
-    click.option(
-        "--steps",
-        type=click.IntRange(min=3),
-        default=STEPS,
-        show_default=True,
-        metavar="N",
-        help="Number of steps to time.",
-    ),
-    click.option(
+    count("--steps", "Number of steps to time.", 3, default=STEPS, show_default=True),
+    count(
         "--warmup",
-        type=click.IntRange(min=1),
+        "Minimum number of warm-up steps; more while the steps still compile.",
         default=WARMUP,
         show_default=True,
-        metavar="N",
-        help="Minimum number of warm-up steps; more while the steps still compile.",
     ),
     click.option(
         "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
     ),
-    click.option(
-        "--budget",
-        type=float,
-        default=60.0,
-        show_default=True,
-        metavar="SECONDS",
-        callback=seconds,
-        help="Time budget of the trial.",
-    ),
+    number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=60.0, show_default=True),
     click.option(
         "--trial/--no-trial",
         default=None,
