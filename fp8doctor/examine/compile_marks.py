@@ -27,28 +27,21 @@ def compile_mark(module: Any, name: str, kind: ClassCache) -> CompileMark | None
     if OPTIMIZED_MODULE in kind.lineage:
         if is_disabled(module, kind):  # what torch.compiler.disable(m) returns
             return None
-        return CompileMark(
-            name=name,
-            form="wrapped",
-            backend=_backend(read(state.get("dynamo_ctx"), "callback")),
-            compiles=is_called(module),
-        )
+        backend = _backend(read(state.get("dynamo_ctx"), "callback"))
+        return CompileMark(name=name, form="wrapped", backend=backend, compiles=is_called(module))
     if (call := state.get(COMPILED_CALL)) is not None:
-        return CompileMark(
-            name=name,
-            form="in_place",
-            backend=_backend_of_function(call),
-            compiles=_compiles_in_place(module, call),
-        )
-    if (compiled := compiled_function(state.get("forward"))) is not None:
-        return CompileMark(
-            name=name, form="assigned_forward", backend=_backend_of_function(compiled), compiles=True
-        )
-    if "forward" not in state and (compiled := kind.once(_compiled_forward)) is not None:
-        return CompileMark(
-            name=name, form="decorated_forward", backend=_backend_of_function(compiled), compiles=True
-        )
-    return None
+        compiles = _compiles_in_place(module, call)
+        return CompileMark(name=name, form="in_place", backend=_backend_of_function(call), compiles=compiles)
+    is_own = "forward" in state
+    compiled = compiled_function(state["forward"]) if is_own else kind.once(_compiled_forward)
+    if compiled is None:
+        return None
+    return CompileMark(
+        name=name,
+        form="assigned_forward" if is_own else "decorated_forward",
+        backend=_backend_of_function(compiled),
+        compiles=True,
+    )
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
