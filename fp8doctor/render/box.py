@@ -278,7 +278,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -
         for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
         if each.code not in told
     ]
-    most = max((_cause_from(each, each.saving_ms) for each in proven), key=lambda each: each.ms, default=None)
+    timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
+    most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
         causes = [most, *causes]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
