@@ -93,7 +93,7 @@ class ModelledSpeedup(Struct, frozen=True):
             slower = "".join(f", {each} {self.recipes[each]:.2f}x" for each in others)
             return (
                 f"Estimated for {self.gpu}: FP8 ({first}, compiled) would run at {self.best:.2f}x the speed "
-                f"of the best BF16 ({self.range}){slower}."
+                f"of the best BF16{self.after and f' {self.after}'} ({self.range}){slower}."
             )
         if self.as_is is None:
             return (
@@ -123,18 +123,27 @@ FIXED, CACHE_OFF, ONLY_COMPILED, KEPT = (
 )
 """What is modelled in place of a step as it is that the cost model does not know."""
 
+AUTOCAST, REAL, TENSORWISE, LOADED = (
+    "under BF16 autocast",
+    "without emulation",
+    "with the tensorwise recipe",
+    "with BF16 weights",
+)
+"""The same, for parts that it does not know in any step."""
+
 
 def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | None:
     """Model the speedup; None if the cost model has no numbers for a part of the step.
 
     If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled.
     """
-    facts, after = _with_seen_recompute(_engaged(facts) if fixed else facts), FIXED if fixed else ""
+    facts, known = _in_known_form(facts)
+    facts, after = _with_seen_recompute(_engaged(facts) if fixed else facts), FIXED if fixed else known
     in_fp8 = facts.network.fp8
     if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
         after = after or CACHE_OFF
     if _waits_for_te(facts):
-        facts, after = without_checkpointing(facts), after or KEPT
+        facts, after = without_checkpointing(facts), KEPT
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
     per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
     as_is = None if after else modelled_step(facts)
@@ -152,6 +161,38 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         as_is_may_be_off=off if quicker is as_is else max(off, OFF),
         after="" if as_is else after or ONLY_COMPILED,
     )
+
+
+def _in_known_form(facts: Facts) -> tuple[Facts, str]:
+    """Replace what the cost model has no numbers for by what its fix puts there, and name it.
+
+    FP8 and BF16 get the same autocast.
+    """
+    linears, words = [], set()
+    for linear in facts.network.linears:
+        if linear.use == "storage":
+            linear, word = replace(linear, use="none", stack="torch", dtype="bfloat16", features={}), LOADED
+        elif linear.use != "training" or linear.stack != TORCHAO.name:
+            word = ""
+        elif linear.features.get("emulate"):
+            linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
+        elif linear.get("recipe") == "custom":
+            linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
+        else:
+            word = ""
+        linears.append(linear)
+        words.add(word)
+    facts = with_linears(facts, tuple(linears))
+    if multiplies_in_fp32_only(facts) and recorded(facts, "training"):
+        facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
+        words.add(AUTOCAST)
+    return facts, " and ".join(sorted(filter(None, words)))
+
+
+def multiplies_in_fp32_only(facts: Facts) -> bool:
+    """Return whether weights are fp32 and no BF16 autocast was seen, which fp8doctor does not estimate."""
+    in_fp32 = any(each.dtype == "float32" and each.adapter != "adapter" for each in facts.network.linears)
+    return in_fp32 and facts.get("training.autocast") != "bfloat16"
 
 
 def _engaged(facts: Facts) -> Facts:
@@ -192,6 +233,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
 
     The plan that converts it switches a KV cache off, so none is modelled.
     """
+    facts, after = _in_known_form(facts)
     facts = _with_seen_recompute(facts)
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     layers = {linear.name for linear in to_convert(facts)}
@@ -216,7 +258,8 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     found.sort(key=lambda each: each[0].step_ms)
     (step, first), speedups = found[0], {each.name: best.step_ms / step.step_ms for step, each in found}
     off = _may_be_off(step, best, fused=first.granularity == "tensor")
-    return ModelledSpeedup(speedups[first.name], speedups[first.name], step.gpu, off, off, recipes=speedups)
+    best_of_all = speedups[first.name]
+    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups)
 
 
 def _best_bf16(facts: Facts) -> ModelledStep | None:
@@ -270,11 +313,6 @@ def unknown_part(facts: Facts) -> str:
         )
     if any(linear.role == "experts" for linear in linears):
         return "No estimate: the cost model has no times of experts, whose rows a router decides."
-    in_fp32 = any(linear.dtype == "float32" and linear.adapter != "adapter" for linear in linears)
-    if in_fp32 and facts.get("training.autocast") != "bfloat16":
-        return (
-            "No estimate: the weights are fp32 and no BF16 autocast was seen. fp8doctor estimates only BF16."
-        )
     if not fp8 and not to_convert(facts):
         return (
             "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "
@@ -282,7 +320,8 @@ def unknown_part(facts: Facts) -> str:
         )
     if _waits_for_te(facts):
         return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
-    return "No estimate: the casts of this recipe were not measured."
+    recipes = ", ".join(sorted({each.recipe or "unknown" for each in fp8 if recorded(each, "recipe")}))
+    return f"No estimate: nobody measured the casts of the recipe {recipes or 'unknown'} on {gpu.name}."
 
 
 def _as_plain_fp8(facts: Facts) -> Facts:

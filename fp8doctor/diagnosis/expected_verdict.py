@@ -77,10 +77,9 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
-    if told := short_of_training(facts):
-        return Verdict(status="no_fp8", summary=told)
-    if stored := sum(linear.use == "storage" for linear in linears):
-        return Verdict(status="no_fp8", summary=_stored(stored, linears))
+    stored = sum(linear.use == "storage" for linear in linears)
+    if told := short_of_training(facts) or (_stored(stored, linears) if stored else ""):
+        return _in_bf16(told, facts, findings)
     if rehearsing := [linear for linear in linears if rehearses_quantization(linear)]:
         return Verdict(
             status="no_fp8",
@@ -111,16 +110,31 @@ def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeed
     If a finding says that the step is not what it seems, the step with its fix is modelled.
     """
     doubts = list(filter(_invalidates, findings))
-    if not all(
-        each.treatment and (each.code in KEEPS_LAYERS or each.area in KEEPS_LAYERS) for each in doubts
-    ):
+    if not all(map(_keeps_layers, doubts)):
         return None
     return if_recorded(_modelled, facts, fixed=bool(doubts))
 
 
-KEEPS_LAYERS = ("compilation", "distributed", "MOD001", "MOD002", "MOD007", "MOD008", "MOD010", "MOD011")
-"""Areas and checks whose fixes change neither which layers are in FP8 nor their shapes: the fixed step is the
-modelled one."""
+def _keeps_layers(finding: Finding) -> bool:
+    """Return whether a finding has a fix after which the same layers run as they seem to."""
+    return bool(finding.treatment) and (finding.code in KEEPS_LAYERS or finding.area in KEEPS_LAYERS)
+
+
+KEEPS_LAYERS = (
+    "compilation",
+    "distributed",
+    "MOD001",
+    "MOD002",
+    "MOD003",
+    "MOD005",
+    "MOD007",
+    "MOD008",
+    "MOD010",
+    "MOD011",
+    "CKP002",
+)
+"""Areas and checks whose fixes change neither which layers are in FP8 nor their shapes, or put FP8 where only
+weights are: the fixed step is the modelled one."""
 
 
 def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
@@ -226,10 +240,9 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
-    others = ", ".join(each.code for each in findings if _invalidates(each))
-    expects = if_recorded(_modelled, facts, fixed=True)
-    if others and expects:
-        return f"No estimate: the step does not run as the cost model assumes ({others})."
+    others = [each.code for each in filter(_invalidates, findings) if not _keeps_layers(each)]
+    if others and if_recorded(_modelled, facts, fixed=True):
+        return f"No estimate: the fix of {' and '.join(others)} changes the layers in FP8 or their shapes."
     try:
         return unknown_part(facts)
     except Unrecorded as missing:
