@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.modelled_speedup import KEPT
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
@@ -49,7 +50,8 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     if not steps:
         return End("")
     why = "" if facts.arms() else why_not_modelled(facts, report.findings)
-    return End(f"fp8doctor has not timed the fixed step. {why}".rstrip())
+    how = f" To time it: {report.next.verify}" if why and report.next and report.next.verify else ""
+    return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
 def _measured(view: TrialView, steps: Sequence[Step]) -> str:
@@ -136,7 +138,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
-    beginning = "With FP8" if expects.recipes and not converts else "With all fixes" if steps else now
+    fixes = now if expects.after == KEPT else "With all fixes"
+    beginning = "With FP8" if expects.recipes and not converts else fixes if steps else now
     speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
     return f"{beginning}: {speed}{advice}."
 

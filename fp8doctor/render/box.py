@@ -49,6 +49,9 @@ WHAT: dict[str, tuple[Tone, str]] = {
 }
 """Status of the verdict -> how it looks, and what it says."""
 
+SLOWER = "FP8 would be slower than BF16 (estimated)"
+"""Says that the plan leaves FP8 off although no whole step was timed or estimated."""
+
 TOO_SMALL = "Too small for FP8: stay in BF16"
 """Says that a conversion would make the step slower."""
 
@@ -127,7 +130,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     elif recorded(report.facts, "network"):
         expects = _expects(report)
         told = NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else what
-        what = _how_much(verdict, told)
+        what = _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
     return Answer(
@@ -151,8 +154,11 @@ def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
     return f"The trial could not time copies of it: {reason.rstrip('.')}."
 
 
-def _how_much(verdict: Verdict, what: str) -> str:
-    """Say how many times slower or faster FP8 is, by the verdict's speedup."""
+def _in_short(verdict: Verdict, steps: Sequence[Step], what: str) -> str:
+    """Say how many times slower or faster FP8 is, or that the plan leaves it off untimed."""
+    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    if verdict.status == "not_measured" and verdict.basis is None and stays:
+        return SLOWER
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
         return f"{what} (estimated)"
     if verdict.status == "fp8_slower" and verdict.speedup and verdict.speedup < 1:
@@ -266,7 +272,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -> list[_Cause]:
     """List causes that the plan fixes, before them one that is measured to cost more than all others.
 
-    Without any, the first problem without a step. Those told ``beside`` are left out.
+    Without any, the first problem without a step. Those told ``beside`` are left out. Other errors stand first.
     """
     told = {each.code for each in beside}
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
@@ -283,7 +289,10 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
         causes = [most, *causes]
     unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
-    return causes[:MOST_CAUSES] or unfixed[:1]
+    shown = causes[:MOST_CAUSES] or unfixed[:1]
+    codes = told.union(each.code for each in shown)
+    errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
+    return [*map(_cause_from, errors), *shown]
 
 
 def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> _Cause:

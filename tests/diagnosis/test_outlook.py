@@ -26,11 +26,17 @@ ENDS = {
     "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
     "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
-    "te_checkpointed": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the "
-    "cost model assumes (CKP002).",
+    "te_checkpointed": "With all fixes: about 1.14x the speed of the best BF16 (estimated for H200).",
+    "emulated": "With all fixes: about 1.10x the speed of the best BF16 (estimated for H200), too close to 1 to "
+    "tell.",
+    "e5m2_forward": "With all fixes: about 1.04x the speed of the best BF16 (estimated for H200), too close to 1 "
+    "to tell.",
+    "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), too close to 1 to tell.",
+    "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
+    "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
     "mlp": "With all fixes: about 1.16x the speed of the best BF16 (estimated for H200).",
-    "unaligned": "fp8doctor has not timed the fixed step. No estimate: the step does not run as the cost "
-    "model assumes (SHP001).",
+    "unaligned": "fp8doctor has not timed the fixed step. No estimate: the fix of SHP001 changes the layers "
+    "in FP8 or their shapes. To time it: fp8doctor unaligned.py",
     "accelerate_eager": "The best BF16 is about 1.55x faster than FP8 would be (estimated for H200).",
     "nf4_base": "FP8 cannot win here (estimated).",
     "lora_plain": "",

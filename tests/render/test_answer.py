@@ -330,3 +330,25 @@ def test_a_live_model_is_told_how_to_time_it() -> None:
     network = replace(live.network, linears=compiled, blocks=())
     told = answer(diagnose(replace(live, network=network))).fix[0]
     assert told.endswith("Time it on a GPU: call inspect_model there.")
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("nf4_base", "FP8 would be slower than BF16 (estimated)"),
+        ("moe", "FP8 would be slower than BF16 (estimated)"),
+        ("emulated", "Too close to tell whether FP8 would be faster once it is fixed"),
+        ("fp32_weights", "Too close to tell whether FP8 would be faster under BF16 autocast"),
+        ("te_checkpointed", "FP8 would be about 1.14x faster than BF16 once it is fixed"),
+    ],
+)
+def test_the_title_carries_the_answer_that_is_known_without_a_trial(name: str, what: str) -> None:
+    assert answer(load_report(RECORDED / f"h200-{name}.json.gz")).what == what
+
+
+@pytest.mark.parametrize("name", ["te_lora_prepared", "nf4_base", "hidden_te", "cannot_be_saved"])
+def test_no_error_is_outside_of_the_box(name: str) -> None:
+    report = load_report(RECORDED / f"h200-{name}.json.gz")
+    errors = {each.code for each in report.findings if each.severity == "error"}
+    assert errors
+    assert errors <= answer(report).causes
