@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all_without_cache
+from fp8doctor.analysis.fp8_request import autocast_of
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
@@ -48,7 +49,7 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     if as_is is None or best is None:
         return NotApplicable(reason="the trial did not time both your step and a BF16 baseline")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
-    if facts.training.autocast is None and fp32_pct > 50.0:
+    if fp32_pct > 50.0 and autocast_of(facts) is None:
         disguised = AUTOCAST_BF16 not in best.treatments
         return Finding(
             title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and "

@@ -31,7 +31,7 @@ https://huggingface.co/docs/peft/en/package_reference/peft_model https://github.
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
+from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
 from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -56,7 +56,7 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     fp32 = [linear for linear in adapters if linear.dtype == "float32"]
     if not fp32:
         return None
-    autocast, on_meta = facts.training.autocast, "meta" in facts.network.devices
+    autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
     multiplied = [linear for linear in fp32 if linear.use != "training"]
     unsure = " On the meta device PEFT leaves them in fp32 even if you pass `autocast_adapter_dtype=False`."
     if not multiplied:
@@ -87,11 +87,9 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def trains(facts: Facts) -> bool:
-    """Whether the step is known as it will run: converted, trained or measured, with its own autocast."""
+    """Whether the step is known as it will run: converted, trained or measured."""
     accelerate = accelerate_of_model(facts)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8") and not accelerate.prepared:
-        return False
-    if opens_own_autocast(facts):
         return False
     timed = any(arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.arms())
     return uses_fp8(facts) or facts.training.gradients_seen or timed

@@ -19,7 +19,7 @@ When to ignore it. If you want fp32, for example as a reference.
 
 How it is detected, and limits. fp8doctor compares the Linears' weight dtypes with what the job asked for: FP8
 layers, a prepared Accelerator, or a measured step. Up to 10% of the weights in fp32 is fine; heads, routers
-and adapters do not count. A step that opens its own autocast is known only under `fp8doctor run`.
+and adapters do not count.
 
 References. With torch 2.13 and torchao 0.18, an fp32 Float8Linear's output is fp32.
 https://github.com/NVIDIA/Megatron-LM/issues/883 (FP8 without --bf16 is far slower)
@@ -29,7 +29,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import accelerate_of_model, opens_own_autocast
+from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
 from fp8doctor.analysis.layers import wrapped_in_python
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import ArmName, Facts, Linear
@@ -50,10 +50,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     fp32 = [linear for linear in facts.network.linears if computes_in_fp32(linear)]
     total = sum(linear.parameters for linear in facts.network.linears)
     share = 100.0 * sum(linear.parameters for linear in fp32) / total if total else 0.0
-    if share <= SMALL_PCT or facts.training.autocast is not None:
+    if share <= SMALL_PCT or autocast_of(facts) is not None:
         return None
-    if opens_own_autocast(facts):
-        return NotApplicable(reason="the step opens its own autocast; only fp8doctor run can look inside")
     fp8 = sum(linear.use == "training" for linear in fp32)
     return Finding(
         title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and no autocast is "

@@ -26,6 +26,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html
 
 from __future__ import annotations
 
+from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
@@ -92,7 +93,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 def treatment(facts: Facts) -> Treatment:
     """Propose autocast if none is known; under autocast, the place that leaves it."""
-    if facts.get("training.autocast") is None:
+    if lacks_autocast(facts):
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
             name=AUTOCAST_BF16,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, recorded
+from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, Unrecorded, recorded
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
@@ -119,6 +119,22 @@ def of_converter(facts: Facts) -> Converter | None:
 def launched_with_fp8(variables: Mapping[str, str]) -> bool:
     """Return whether ``accelerate launch --mixed_precision fp8`` set this environment."""
     return all(name in variables for name in LAUNCHER_FINGERPRINT)
+
+
+def autocast_of(facts: Facts) -> str | None:
+    """Return the dtype of the step's autocast, or ``its own`` if it is unknown; None without one.
+
+    Raises `Unrecorded` if that is not known.
+    """
+    return facts.training.autocast or ("its own" if opens_own_autocast(facts) else None)
+
+
+def lacks_autocast(facts: Facts) -> bool:
+    """Return whether the step surely has no autocast."""
+    try:
+        return autocast_of(facts) is None
+    except Unrecorded:
+        return False
 
 
 def opens_own_autocast(facts: Facts) -> bool:

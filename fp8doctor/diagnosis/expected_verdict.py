@@ -241,7 +241,8 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = [each.code for each in filter(_invalidates, findings) if not _keeps_layers(each)]
-    if others and if_recorded(_modelled, facts, fixed=True):
+    expects = if_recorded(_modelled, facts, fixed=True)
+    if others and expects:
         return f"No estimate: the fix of {' and '.join(others)} changes the layers in FP8 or their shapes."
     try:
         return unknown_part(facts)

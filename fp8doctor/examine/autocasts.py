@@ -40,7 +40,12 @@ LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
-    """Return False if no code of the user's names an autocast, else ``NOT_RECORDED``."""
+    """Return True if a step was seen to open one, False if no code of the user's names one.
+
+    Else ``NOT_RECORDED``.
+    """
+    if job.opens_autocast:
+        return True
     own = {type(each): each for each in _modules(tree) if not home(type(each)).startswith(LIBRARIES)}
     functions = [(job.training_step, ()), *((forward_of(each), kind.__mro__) for kind, each in own.items())]
     found = (each for function, classes in functions for each in named(function, classes))
@@ -118,9 +123,12 @@ def _is_autocast(value: Any) -> bool:
 
 
 def undecided(facts: Facts) -> bool:
-    """Tell if only a forward shows this job's calls."""
+    """Tell if only a forward shows this job's calls, or an autocast that its code does not name."""
     calls = any(
         each.form == "called_in_forward" and each.active is None
         for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
     )
-    return calls or not (recorded(facts, AUTOCAST_WITHIN) and recorded(facts, FP8_AUTOCAST))
+    fp32 = facts.training.get("autocast", "unknown") is None and any(
+        each.get("dtype") == "float32" and each.get("adapter") != "adapter" for each in facts.linears()
+    )
+    return calls or fp32 or not (recorded(facts, AUTOCAST_WITHIN) and recorded(facts, FP8_AUTOCAST))

@@ -35,6 +35,8 @@ class Job:
     """``torch.dtype`` of the autocast around the step, or None."""
     unseen: str = ""
     """Why no call of a script's model was seen, so its autocast is unknown; else empty."""
+    opens_autocast: bool = False
+    """A watched step opened one, around the model or within."""
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     trainer: Any = None

@@ -272,7 +272,7 @@ def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -> list[_Cause]:
     """List causes that the plan fixes, before them one that is measured to cost more than all others.
 
-    Without any, the first problem without a step. Those told ``beside`` are left out. Other errors stand first.
+    Without any, the first problem without a step. Those told ``beside`` are left out. Errors stand first.
     """
     told = {each.code for each in beside}
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]

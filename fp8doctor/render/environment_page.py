@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.recipe_support import (
     BACKENDS,
     has_fp8,
@@ -15,7 +16,7 @@ from fp8doctor.analysis.recipe_support import (
     usable_recipes,
 )
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Gpu, Health, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Health, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.render.header import gpu_label, lacks_batch, short_version
@@ -336,12 +337,13 @@ def _was_seen(health: Health) -> bool:
 def _step(facts: Facts) -> Iterator[str]:
     """Tell where the parts of the step came from, and what its trial left changed."""
     if recorded(facts, "workload"):
-        yield from _sources(facts.workload, facts.get("training.autocast"))
+        yield from _sources(facts)
     if facts.get("trial.harm"):
         yield f"not as before the trial: {', '.join(facts.trial.harm)}"
 
 
-def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
+def _sources(facts: Facts) -> Iterator[str]:
+    workload, autocast = facts.workload, facts.get("training.autocast")
     if (note := workload.get("note")) and not lacks_batch(workload):
         yield note
     if recorded(workload, "loss_source"):
@@ -349,8 +351,10 @@ def _sources(workload: Workload, autocast: str | None) -> Iterator[str]:
     if recorded(workload, "optimizer_source"):
         yield "default optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
     if recorded(workload, "autocast_source"):
-        given = workload.autocast_source == "given"
-        yield "the user's autocast" if given else f"autocast to {autocast}" if autocast else "no autocast"
+        if workload.autocast_source == "given":
+            yield "the user's autocast"
+        elif autocast or lacks_autocast(facts):
+            yield f"autocast to {autocast}" if autocast else "no autocast"
 
 
 def _process(facts: Facts) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from statistics import median
 
+from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.memory import memory_in_words
 from fp8doctor.analysis.outcome import watched_job
@@ -290,7 +291,7 @@ def made_up(facts: Facts) -> str:
     if not recorded(facts, "workload"):
         return ""
     parts = [*_of_the_step(facts.workload), *_weights(facts)]
-    without = facts.workload.get("autocast_source") == "none"
+    without = facts.workload.get("autocast_source") == "none" and lacks_autocast(facts)
     told = [f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
     return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
 

@@ -130,6 +130,7 @@ class ScriptExaminer:
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
             unseen=unseen,
+            opens_autocast=window is not None and window.autocasts.seen,
             around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,

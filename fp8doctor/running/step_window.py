@@ -21,6 +21,7 @@ from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.running.autocasts_opened import AutocastsOpened
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.traceback_frames import without_own_frame
@@ -97,6 +98,7 @@ class StepWindow:
             Calls(modules if mark else (), self._called, inside if mark else ()),
             LoaderWaits(self._clock.now, self._waited),
         )
+        self.autocasts = AutocastsOpened()
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
         self.marked = mark and bool(modules)
@@ -110,6 +112,7 @@ class StepWindow:
         """Start at the end of a step."""
         self._calls.begin()
         self._waits.begin()
+        self.autocasts.begin()
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:
@@ -128,6 +131,7 @@ class StepWindow:
         """Stop watching."""
         self._calls.end()
         self._waits.end()
+        self.autocasts.end()
 
     def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""

@@ -27,11 +27,12 @@ ENDS = {
     "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
     "te_checkpointed": "With all fixes: about 1.14x the speed of the best BF16 (estimated for H200).",
-    "emulated": "With all fixes: about 1.10x the speed of the best BF16 (estimated for H200), too close to 1 to "
-    "tell.",
-    "e5m2_forward": "With all fixes: about 1.04x the speed of the best BF16 (estimated for H200), too close to 1 "
+    "emulated": "With all fixes: about 1.10x the speed of the best BF16 (estimated for H200), too close "
+    "to 1 to tell.",
+    "e5m2_forward": "With all fixes: about 1.04x the speed of the best BF16 (estimated for H200), too "
+    "close to 1 to tell.",
+    "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), too close to 1 "
     "to tell.",
-    "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), too close to 1 to tell.",
     "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
     "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
     "mlp": "With all fixes: about 1.16x the speed of the best BF16 (estimated for H200).",

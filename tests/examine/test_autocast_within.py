@@ -154,3 +154,41 @@ def test_without_a_forward_it_is_unknown(batch: torch.Tensor | None) -> None:
     assert not recorded(facts, FACT)
     assert facts.gaps[FACT]
     assert called(Plain(4, 4), batch).training.autocast_within is False
+
+
+class Held(nn.Sequential):
+    """Its code does not name what it opens."""
+
+    context = BOUND
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.context:
+            return super().forward(x)
+
+
+class SwitchedOff(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
+class Half(nn.Sequential):
+    """A GPU's autocast is to fp16 if nothing else is said."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda"):
+            return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "found"),
+    [
+        (Held, "bfloat16", True),
+        (Half, "float16", True),
+        (SwitchedOff, None, False),
+        (nn.Sequential, None, False),
+    ],
+)
+def test_the_dtype_is_that_of_the_layers(kind: type[nn.Module], dtype: str | None, found: bool) -> None:
+    training = called(kind(nn.Linear(4, 4)), torch.ones(2, 4)).training
+    assert (training.autocast, training.autocast_within) == (dtype, found)

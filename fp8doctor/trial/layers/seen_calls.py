@@ -7,6 +7,7 @@ call below that frame is the region; the innermost one above it is the module th
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -53,6 +54,8 @@ class Seen(msgspec.Struct):
     """By the module whose forward calls a checkpoint function."""
     autocast: bool = False
     """Whether the user's code opened torch's autocast."""
+    under: dict[str, str | None] = {}
+    """Layer -> dtype of the autocast that it ran under; None if under none."""
     fp8_autocast: bool = False
     """Whether any code opened Transformer Engine's."""
     without_hooks: bool = False
@@ -111,6 +114,7 @@ def _once(forward: Callable[[], object], layers: Mapping[str, nn.Module], model:
 
     def layer_runs(layer_name: str) -> None:
         where = _where(sys._getframe(2), names)
+        seen.under[layer_name] = _autocast_now()
         if seen.regions.get(layer_name) is None:
             seen.regions[layer_name] = layer_name if where.region == "" else where.region
         if where.call is not None:
@@ -168,6 +172,11 @@ def _opener(frame: FrameType | None) -> str:
     return ""
 
 
+def _autocast_now() -> str | None:
+    on = (each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each))
+    return next((str(torch.get_autocast_dtype(each)).removeprefix("torch.") for each in on), None)
+
+
 @contextmanager
 def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[None]:
     """Call a function for each opened autocast.
@@ -179,10 +188,12 @@ def _autocasts(torchs: Callable[[], None], fp8: Callable[[], None]) -> Iterator[
     make: Any = torch.autocast.__init__
 
     def made(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
-        make(self, "cpu", dtype if dtype is torch.float16 else torch.bfloat16, enabled, cache)
+        given = dtype or torch.get_autocast_dtype(device_type)
+        make(self, "cpu", given if given is torch.float16 else torch.bfloat16, enabled, cache)
 
     def entered(self: Any) -> Any:
-        torchs()
+        if self._enabled:
+            torchs()
         return enter(self)
 
     def opened(cls: Any, /, enabled: bool = False, *settings: Any, **more: Any) -> None:
@@ -230,8 +241,10 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
     training = msgspec.structs.replace(facts.training, checkpointing=marks)
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     gaps.pop(AUTOCAST_WITHIN, None)
-    if not recorded(training, "autocast_within"):
+    if seen.autocast or not recorded(training, "autocast_within"):
         training = msgspec.structs.replace(training, autocast_within=seen.autocast)
+    if training.get("autocast", "unknown") is None:
+        training = msgspec.structs.replace(training, autocast=_of_most(seen.under))
     if not recorded(training, "fp8_autocast"):
         if seen.fp8_autocast:
             gaps.pop(FP8_AUTOCAST, None)
@@ -261,6 +274,12 @@ def without_seen(facts: Facts, why: str) -> Facts:
         else:
             gaps[FP8_AUTOCAST] = why
     return msgspec.structs.replace(facts, gaps=gaps)
+
+
+def _of_most(under: Mapping[str, str | None]) -> str | None:
+    """Return the autocast that most layers ran under."""
+    counted = Counter(under.values()).most_common(1)
+    return counted[0][0] if counted else None
 
 
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:
