@@ -32,6 +32,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, ratio, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_all_without_cache
 from fp8doctor.analysis.fp8_request import autocast_of
 from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.facts import Arm, ArmName, Facts
@@ -76,6 +77,9 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the trial did not time BF16 both ways on a GPU")
     if eager is None or eager.name == best.name or is_noise(best, as_is, facts.trial):
         return None
+    speed = measured_speed(facts)
+    if speed is not None and speed.bound:
+        return NotApplicable(reason="the timing contradicts its own kernel times")
     eager_fp8 = all(linear.compiled is None for linear in facts.network.fp8)
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
     if speedup_in_words(eager, as_is) == speedup_in_words(best, as_is) and naive - fair <= EVEN:

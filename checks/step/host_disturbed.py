@@ -19,10 +19,10 @@ Fix. Time again when the host is quiet, or on cores that nobody else uses.
 When to ignore it. If the step does not wait for the host: then nothing is reported.
 
 How it is detected, and limits. fp8doctor reads others' use of the cores, steal time, quotas, the threads'
-wait for a core, and how evenly a fixed piece of Python ran. If the host sets the pace, the verdict is marked
-as unreliable. If the result is close, it is enough that one of the two steps leaves the GPU idle for over 3%
-with late launches. If a quarter of the rounds contradicts the result at the host's best pace, there is no
-verdict.
+wait for a core, and how evenly a fixed piece of Python ran. If the host sets the pace, the size of the
+speedup is not sure. If the result is close, it is enough that one of the two steps leaves the GPU idle for
+over 3% with late launches. If a quarter of the rounds contradicts the result at the host's best pace, there
+is no verdict.
 
 References. In `h100-disturbed_host` FP8 takes 73.9 ms/step and BF16 70.7 ms, while Python ran up to twice as
 long as at its best. https://docs.kernel.org/scheduler/sched-stats.html
@@ -32,7 +32,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
 from __future__ import annotations
 
 from fp8doctor.analysis.noise import host_bound_step, host_contention, step_moved_by_host
-from fp8doctor.analysis.outcome import compared_pairs
+from fp8doctor.analysis.outcome import compared_pairs, verdict_when_quiet
 from fp8doctor.analysis.step_difference import breakdown_of
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmName, Facts, HostLoad
@@ -40,7 +40,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, profiled
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
-from fp8doctor.wording import percent
+from fp8doctor.wording import capital, percent
 
 
 @check("STP009", "host-disturbed", area="step", severity="warning")
@@ -57,7 +57,8 @@ def host_disturbed(facts: Facts) -> Finding | NotApplicable | None:
         title="Other load slowed the host while "
         f"{'it limited the step' if waiting else 'steps were timed'}: {what}",
         explanation=f"{late_launches(moved) if moved else waits(waiting)}. The trial timed it for "
-        f"{load.window_s:.0f} s on a host with other load. {verdict_may_turn(moved or waiting)}",
+        f"{load.window_s:.0f} s on a host with other load. "
+        + (verdict_may_turn(moved) if moved else f"{capital(verdict_when_quiet(facts))}."),
         evidence={
             "others_pct": load.others_pct,
             "steal_pct": load.steal_pct,
@@ -76,11 +77,11 @@ def waits(step: Arm | None) -> str:
     return f"{'The step' if step and step.name == ArmName.AS_IS else 'The BF16 step'} waits for the host"
 
 
-def verdict_may_turn(step: Arm | None) -> str:
+def verdict_may_turn(step: Arm) -> str:
     """Say what a step's wait means for the verdict, or for the advice from another FP8 variant."""
-    if step and step.name in BF16_BASELINES:
+    if step.name in BF16_BASELINES:
         return "This verdict may change on a quiet host."
-    what = "verdict" if step is None or step.name == ArmName.AS_IS else "advice"
+    what = "verdict" if step.name == ArmName.AS_IS else "advice"
     return f"Steps with more launches, such as FP8's, lose the most: this {what} may change on a quiet host."
 
 

@@ -185,6 +185,19 @@ def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:
     return next((each for each in moved if each and _waits_at_times(each)), None)
 
 
+def may_turn(pair: Pair, trial: Trial) -> bool:
+    """Return whether the machine was disturbed, and a quiet one may give another answer.
+
+    The answers are: FP8 is faster, even or slower. Others on the GPU only add time, so the fastest rounds are
+    closest to a quiet machine's.
+    """
+    fp8, bf16 = pair
+    if is_noise(bf16, fp8, trial) or if_recorded(_late_step, bf16, fp8, trial) is not None:
+        return True
+    shared = if_recorded(gpu_contention, trial.get("health")) is not None
+    return shared and side(min(bf16.rounds_ms) / min(fp8.rounds_ms)) != side(ratio(bf16, fp8).median)
+
+
 def _noisier_or_late(pair: Pair, trial: Trial) -> Arm | None:
     fp8, bf16 = pair
     late = _late_step(bf16, fp8, trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from msgspec import Struct
@@ -19,7 +20,7 @@ from fp8doctor.analysis.arms import (
     timed_a_model,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Noise, Pair, is_noise, noise_in
+from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_turn, noise_in
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -48,6 +49,9 @@ class MeasuredSpeed(Struct, frozen=True):
     bf16: Arm
     noise: Noise | None = None
     """Why the timing does not tell, if ``status`` says so."""
+    bound: float | None = None
+    """The upper bound of FP8, if the timing is above it: then its size is wrong, and the whole of it if its
+    interval is too."""
 
 
 def measured_speed(facts: Facts) -> MeasuredSpeed | None:
@@ -64,11 +68,14 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     speedup = ratio_on_screen(bf16, as_is)
     if left_out_bf16(facts) is not None and speedup.high >= 1:
         return None
+    most = if_recorded(_kernel_bound, facts)
+    limit = most.speedup if most and most.basis == "measured" else math.inf
+    above = limit if speedup.median > limit * (1 + EVEN) else None
     if noise := noise_in(bf16, as_is, facts.trial):
         return MeasuredSpeed("too_noisy", speedup, as_is, bf16, noise)
     even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
     status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
-    return MeasuredSpeed(status, speedup, as_is, bf16)
+    return MeasuredSpeed(status, speedup, as_is, bf16, bound=above)
 
 
 def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
@@ -85,6 +92,16 @@ def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
     fp8 = best_fp8(facts)
     bf16 = fair_bf16(facts, fp8) if fp8 else None
     return (*now, Pair(fp8, bf16)) if fp8 and bf16 and fp8.name != ArmName.AS_IS else now
+
+
+def verdict_when_quiet(facts: Facts) -> str:
+    """Say whether a disturbed machine could have changed the verdict, or the advice."""
+    now, *others = compared_pairs(facts) or (None,)
+    if now is None or may_turn(now, facts.trial):
+        return "on a quiet machine the verdict may change"
+    if any(may_turn(each, facts.trial) for each in others):
+        return "on a quiet machine the verdict stays, and the advice may change"
+    return "on a quiet machine the verdict stays, and its numbers may change"
 
 
 def fp8_never_ran(trial: Trial) -> bool:
@@ -146,16 +163,21 @@ def waits_for_time(trial: Trial) -> bool:
 def ceiling(facts: Facts) -> Ceiling | None:
     """Return the upper bound of FP8 over the best BF16 on this GPU; None if unknown.
 
-    It is never below a total that was timed, whatever the kernels say.
+    It is never below a speedup that timing proves, whatever the kernels say.
     """
+    found = _kernel_bound(facts)
+    if found is None:
+        return None
+    totals = ((fair_bf16(facts, each), each) for each in fp8_totals(facts))
+    return replace(found, speedup=max(found.speedup, *(ratio(a, b).low for a, b in totals if a), 0.0))
+
+
+def _kernel_bound(facts: Facts) -> Ceiling | None:
+    """Return the upper bound by the kernels of the profiled steps alone."""
     if not timed_a_model(facts) or facts.trial.device == "cpu":
         return None
     bf16, totals = best_bf16(facts), fp8_totals(facts)
-    found = bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None
-    if found is None:
-        return None
-    reached = [ratio(measure, each).median for each in totals if (measure := fair_bf16(facts, each))]
-    return replace(found, speedup=max(found.speedup, *reached)) if reached else found
+    return bound(facts, bf16, [each for each in totals if fair_bf16(facts, each) is bf16]) if bf16 else None
 
 
 class RelativeSpeed(Struct, frozen=True):

@@ -83,6 +83,17 @@ class TrialView(Struct, frozen=True):
         return self.end is not None and self.end.in_bf16 and self.uses_fp8
 
     @property
+    def size_is_wrong(self) -> bool:
+        """Return whether the timing contradicts its own kernel times."""
+        return self.speed is not None and self.speed.bound is not None
+
+    @property
+    def side_is_wrong(self) -> bool:
+        """Return whether the kernel times rule out the whole interval of the timing."""
+        bound = self.speed.bound if self.speed else None
+        return self.speed is not None and bound is not None and self.speed.speedup.low > bound
+
+    @property
     def plan_lacked_time(self) -> bool:
         """Return whether the budget left no time for the step with the whole plan."""
         trial = self.facts.get("trial", Trial())

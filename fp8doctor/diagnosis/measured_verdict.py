@@ -55,10 +55,10 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     noisy = measured.status == "too_noisy"
     now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
     loss = f" {view.loss}" if view.loss else ""
+    most = "" if noisy or measured.bound else _most(view)
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(view)}{_disturbed(view)}{'' if noisy else _most(view)}{loss}"
-        f"{_caveat(facts.trial)}",
+        summary=f"{now}{_promise(view)}{_disturbed(view)}{most}{loss}{_caveat(facts.trial)}",
         speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,
@@ -73,7 +73,12 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
 def _speed(measured: MeasuredSpeed, rate: str) -> str:
     ms, bf16_ms = measured.as_is.step_ms, measured.bf16.step_ms
     speed = f"FP8 runs at {times(bf16_ms, ms)} the speed of BF16"
-    return f"{speed}: {in_ms(ms)}/step{rate}, best BF16 {in_ms(bf16_ms)}."
+    wrong = (
+        f" Their kernel times allow at most {measured.bound:.2f}x, so a step was disturbed."
+        if measured.bound
+        else ""
+    )
+    return f"{speed}: {in_ms(ms)}/step{rate}, best BF16 {in_ms(bf16_ms)}.{wrong}"
 
 
 def _too_noisy(measured: MeasuredSpeed, rate: str) -> str:

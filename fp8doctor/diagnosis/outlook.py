@@ -101,6 +101,8 @@ def _against(view: TrialView, total: Arm, beginning: str) -> str:
     ms = in_ms(measure.step_ms)
     if is_noise(measure, total, view.facts.trial):
         return f"{now}, within noise of {_form(measure)} ({ms})."
+    if view.size_is_wrong:
+        return f"{now}. BF16 was disturbed ({ms})."
     return f"{now}, {_compared(total, measure, f'the best BF16 ({ms})')}."
 
 

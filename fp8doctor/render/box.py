@@ -81,7 +81,9 @@ NEVER_FINITE = "FP8 gives NaN: the model does not learn"
 """Says that the user's own step is not finite in FP8."""
 
 BUSY_HOST = "STP009"
-"""The check whose finding is about the timing, not about the job."""
+
+DISTURBED = (BUSY_HOST, "GPU004")
+"""Checks whose findings are about the machine while it timed, not about the job."""
 
 COMPILES_LONG = "CMP006"
 """The check whose finding is of seconds before the step, which are no cause of its time."""
@@ -130,7 +132,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     elif recorded(report.facts, "network"):
         expects = _expects(report)
         told = NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else what
-        what = _in_short(verdict, steps, told)
+        what = told if trial_view(report.facts).size_is_wrong else _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
     return Answer(
@@ -326,6 +328,8 @@ def _unfixed(report: Document) -> Iterator[Finding]:
     for finding in report.findings:
         saved = finding.saving_ms
         in_vain = saved is not None and saved.basis == "measured" and saved.low <= 0
+        if finding.code in DISTURBED:
+            continue
         if finding.severity in ("warning", "error") and finding.code not in planned and not in_vain:
             yield finding
 
@@ -382,8 +386,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield from _opened(report)
         return
     told = {each.code for each in report.findings}
-    unfixed = (each for each in _unfixed(report) if each.code != BUSY_HOST)
-    grave = _gravest(report) or next(unfixed, None)
+    grave = _gravest(report) or next(_unfixed(report), None)
     more_s = if_recorded(more_time_s, report.facts.get("trial"))
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
@@ -419,6 +422,8 @@ def _opened(report: Document) -> Iterator[str]:
 def _nothing_found(report: Document) -> str:
     """Say that nothing has to change, or which questions could change the verdict."""
     questions = open_questions(report.outcomes, report.verdict, report.facts)
+    if trial_view(report.facts).size_is_wrong:
+        return "Nothing to change. Time again on an idle GPU to know how much faster it is."
     if not questions:
         return "Nothing to change."
     told = f"No check found anything to change. Open: {'; '.join(questions)}."

@@ -1,49 +1,45 @@
-"""Basis of an answer, how far to trust it, and the upper bound of FP8."""
+"""How far to trust the answer: is its side sure, and its size; and the upper bound."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis.arms import arm, best_bf16, timed_on_cpu
+from fp8doctor.analysis.arms import arm, best_bf16, ratio_on_screen, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ERROR
-from fp8doctor.analysis.noise import copies_differ, self_check_ratio
+from fp8doctor.analysis.noise import (
+    Pair,
+    copies_differ,
+    gpu_contention,
+    host_doubt,
+    may_turn,
+    self_check_ratio,
+)
 from fp8doctor.analysis.outcome import ceiling
+from fp8doctor.analysis.significance import Interval, side
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.facts import Facts, Trial, if_recorded
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.timing import spread
 from fp8doctor.wording import in_times, percent, plural
 
-UNRELIABLE = ", so do not rely on these times"
-
-
 WIDE = 1.1
-"""Upper end of the interval of a ratio / its lower one, from which a reader has to know both: a tenth is more
-than most fixes of a compiled step give. A convention of this tool."""
+"""Upper end of the interval of a ratio / its lower one, from which the size is not sure: a tenth is more than
+most fixes of a compiled step give. A convention of this tool."""
+
+SIDES = {-1: "slower", 0: "even", 1: "faster"}
+"""Side of a speedup -> what FP8 is then."""
 
 
 def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not."""
     verdict, facts = report.verdict, report.facts
-    view = trial_view(facts)
-    timed, what = if_recorded(_timed, view, verdict.status in GRAVE) or "", view.host_contention
-    disturbed = f" The CPU was busy: {what}." if what else ""
-    if verdict.status == "too_noisy":
-        return f"No. {timed or 'The times spread too far.'}{disturbed}"
     watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
     if verdict.status in GRAVE:
-        raised = own_step_failed(facts)
-        how = "it was seen in a step that ran" if raised else "it was read from the job itself"
-        return f"Yes: {how}. {timed}" if timed else f"Yes: {how}{'' if raised else f'; {_seen(watched)}'}."
+        return _of_a_broken_job(report, watched)
     if verdict.basis == "measured":
-        return (
-            f"{_how_sure(view)}{_range(report)}: {timed[:1].lower()}{timed[1:]}{disturbed}"
-            if timed
-            else "Yes: it was timed."
-        )
+        return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
     if verdict.basis == "modelled":
         tells = ". BF16 was not timed." if watched else ". Run on the GPU to measure."
         return f"{ERROR[:1].upper()}{ERROR[1:]}{tells}"
@@ -54,29 +50,74 @@ def certainty(report: Document) -> str:
     return f"The speed of FP8 is unknown: {_seen(watched)}."
 
 
+def _of_a_broken_job(report: Document, watched: str) -> str:
+    facts = report.facts
+    ran = [each for each in facts.arms() if each.get("tried")]
+    if own_step_failed(facts) or any(each.get("non_finite") for each in ran):
+        how, nothing = "it was seen in a step that ran", ""
+    else:
+        how, nothing = "it was read from the job itself", "" if ran else f"; {_seen(watched)}"
+    doubts = "; ".join(_doubts(trial_view(facts))) if ran else ""
+    return f"Yes: {how}{nothing}.{f' Its times are not sure: {doubts}.' if doubts else ''}"
+
+
+def _of_times(report: Document, view: TrialView) -> str:
+    """Say whether the side is sure, then whether the size is, with the 90% interval of the ratio."""
+    uses_fp8 = view.uses_fp8
+    fp8, bf16 = (view.as_is if uses_fp8 else view.fp8), view.bf16
+    if timed_on_cpu(view.facts):
+        return "Not for a GPU: the steps were timed on a CPU."
+    if fp8 is None or bf16 is None:
+        return f"The speed of FP8 is unknown: {'BF16' if uses_fp8 else 'FP8'} was not timed."
+    speedup, doubts = ratio_on_screen(bf16, fp8), list(_doubts(view))
+    turns, busy = may_turn(Pair(fp8, bf16), view.facts.trial), view.host_contention
+    advice = f" On a quiet CPU the advice may change ({busy})." if busy and not turns else ""
+    because = "; ".join([*doubts, *([f"the CPU was busy, {busy}"] if busy and turns else [])])
+    rounds = f"in {plural(len(fp8.rounds_ms), 'round')}"
+    end = f"{f': {because}' if because else ''}.{advice}"
+    if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
+        return f"No: {_speed(speedup)} {rounds}{end}"
+    if turns or view.side_is_wrong:
+        return f"No: on a quiet machine the answer may be another{end}"
+    answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
+    if speedup.high / speedup.low < WIDE and not because:
+        named = f"{size} {answer}" if side(speedup.median) else size
+        return f"Yes: {named} {rounds} (90% interval).{advice}"
+    return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"
+
+
+def _size(speedup: Interval, bound: float | None) -> str:
+    """Write the interval as times faster or slower, no more than the upper bound allows."""
+    if not side(speedup.median):
+        return _speed(speedup)
+    low, high = speedup.low, min(speedup.high, bound or speedup.high)
+    ends = (1 / high, 1 / low) if speedup.median < 1 else (low, high)
+    return " to ".join(dict.fromkeys(map(in_times, ends)))
+
+
+def _speed(speedup: Interval) -> str:
+    ends = dict.fromkeys((f"{speedup.low:.2f}x", f"{speedup.high:.2f}x"))
+    return f"{' to '.join(ends)} the speed of BF16"
+
+
+def _doubts(view: TrialView) -> Iterator[str]:
+    """Say what may have changed the times."""
+    trial, skipped = view.facts.trial, view.facts.get("training.layerdrop")
+    if view.speed and view.speed.bound:
+        shown = f"{view.speed.speedup.median:.2f}x"
+        yield f"{shown} is above the bound of {view.speed.bound:.2f}x that its kernel times give"
+    if copies_differ(trial):
+        yield f"two copies of one step differ by {100 * abs((self_check_ratio(trial) or 1.0) - 1):.1f}%"
+        yield from filter(None, (gpu_contention(trial.get("health")), if_recorded(host_doubt, trial)))
+    elif trial.get("reliable") is False and trial.reason:
+        yield trial.reason
+    if skipped:
+        yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
+
+
 def _is_modelled(step: Step) -> bool:
     saves = step.saving_ms is not None and step.saving_ms.basis == "modelled"
     return saves or step.treatment.name == STAY_IN_BF16
-
-
-def _how_sure(view: TrialView) -> str:
-    """Say whether the times can be relied on, and are those of a GPU."""
-    trial = view.facts.trial
-    if timed_on_cpu(view.facts):
-        return "Not for a GPU"
-    doubtful = copies_differ(trial) or _doubt(trial) or view.host_contention
-    return "Not quite" if doubtful else "Yes"
-
-
-def _range(report: Document) -> str:
-    """Write the range of the ratio if its side is sure: (4.1x to 6.5x slower)."""
-    verdict = report.verdict
-    low, high = verdict.speedup_low, verdict.speedup_high
-    if verdict.status not in ("fp8_slower", "fp8_faster") or not low or not high or high / low < WIDE:
-        return ""
-    slower = verdict.status == "fp8_slower"
-    least, most = (1 / high, 1 / low) if slower else (low, high)
-    return f" ({in_times(least)} to {in_times(most)} {'slower' if slower else 'faster'})"
 
 
 def _was_watched(facts: Facts) -> bool:
@@ -85,53 +126,6 @@ def _was_watched(facts: Facts) -> bool:
 
 def _seen(watched: str) -> str:
     return f"{watched} were timed as they ran, BF16 was not" if watched else "nothing was timed"
-
-
-def _timed(view: TrialView, grave: bool) -> str:
-    """Tell how the times were taken, how far they spread, and how well a copy agreed."""
-    trial, of, against = view.facts.trial, view.as_is, view.bf16
-    compared = [each for each in (of, against) if each is not None]
-    if not compared:
-        return ""
-    spreads = dict.fromkeys(filter(None, map(spread, compared)))
-    rounds = max(len(each.get("rounds_ms", ())) for each in compared)
-    turns = f" in {plural(rounds, 'round')}" if rounds else ""
-    apart = f", {' and '.join(spreads)} ms" if spreads else ""
-    both = "Both were timed in turn" if len(compared) == 2 and of is not against else "It was timed"
-    if grave or not view.uses_fp8:
-        both = "The steps were timed in turn"
-    rest = f"{_cut(trial)}{_skips(view.facts)}"
-    return f"{both} on {trial.gpu or 'the CPU'}{turns}{apart}; {_copies(trial)}.{rest}"
-
-
-def _skips(facts: Facts) -> str:
-    """Say that steps differ by the layers that the model skips at random."""
-    share = facts.get("training.layerdrop")
-    return f" LayerDrop skips {percent(100 * share)} of the layers at random: steps differ." if share else ""
-
-
-def _copies(trial: Trial) -> str:
-    """Tell how well a copy agreed, and whether the times can be relied on."""
-    alike = self_check_ratio(trial)
-    agreed = (
-        f"two copies of one step differ by {100 * abs(alike - 1):.1f}%"
-        if alike
-        else "no step was timed against its own copy"
-    )
-    if copies_differ(trial):
-        return agreed + UNRELIABLE
-    doubt = _doubt(trial)
-    return f"{agreed}; {doubt}{UNRELIABLE}" if doubt else agreed
-
-
-def _doubt(trial: Trial) -> str | None:
-    """Return why the trial calls its own times unreliable, if it does."""
-    return trial.reason if trial.get("reliable") is False else None
-
-
-def _cut(trial: Trial) -> str:
-    whole = trial.get("blocks")
-    return " Full depth is extrapolated from fewer blocks." if whole else ""
 
 
 RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated from the datasheet"}

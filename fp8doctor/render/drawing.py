@@ -231,9 +231,11 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         yield table
         if wide.bar:
             yield from canvas.packed(_legend(screen.variants, canvas), "  ")
-    for told, style in ((screen.compared, "dim"), (screen.untimed, "dim"), (screen.losses, "")):
+    for told in (screen.method, screen.compared, screen.untimed):
         if told:
-            yield canvas.text(told, style)
+            yield canvas.text(told, "dim")
+    if screen.losses:
+        yield canvas.text(screen.losses, "")
 
 
 class _Widths(Struct, frozen=True):

@@ -113,7 +113,7 @@ def _steps(screen: Screen, more: Details) -> Iterator[str]:
     if rows := [_cells(row, speeds.get(row.label, ""), timing.columns) for row in timing.rows if row.arm]:
         heads = ("", "ms/step", "speed", *timing.columns, "GiB")
         yield table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
-    told = (screen.compared, screen.untimed, screen.losses, *timing.differences[:1])
+    told = (screen.method, screen.compared, screen.untimed, screen.losses, *timing.differences[:1])
     yield from (escaped(each) for each in told if each)
 
 
@@ -135,7 +135,7 @@ def _details(more: Details) -> Iterator[str]:
     for entry in more.entries:
         yield from _entry(entry)
     if timing := more.timing:
-        yield from (escaped(each) for each in (*timing.differences[1:], *timing.notes, timing.basis) if each)
+        yield from (escaped(each) for each in (*timing.differences[1:], *timing.notes) if each)
     if more.not_looked_at:
         yield f"Not looked at: {escaped(more.not_looked_at)}"
     if more.recorded:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite, timed_on_gpu
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.outcome import relative_to_bf16
+from fp8doctor.analysis.outcome import relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -20,7 +20,7 @@ from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome, Saving
-from fp8doctor.render.box import Answer, Tone, answer, where_to_time, with_budget
+from fp8doctor.render.box import DISTURBED, Answer, Tone, answer, where_to_time, with_budget
 from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone, numbers
 from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
@@ -103,6 +103,8 @@ class Screen(Struct, frozen=True):
     """What decides about FP8 in this job: a label, and a line."""
     answer: Answer
     variants: tuple[VariantRow, ...]
+    method: str
+    """How the variants were timed; empty if none was."""
     compared: str
     """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
@@ -141,6 +143,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         facts=job_facts(facts, report.verdict.tokens_per_s),
         answer=said,
         variants=tuple(_variants(timed, report)),
+        method=timed.basis if timed else "",
         compared=_compared(timed, facts),
         untimed=_untimed(timed),
         losses=if_recorded(_losses, facts) or "",
@@ -371,6 +374,8 @@ def _notices(
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             text = finding.title + (_fixed(finding, steps) or _on_its_own(finding, steps))
+            if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):
+                text += f"; {turns}"
             yield NoticeLine("bad" if finding.severity == "error" else "warning", text, finding.code)
     for outcome in _crashed(report):
         reason = outcome.reason or "no reason given"

@@ -153,7 +153,7 @@ class _Page:
         sentences += (*timing.differences[1:], *timing.notes)
         sentences += [f"{row.label}: {row.note}." for row in timing.rows if len(row.reason) > LONGEST_REASON]
         told_lines = [line for sentence in sentences for line in self.prose(sentence, 2)]
-        return [*table, *told_lines, *(self.paint(line, DIM) for line in self.prose(timing.basis, 2))]
+        return [*table, *told_lines]
 
     def ledger(self, report: Document, found: Details) -> list[str]:
         """Write the matmuls one by one, numbers flush right; if too wide, their sum."""

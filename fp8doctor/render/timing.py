@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
+from fp8doctor.analysis.noise import self_check_ratio
 from fp8doctor.analysis.outcome import waits_for_time, watched_job
 from fp8doctor.analysis.step_difference import (
     Waterfall,
@@ -115,7 +116,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
     names = labels(facts, fixes)
     rows = _together(_with_unknown_memory([_row(arm, names) for arm in arms]))
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
-    notes = (*_notes(facts.trial, arms, names), *_routing(facts))
+    notes = (*_notes(facts.trial, arms, names), *_routing(facts), *_circumstances(facts.trial, names))
     found = _waterfalls(facts, names)
     return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial, names), found)
 
@@ -340,11 +341,13 @@ def _difference(found: Waterfall) -> str:
 
 
 def _basis(trial: Trial, names: Mapping[str, str]) -> str:
-    """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, the whole model.``"""
+    """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, 15 rounds, the whole model.``"""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if not timed:
         return ""
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
+    if rounds := max(len(arm.get("rounds_ms", ())) for arm in timed):
+        parts.append(plural(rounds, "round"))
     if trial.get("blocks"):
         whole = " + ".join(str(count) for count in trial.blocks.values())
         cuts = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in timed[0].cuts)
@@ -353,17 +356,22 @@ def _basis(trial: Trial, names: Mapping[str, str]) -> str:
         parts.append("the whole model")
     if trial.get("elapsed_s"):
         parts.append(f"{trial.elapsed_s:.0f} s")
-    if trial.get("self_check_ratio"):
-        parts.append(f"a copy of BF16 came out at {trial.self_check_ratio:.3f} of it")
-    elif len(timed) > 1:
-        parts.append("not checked against a copy")
-    apart = [names[arm.name] for arm in timed if arm.get("beside")]
-    alone = (
-        f" Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only." if apart else ""
+    alike = self_check_ratio(trial)
+    copies = (
+        f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%"
+        if alike
+        else "; no step was timed against its own copy"
+        if len(timed) > 1
+        else ""
     )
-    where = ""
-    if recorded(trial, "own_process"):
-        where = " The trial ran in " + (
-            "a process of its own." if trial.own_process else "your process, on copies of the model."
-        )
-    return f"Timed: {', '.join(parts)}.{alone}{where}"
+    return f"Timed: {', '.join(parts)}{copies}."
+
+
+def _circumstances(trial: Trial, names: Mapping[str, str]) -> Iterator[str]:
+    """Say where the trial ran, and which variants it could not time beside the others."""
+    timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
+    if apart := [names[arm.name] for arm in timed if arm.get("beside")]:
+        yield f"Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only."
+    if timed and recorded(trial, "own_process"):
+        where = "a process of its own" if trial.own_process else "your process, on copies of the model"
+        yield f"The trial ran in {where}."

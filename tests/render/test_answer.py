@@ -44,15 +44,15 @@ def test_the_ratio_is_that_of_the_two_numbers_beside_it() -> None:
     assert said.what == f"FP8 is {of / against:.1f}x slower than BF16"
 
 
-RANGE = re.compile(r" \(([\d.]+)x to ([\d.]+)x (slower|faster)\): ")
+RANGE = re.compile(r"^(Slower|Faster): yes\. How much: no, ([\d.]+)x to ([\d.]+)x in \d+ rounds")
 
 
 def test_a_wide_ratio_is_told_with_its_ends() -> None:
     """The side is sure and the number is not: rounds of 734 to 1,204 ms."""
     wide = Of({"as_is": (734.0, 872.2, 945.2, 951.9, 988.3, 1203.8), "bf16_compiled": around(185.0)}).facts()
-    assert certainty(diagnose(wide)).startswith("Yes (4.0x to 6.5x slower): both were timed in turn")
+    assert certainty(diagnose(wide)) == "Slower: yes. How much: no, 4.0x to 6.5x in 6 rounds."
     narrow = Of({"as_is": around(952.0), "bf16_compiled": around(185.0)}).facts()
-    assert certainty(diagnose(narrow)).startswith("Yes: both were timed in turn")
+    assert certainty(diagnose(narrow)) == "Yes: 5.1x to 5.2x slower in 6 rounds (90% interval)."
 
 
 @pytest.mark.slow
@@ -64,8 +64,8 @@ def test_the_ratio_of_every_recorded_job_is_within_the_ends_beside_it() -> None:
             wide += 1
             told = re.search(r"([\d.]+)x", said.what)
             assert told
-            assert float(ends[1]) <= float(told[1]) <= float(ends[2])
-            assert said.what.endswith(f"{ends[3]} than BF16")
+            assert float(ends[2]) <= float(told[1]) <= float(ends[3])
+            assert said.what.endswith(f"{ends[1].lower()} than BF16")
     assert wide > 5
 
 
@@ -192,16 +192,16 @@ def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     [
         (
             "te_tiny",
-            "0.1%; the step waits for the host, and Python ran 1.8 times as long as at its best",
+            "the step waits for the host, and Python ran 1.8 times as long as at its best",
         ),
-        ("busy_neighbours", "3.7%"),
+        ("busy_neighbours", "two copies of one step differ by 3.7%"),
         ("decoder_468m", None),
     ],
 )
-def test_times_that_are_not_reliable_are_not_sure(recording: str, doubt: str | None) -> None:
+def test_times_that_are_not_reliable_leave_the_size_open(recording: str, doubt: str | None) -> None:
     sure = certainty(load_report(RECORDED / f"h200-{recording}.json.gz"))
-    assert sure.startswith("Not quite" if doubt else "Yes: ")
-    assert (f"{doubt}, so do not rely on these times" in sure) if doubt else "rely" not in sure
+    assert sure.startswith("Slower: yes. How much: no, " if doubt else "Yes: ")
+    assert doubt is None or f" rounds: {doubt}" in sure
 
 
 UNCOPIED = "copying it raises TypeError: cannot pickle '_io.TextIOWrapper' object"
@@ -218,7 +218,7 @@ def test_why_copies_could_not_be_timed_is_said_once(facts: Facts) -> None:
 def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() -> None:
     report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
     assert report.verdict.status == "step_raises"
-    assert certainty(report).startswith("Yes: it was read from the job itself. ")
+    assert certainty(report) == "Yes: it was read from the job itself."
 
 
 def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:

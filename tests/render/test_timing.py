@@ -52,7 +52,6 @@ TABLE = """\
   FP8 with all fixes, against BF16 compiled: −4.4 ms = matmuls −26.1, casts +21.0, idle GPU +1.8,
   attention −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the casts and is
   not counted as theirs).
-  Timed: 4 variants in turn on NVIDIA H200, the whole model, not checked against a copy.
 """
 """What the first screen does not say: the bars in numbers, and the second difference."""
 
@@ -71,9 +70,7 @@ MARKDOWN = """\
 """
 """Without backslashes, rules and the spaces around cells."""
 
-NEVER_PROFILED = (
-    "\n  Timed: 3 variants in turn on NVIDIA H200, the whole model, not checked against a copy.\n"
-)
+NEVER_PROFILED = "\nTimed: 3 variants in turn on NVIDIA H200, "
 
 
 def of(*arms: Arm, **trial: Any) -> Report:

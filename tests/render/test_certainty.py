@@ -1,0 +1,126 @@
+"""Is the side of the answer sure, and is its size: on steady, wide, disturbed and impossible times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fp8doctor.analysis.noise import Pair, may_turn
+from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import Arm, Facts, Health
+from fp8doctor.render.certainty import certainty
+from fp8doctor.render.screen import first_screen
+from fp8doctor.report import load_report
+from tests.checks.arms import timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED
+from tests.diagnosis.trials import Of
+from tests.facts_of import DECODER_468M
+from tests.recordings import files
+
+HERE = Path(__file__).parents[1]
+JOBS = HERE / "benchmarks" / "recorded"
+ALL = (*files(HERE / "patients" / "recorded"), *files(JOBS))
+
+DISTURBED_GPU = load_report(JOBS / "h200-disturbed_gpu.json.gz")
+SHARED = Health(throttled_pct={}, other_processes=1, other_use_pct=54.0)
+
+
+def of_rounds(as_is: tuple[float, ...], bf16: tuple[float, ...], health: Health | None = None) -> Facts:
+    facts = Of({"as_is": as_is, "bf16_compiled": bf16}).facts()
+    return replace(facts, trial=replace(facts.trial, health=health))
+
+
+@pytest.mark.slow
+def test_no_line_says_yes_and_takes_it_back() -> None:
+    for path in ALL:
+        said = certainty(load_report(path))
+        assert "rely" not in said
+        if said.startswith("Yes: ") and " rounds (90% interval)" in said:
+            assert "How much: no" not in said
+
+
+def test_a_ratio_above_its_own_bound_has_no_size() -> None:
+    """Others used the GPU while BF16 ran: 1.58x, and its kernel times allow 1.22x."""
+    screen = first_screen(DISTURBED_GPU)
+    said = screen.answer
+    assert DISTURBED_GPU.verdict.status == "fp8_faster"
+    assert said.what == "FP8 is faster than BF16"
+    assert said.sure == (
+        "Faster: yes. How much: no, 1.07x to 1.22x in 5 rounds: 1.58x is above the bound of 1.22x that its "
+        "kernel times give; other processes used up to 54 % of the GPU."
+    )
+    assert "1.58x" not in " ".join((*said.why, *said.fix, said.then.sentence, said.limit, screen.notes))
+
+
+def test_a_disturbed_machine_is_a_note_and_no_fix() -> None:
+    screen = first_screen(DISTURBED_GPU)
+    assert not DISTURBED_GPU.prescription
+    assert not screen.fixes
+    assert screen.answer.fix == (
+        "Nothing to change. Time again on an idle GPU to know how much faster it is.",
+    )
+    (note,) = (each.text for each in screen.notices if each.code == "GPU004")
+    assert note.endswith("; on a quiet machine the verdict stays, and its numbers may change")
+
+
+def with_rounds(arm: Arm, *rounds_ms: float) -> Arm:
+    middle = sorted(rounds_ms)[len(rounds_ms) // 2]
+    return replace(arm, rounds_ms=rounds_ms, step_ms=middle, low_ms=min(rounds_ms), high_ms=max(rounds_ms))
+
+
+@pytest.mark.parametrize(
+    ("bf16_ms", "sure"),
+    [
+        ((100.0, 160.0, 165.0, 170.0, 180.0), "Faster: yes. How much: no, "),
+        ((160.0, 162.0, 165.0, 167.0, 170.0), "No: on a quiet machine the answer may be another: "),
+    ],
+    ids=["a round is possible", "no round is possible"],
+)
+def test_what_the_kernel_times_rule_out_is_not_believed(bf16_ms: tuple[float, ...], sure: str) -> None:
+    """The matmuls take 62.4 of 92.7 ms in BF16 and 36.3 in FP8: no step can be 1.9x as fast."""
+    facts = timed(
+        DECODER_468M,
+        with_rounds(replace(FP8_COMPILED, name="as_is", treatments=()), 88.0, 88.2, 88.3, 88.4, 88.6),
+        with_rounds(BF16, *bf16_ms),
+    )
+    report = diagnose(facts)
+    assert trial_view(facts).size_is_wrong
+    assert first_screen(report).answer.what == "FP8 is faster than BF16"
+    assert certainty(report).startswith(sure)
+    assert "is above the bound of " in certainty(report)
+
+
+NEAR = st.tuples(*[st.floats(99.0, 101.0)] * 5)
+LATE = st.tuples(st.floats(99.0, 101.0), *[st.floats(130.0, 200.0)] * 4)
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(fp8=NEAR, bf16=LATE)
+def test_others_on_the_gpu_may_turn_what_the_fastest_rounds_do_not_show(
+    fp8: tuple[float, ...], bf16: tuple[float, ...]
+) -> None:
+    """By the fastest rounds both are even; others on the GPU made the rest of BF16's rounds longer."""
+    facts = of_rounds(fp8, bf16, SHARED)
+    view = trial_view(facts)
+    assert view.as_is
+    assert view.bf16
+    assert may_turn(Pair(view.as_is, view.bf16), facts.trial)
+    assert certainty(diagnose(facts)).startswith("No: ")
+    alone = of_rounds(fp8, bf16)
+    assert certainty(diagnose(alone)).startswith(("Faster: yes. How much: no, ", "No: "))
+
+
+@pytest.mark.slow
+@settings(max_examples=20)
+@given(scale=st.floats(1.1, 9.0), apart=st.floats(0.001, 0.02))
+def test_steady_times_of_a_clear_answer_are_sure(scale: float, apart: float) -> None:
+    rounds = tuple(100.0 * (1 + apart * part) for part in (-1, -0.5, 0, 0.5, 1))
+    slower = certainty(diagnose(of_rounds(tuple(scale * each for each in rounds), rounds)))
+    assert slower.startswith("Yes: ")
+    assert slower.endswith("x slower in 5 rounds (90% interval).")
