@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.complaints.parts import mlp
+from tests.complaints.parts import mlp, ran_in_te, rows
 
 THREAD = "https://github.com/huggingface/accelerate/issues/2597"
 STACK = "Accelerate"
@@ -17,15 +17,8 @@ EXPECTED = ("STP001", "SHP003")
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = mlp(te.Linear, 768, 12).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 768, dtype=torch.bfloat16, device="meta"))
-    return model
+    return ran_in_te(lambda te: mlp(te.Linear, 768, 12), 768)
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(2048, 768, dtype=torch.bfloat16, device="meta")
+    return rows(2048, 768)

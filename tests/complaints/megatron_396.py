@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.complaints.parts import mlp
+from tests.complaints.parts import mlp, ran_in_te, rows
 
 THREAD = "https://github.com/NVIDIA/Megatron-LM/issues/396"
 STACK = "Megatron"
@@ -17,15 +17,8 @@ EXPECTED = ("STP003",)
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = mlp(te.Linear, 5120, 40).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 5120, dtype=torch.bfloat16, device="meta"))
-    return model
+    return ran_in_te(lambda te: mlp(te.Linear, 5120, 40), 5120)
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(8192, 5120, dtype=torch.bfloat16, device="meta")
+    return rows(8192, 5120)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from tests.complaints.parts import mlp
+from tests.complaints.parts import mlp, ran_in_te, rows
 
 THREAD = "https://github.com/NVIDIA/Megatron-LM/pull/7538"
 STACK = "Megatron"
@@ -18,15 +18,10 @@ EXPECTED = ("CKP002",)
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = nn.Sequential(*(checkpoint_wrapper(mlp(te.Linear, 4096, 1)) for _ in range(8))).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 4096, dtype=torch.bfloat16, device="meta"))
-    return model
+    return ran_in_te(
+        lambda te: nn.Sequential(*(checkpoint_wrapper(mlp(te.Linear, 4096, 1)) for _ in range(8))), 4096
+    )
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    return rows(8192, 4096)

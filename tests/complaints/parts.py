@@ -25,6 +25,22 @@ def mlp(kind: Callable[..., nn.Module], width: int, pairs: int) -> nn.Sequential
     return nn.Sequential(*(Pair(kind, width) for _ in range(pairs)))
 
 
+def ran_in_te(make: Callable[[Any], nn.Module], width: int, recipe: str = "DelayedScaling") -> nn.Module:
+    """What ``make`` builds of Transformer Engine's layers, after a forward in FP8."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe as recipes
+
+    with torch.device("meta"):
+        model = make(te).bfloat16()
+    with te.autocast(enabled=True, recipe=getattr(recipes, recipe)()):
+        model(rows(16, width))
+    return model
+
+
+def rows(count: int, width: int) -> Tensor:
+    return torch.empty(count, width, dtype=torch.bfloat16, device="meta")
+
+
 class GroupedExperts(nn.Module):
     """torchtitan's: one 3-D weight for each of three Linears, and a grouped GEMM."""
 

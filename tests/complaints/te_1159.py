@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.complaints.parts import ran_in_te, rows
+
 THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/1159"
 STACK = "Transformer Engine"
 GPU = "A100"
@@ -15,15 +17,8 @@ EXPECTED = ("GPU001",)
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = nn.Sequential(te.Linear(768, 3072)).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 768, dtype=torch.bfloat16, device="meta"))
-    return model
+    return ran_in_te(lambda te: nn.Sequential(te.Linear(768, 3072)), 768)
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(2048, 768, dtype=torch.bfloat16, device="meta")
+    return rows(2048, 768)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from tests.complaints.parts import ran_in_te, rows
+
 THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/15"
 STACK = "Transformer Engine"
 GPU = "RTX4090"
@@ -15,15 +17,8 @@ EXPECTED = ("STP001", "SHP002", "SHP003")
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = nn.Sequential(te.Linear(9216, 128), te.Linear(128, 16)).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 9216, dtype=torch.bfloat16, device="meta"))
-    return model
+    return ran_in_te(lambda te: nn.Sequential(te.Linear(9216, 128), te.Linear(128, 16)), 9216)
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(2048, 9216, dtype=torch.bfloat16, device="meta")
+    return rows(2048, 9216)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.complaints.parts import mlp
+from tests.complaints.parts import mlp, ran_in_te, rows
 
 THREAD = "https://github.com/NVIDIA/TransformerEngine/issues/1880"
 STACK = "Transformer Engine"
@@ -17,13 +17,7 @@ EXPECTED = ("MEM005",)
 
 
 def build_model() -> nn.Module:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common import recipe
-
-    with torch.device("meta"):
-        model = mlp(te.Linear, 4096, 32).bfloat16()
-    with te.autocast(enabled=True, recipe=recipe.DelayedScaling()):
-        model(torch.empty(16, 4096, dtype=torch.bfloat16, device="meta"))
+    model = ran_in_te(lambda te: mlp(te.Linear, 4096, 32), 4096)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.adapter = nn.Linear(4096, 16, bias=False, dtype=torch.bfloat16, device="meta")
@@ -31,4 +25,4 @@ def build_model() -> nn.Module:
 
 
 def example_batch() -> torch.Tensor:
-    return torch.empty(8192, 4096, dtype=torch.bfloat16, device="meta")
+    return rows(8192, 4096)
