@@ -85,8 +85,6 @@ def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tr
     tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
     try:
         trial = _of_variants(attempts, tracer)
-    except DeviceLost:
-        raise
     except OriginalTouched as error:
         trial = without_times(run, raised(error))
     except Exception as error:
@@ -185,31 +183,27 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
     trial = msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s)
     run.keep(trial)
     try:
-        final = best_total(window, against)
-        if final:
-            tracer.explain(final.attempts, final.samples)
-        time_in_pairs(tracer, attempts, samples)
-        trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
-        run.keep(trial)
-        run.progress("measuring what FP8 does to each layer", NUMERICS)
-        until = tracer.run.budget.numerics_until()
-        trial = with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
-        run.keep(trial)
-        run.progress("following the loss in BF16 and FP8", LOSSES)
-        until = tracer.run.budget.numerics_until()
-        return with_loss_curves(trial, bench, until=until, against=run.skip.get(LOSSES))
+        try:
+            final = best_total(window, against)
+            if final:
+                tracer.explain(final.attempts, final.samples)
+            time_in_pairs(tracer, attempts, samples)
+            trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
+            run.keep(trial)
+            run.progress("measuring what FP8 does to each layer", NUMERICS)
+            until = tracer.run.budget.numerics_until()
+            trial = with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
+            run.keep(trial)
+            run.progress("following the loss in BF16 and FP8", LOSSES)
+            until = tracer.run.budget.numerics_until()
+            return with_loss_curves(trial, bench, until=until, against=run.skip.get(LOSSES))
+        except Exception as error:
+            _log.debug("an optional part of the trial raises", exc_info=True)
+            still_there(bench.device, bench.at_work)
+            return without(trial, bench.at_work, NoNumber(Reason.RAISES, f"it raises {sentence(error)}"))
     except DeviceLost as lost:
         lost.trial = without(trial, lost.arm, lost.no_number)
         raise
-    except Exception as error:
-        _log.debug("an optional part of the trial raises", exc_info=True)
-        no_number = NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
-        try:
-            still_there(bench.device, bench.at_work)
-        except DeviceLost as lost:
-            lost.trial = without(trial, lost.arm, lost.no_number)
-            raise
-        return without(trial, bench.at_work, no_number)
 
 
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:

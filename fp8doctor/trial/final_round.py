@@ -21,7 +21,6 @@ from fp8doctor.trial.measure.budget import costs_of
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.rounds import time_in_turn
-from fp8doctor.trial.measure.trial_run import DeviceLost
 from fp8doctor.trial.planning import together
 from fp8doctor.trial.variant import VariantPlan, explores
 
@@ -87,8 +86,6 @@ def best_total(window: Window, against: NoNumber | None) -> Final | None:
     if both.no_number is None:
         try:
             return _faster_of(window, single, both)
-        except DeviceLost:
-            raise
         except Exception as error:
             _log.debug("timing what gained raises", exc_info=True)
             window.tracer.bench.drop(both, raised(error))

@@ -35,7 +35,7 @@ from fp8doctor.trial.layers.linear_operations import (
     compiled_casts,
     fp8_gemms,
 )
-from fp8doctor.trial.measure.trial_run import DeviceLost, still_there
+from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.undisturbed import Undisturbed, free
 from fp8doctor.wording import percent, sentence
 
@@ -97,8 +97,6 @@ def time_shapes(
     try:
         with Undisturbed(job, keep_workers=True):
             return timed(facts, device, until=until)
-    except DeviceLost:
-        raise
     except Exception as error:
         _log.debug("timing the shapes raises", exc_info=True)
         free(device)

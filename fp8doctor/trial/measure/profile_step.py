@@ -40,7 +40,7 @@ from fp8doctor.trial.measure.evidence import (
     prove,
     why_not_profiled,
 )
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, still_there
+from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -88,7 +88,7 @@ class Tracer:
         try:
             attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
         except Exception as error:
-            if attempt.plan.name == ArmName.AS_IS or isinstance(error, DeviceLost):
+            if attempt.plan.name == ArmName.AS_IS:
                 raise
             _log.debug("proving %s raises", attempt.plan.name, exc_info=True)
             self.bench.drop(attempt, raised(error))

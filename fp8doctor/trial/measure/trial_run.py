@@ -80,8 +80,11 @@ def _named(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-class DeviceLost(Exception):
-    """A variant or part of the trial, ``arm``, left the GPU unusable (sticky error)."""
+class DeviceLost(BaseException):
+    """A variant or part of the trial, ``arm``, left the GPU unusable (sticky error).
+
+    No `Exception`: nothing that goes on without the variant may catch it.
+    """
 
     def __init__(self, arm: str, reason: str) -> None:
         super().__init__(reason)
