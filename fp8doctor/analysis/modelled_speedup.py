@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.cost import calls_of, rows_of, step_tokens
@@ -115,11 +116,12 @@ def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
     return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
-FIXED, CACHE_OFF, ONLY_COMPILED, KEPT = (
+FIXED, CACHE_OFF, ONLY_COMPILED, KEPT, BY_UNSLOTH = (
     "once it is fixed",
     "without a KV cache",
     "once it is compiled",
     "without checkpointing",
+    "if Unsloth compiles its blocks",
 )
 """What is modelled in place of a step as it is that the cost model does not know."""
 
@@ -144,6 +146,8 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         after = after or CACHE_OFF
     if _waits_for_te(facts):
         facts, after = without_checkpointing(facts), KEPT
+    if _may_be_compiled_by_unsloth(facts):
+        after = after or BY_UNSLOTH
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
     per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
     as_is = None if after else modelled_step(facts)
@@ -161,6 +165,12 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         as_is_may_be_off=off if quicker is as_is else max(off, OFF),
         after="" if as_is else after or ONLY_COMPILED,
     )
+
+
+def _may_be_compiled_by_unsloth(facts: Facts) -> bool:
+    """Return whether FP8 layers that nothing else compiles may be, which decides their speed."""
+    own = (each for each in facts.network.fp8 if stack_of(each).fuses_casts and each.compiled is None)
+    return under_unsloth(facts) and any(own)
 
 
 def _in_known_form(facts: Facts) -> tuple[Facts, str]:
@@ -317,6 +327,11 @@ def unknown_part(facts: Facts) -> str:
         return (
             "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "
             f"multiples of {FP8_MULTIPLE}."
+        )
+    if _may_be_compiled_by_unsloth(facts) and (step := modelled_step(facts)) and (best := _best_bf16(facts)):
+        return (
+            "No estimate: Unsloth compiles blocks itself, and fp8doctor did not see if it did. Not compiled, "
+            f"FP8 would run at {best.step_ms / step.step_ms:.2f}x the speed of BF16."
         )
     if _waits_for_te(facts):
         return "No estimate: the host time for recomputing Transformer Engine's layers is not known."

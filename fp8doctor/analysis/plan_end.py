@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import (
     all_changes,
@@ -38,6 +39,8 @@ class PlanEnd(Struct, frozen=True):
     """True if no layer of it runs in FP8."""
     changes: tuple[str, ...]
     """Treatments beside the conversion, or beside leaving FP8 off and compiling."""
+    hidden: Arm | None = None
+    """The fastest variant that may be faster than this one, if noise hides it."""
 
     @property
     def is_as_is(self) -> bool:
@@ -57,6 +60,7 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     if as_is is None or bf16 is None:
         return None
     best, others = PlanEnd(as_is, not uses_fp8(facts), ()), list(_others(facts))
+    hidden: list[Arm] = []
     if is_finite(bf16):
         others = [each for each in others if is_finite(each.arm)]
         best = best if is_finite(as_is) else PlanEnd(bf16, True, ())
@@ -65,9 +69,14 @@ def plan_end(facts: Facts) -> PlanEnd | None:
         begins_fp8 = not (uses_fp8(facts) or each.in_bf16)
         across = best.in_bf16 != each.in_bf16
         unsure = faster.low <= 1 or (across and is_noise(best.arm, each.arm, facts.trial))
-        if faster.median > 1 + SELF_CHECK_TOLERANCE and not (unsure and (best.is_as_is or begins_fp8)):
+        if faster.median <= 1 + SELF_CHECK_TOLERANCE:
+            continue
+        if unsure and (best.is_as_is or begins_fp8):
+            hidden.append(each.arm)
+        else:
             best = each
-    return best
+    ahead = (each for each in hidden if ratio_on_screen(best.arm, each).median > 1 + SELF_CHECK_TOLERANCE)
+    return replace(best, hidden=min(ahead, key=lambda each: each.step_ms or 0.0, default=None))
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:

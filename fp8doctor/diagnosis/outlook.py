@@ -142,6 +142,9 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
     fixes = now if expects.after == KEPT else "With all fixes"
     beginning = "With FP8" if expects.recipes and not converts else fixes if steps else now
+    if not steps and expects.as_is and expects.gains_compiled:
+        speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
+        return f"{beginning}: {speed} (estimated for {expects.gpu})."
     speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
     return f"{beginning}: {speed}{advice}."
 

@@ -22,7 +22,7 @@ from fp8doctor.finding import Basis, Finding, Saving, Treatment
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.details import gained_alone
-from fp8doctor.render.timing import as_is_difference, more_time_s
+from fp8doctor.render.timing import as_is_difference, labels, more_time_s, spread
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import in_times
 
@@ -51,6 +51,9 @@ WHAT: dict[str, tuple[Tone, str]] = {
 
 SLOWER = "FP8 would be slower than BF16 (estimated)"
 """Says that the plan leaves FP8 off although no whole step was timed or estimated."""
+
+UNEXPLAINED = "fp8doctor cannot explain the gap"
+"""Says that FP8 is slower, and no cause is known."""
 
 TOO_SMALL = "Too small for FP8: stay in BF16"
 """Says that a conversion would make the step slower."""
@@ -361,7 +364,7 @@ def _without_a_cause(report: Document) -> _Cause:
 def _no_cause_known(report: Document) -> str:
     verdict = report.verdict
     if verdict.status == "fp8_slower":
-        return "No check explains it."
+        return f"{UNEXPLAINED}: no check found its cause."
     if _modelled_loss(report):
         return (
             "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
@@ -369,6 +372,9 @@ def _no_cause_known(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         expects = _expects(report)
+        if expects and expects.as_is and 1 - expects.as_is >= expects.as_is_may_be_off:
+            how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
+            return f"No check found anything that slows FP8 down: {how} (estimated)."
         why = unknown_part(report.facts) if expects and expects.after else ""
         why = why.replace("No estimate", " No estimate as it is", 1)
         return f"No check found anything that slows FP8 down.{why}"
@@ -391,7 +397,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     if more_s and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
     elif grave:
-        yield f"No fix is known. See: fp8doctor explain {grave.code}"
+        yield f"{_hidden(report) or 'No fix is known.'} See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises" or recorded(report.facts, "script_error"):
         yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
@@ -425,10 +431,20 @@ def _nothing_found(report: Document) -> str:
     if trial_view(report.facts).size_is_wrong:
         return "Nothing to change. Time again on an idle GPU to know how much faster it is."
     if not questions:
-        return "Nothing to change."
+        return _hidden(report) or "Nothing to change."
     told = f"No check found anything to change. Open: {'; '.join(questions)}."
     how = _how_to_time(report)
     return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
+
+
+def _hidden(report: Document) -> str:
+    """Say that noise hides whether a variant that was timed is faster; empty without one."""
+    end = trial_view(report.facts).end
+    if end is None or end.hidden is None:
+        return ""
+    took = f"{end.hidden.step_ms or 0.0:,.1f} {spread(end.hidden)}".rstrip()
+    named = labels(report.facts)[end.hidden.name]
+    return f"No fix is faster for sure: {named} took {took} ms, within the noise."
 
 
 def _how_to_time(report: Document) -> str:

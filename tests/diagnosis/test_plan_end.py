@@ -16,8 +16,10 @@ from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report, load_report
 from fp8doctor.wording import in_ms
+from tests.diagnosis.trials import Of
 from tests.recordings import files, name_of
 from tests.test_recorded import RECORDINGS
 
@@ -88,3 +90,43 @@ def test_no_fix_undoes_another(path: Path) -> None:
         assert family(one) != family(other), (one, other)
     if STAY_IN_BF16 in names and name_of(path) in TRIALS:
         assert not {family(name) for name in names} & {"convert", "recipe", COMPILATION}
+
+
+def test_a_variant_that_noise_hides_is_named_where_no_fix_is() -> None:
+    """Compiled it took 278.3 ms and as it is 308.6, in rounds of 0.89 to 1.21."""
+    report, view = TRIALS["h200-te_llama_7b"]
+    assert view.end is not None
+    assert view.end.is_as_is
+    assert view.end.hidden is not None
+    assert (
+        first_screen(report)
+        .answer.fix[0]
+        .startswith("No fix is faster for sure: FP8, compiled took 278.3 ± 38.1 ms, within the noise.")
+    )
+
+
+@pytest.mark.parametrize(
+    ("fixed", "hidden"),
+    [
+        ((70.0, 78.0, 79.0, 80.0, 110.0), True),
+        ((78.0, 78.5, 79.0, 79.5, 80.0), False),
+        ((97.0, 99.0, 99.5, 100.0, 103.0), False),
+    ],
+    ids=["hidden by noise", "surely faster", "no faster by two copies"],
+)
+def test_only_a_difference_that_noise_hides_is_told(fixed: tuple[float, ...], hidden: bool) -> None:
+    arms: dict[str, tuple[float, ...] | str] = {
+        "as_is": (99.0, 99.5, 100.0, 100.5, 101.0),
+        "bf16_compiled": (119.0, 119.5, 120.0, 120.5, 121.0),
+        "prescribed": fixed,
+    }
+    end = trial_view(Of(arms, bases={}).facts()).end
+    assert end is not None
+    assert (end.hidden is not None) == hidden
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_no_screen_without_a_fix_is_silent_about_a_faster_variant(name: str) -> None:
+    report, view = TRIALS[name]
+    if not report.prescription and view.end and view.end.hidden and report.verdict.status != "too_noisy":
+        assert "within the noise" in " ".join(first_screen(report).answer.fix)

@@ -79,7 +79,7 @@ def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
         DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=compiled), gpus=(GPU,)
     )
     screen = render(diagnose(Of(arms).facts(base)))
-    assert "No check explains it." in screen
+    assert "fp8doctor cannot explain the gap: no check found its cause." in screen
     assert "Nothing was found" not in screen
 
 
