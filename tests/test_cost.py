@@ -170,6 +170,18 @@ def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
         assert ours < (0.10 if "larger" in what or what == "all" else 0.40), what
 
 
+def test_matmuls_of_an_h100_are_those_of_the_h200() -> None:
+    """Kernels of FP8 layers of four to five widths; Transformer Engine's delayed casts with them."""
+    grid = json.loads(text_of(Path(cost_model.__file__).parent / "measured" / "h100_grid.json.gz"))
+    lines = {(each[0], each[1]): each for each in calibrate_cost.of_grid(grid, gpu_spec("H100"))}
+    assert len(lines) == 9
+    for module, recipe in lines:
+        matmuls = float(lines[module, recipe][6].split()[0])
+        assert matmuls == pytest.approx(1, abs=0.06), (module, recipe)
+    for recipe in ("delayed", "current", "blockwise"):
+        assert float(lines["te linear", recipe][5].split()[0]) == pytest.approx(1, abs=0.05), recipe
+
+
 def test_a_frozen_weight_has_two_gemms_of_three() -> None:
     h200 = gpu_spec("H200")
     trained, frozen = (
