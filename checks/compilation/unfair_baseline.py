@@ -39,7 +39,7 @@ from fp8doctor.facts import Arm, ArmName, Facts
 from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import percent, times
+from fp8doctor.wording import in_times, percent, quotient, times
 
 
 @check(
@@ -84,9 +84,10 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     naive, fair = ratio(eager, as_is).median, ratio(best, as_is).median
     if speedup_in_words(eager, as_is) == speedup_in_words(best, as_is) and naive - fair <= EVEN:
         return None
+    joint = "and" if naive < 1 else "but only" if fair > 1 else "but"
     return Finding(
-        title=f"FP8 reaches {times(eager.step_ms, as_is.step_ms)} of BF16 without compilation, but "
-        f"{times(best.step_ms, as_is.step_ms)} of the best BF16",
+        title=f"FP8 is {_compared(as_is, eager)} BF16 without compilation, {joint} {_compared(as_is, best)} "
+        "the best BF16",
         explanation=f"Compilation alone gives BF16 {times(eager.step_ms, best.step_ms)}: {best.step_ms:,.1f} "
         f"instead of {eager.step_ms:,.1f} ms/step.{' This FP8 is not compiled.' if eager_fp8 else ''}",
         evidence={
@@ -101,6 +102,12 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
             code=baseline(best, facts),
         ),
     )
+
+
+def _compared(timed: Arm, other: Arm) -> str:
+    """Say how many times faster or slower it is than the other: ``1.22x faster than``."""
+    speed = quotient(other.step_ms, timed.step_ms) or 1.0
+    return f"{in_times(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} than"
 
 
 def speedup_in_words(baseline: Arm, timed: Arm) -> str:
