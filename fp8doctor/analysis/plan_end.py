@@ -51,8 +51,9 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     """Find the best variant that was timed; None without a GPU, or if the step as it is has no time.
 
     From the simplest on, a variant replaces another that is slower by more than two copies of one step may
-    differ. Of a step that the user runs already, and before FP8 is begun with, noise must not hide that. No
-    plan ends in a step whose loss or gradients are not finite, unless BF16's are not either.
+    differ. Noise must not hide that if it replaces the step that the user runs, if it begins with FP8, or if
+    it has more changes. No plan ends in a step whose loss or gradients are not finite, unless BF16's are not
+    either.
     """
     if not timed_a_model(facts) or timed_on_cpu(facts):
         return None
@@ -71,7 +72,8 @@ def plan_end(facts: Facts) -> PlanEnd | None:
         unsure = faster.low <= 1 or (across and is_noise(best.arm, each.arm, facts.trial))
         if faster.median <= 1 + SELF_CHECK_TOLERANCE:
             continue
-        if unsure and (best.is_as_is or begins_fp8):
+        adds = best.in_bf16 == each.in_bf16 and set(best.changes) < set(each.changes)
+        if unsure and (best.is_as_is or begins_fp8 or adds):
             hidden.append(each.arm)
         else:
             best = each
@@ -80,7 +82,7 @@ def plan_end(facts: Facts) -> PlanEnd | None:
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:
-    """List the other totals, the simplest first: BF16, the plan, then what was tried beside it."""
+    """List the other totals, the simplest first: BF16, then by the number of changes, the plan first."""
     trial, in_fp8 = facts.trial, uses_fp8(facts)
     bf16 = best_bf16(facts)
     if bf16 is not None and bf16.name != ArmName.AS_IS:
@@ -91,8 +93,11 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
             yield PlanEnd(each, True, tuple(sorted(changes - {CUDA_GRAPHS})))  # which is how it is compiled
     whole = arm(trial, ArmName.PRESCRIBED)
     totals = [each for each in timed if _is_total(each)]
-    for each in (*filter(None, [whole]), *_by_time(totals)):
-        yield PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(all_changes(trial, each)))
+    found = [
+        PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(all_changes(trial, each)))
+        for each in (*filter(None, [whole]), *_by_time(totals))
+    ]
+    yield from sorted(found, key=lambda each: len(each.changes))
 
 
 def is_in_fp8(each: Arm) -> bool:
