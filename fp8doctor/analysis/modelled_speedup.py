@@ -280,7 +280,7 @@ def _best_bf16(facts: Facts) -> ModelledStep | None:
 
 
 def _may_be_off(*steps: ModelledStep, fused: bool) -> float:
-    return OFF_IN_BALANCE if any(map(_is_in_balance, steps)) else OFF_FUSED if fused else OFF
+    return OFF_IN_BALANCE if any(map(is_in_balance, steps)) else OFF_FUSED if fused else OFF
 
 
 def to_convert(facts: Facts) -> list[Linear]:
@@ -292,7 +292,7 @@ def to_convert(facts: Facts) -> list[Linear]:
     ]
 
 
-def _is_in_balance(step: ModelledStep) -> bool:
+def is_in_balance(step: ModelledStep) -> bool:
     """Return whether host and GPU take about as long for the step."""
     return BALANCE * step.busy_ms <= step.host_ms <= step.busy_ms / BALANCE
 

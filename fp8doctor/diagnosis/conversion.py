@@ -7,18 +7,27 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
-from fp8doctor.analysis.modelled_speedup import modelled_conversion, to_convert
+from fp8doctor.analysis.modelled_speedup import (
+    OFF,
+    OFF_IN_BALANCE,
+    is_in_balance,
+    modelled_conversion,
+    to_convert,
+)
 from fp8doctor.analysis.module_names import names_in_python
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import compiled_as, describe, keep
+from fp8doctor.diagnosis.treatments import compile_blocks, compiled_as, describe, keep
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
-from fp8doctor.finding import Treatment
+from fp8doctor.finding import Saving, Treatment
+from fp8doctor.wording import in_times
 
 
 def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
@@ -37,6 +46,38 @@ def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
     return tuple(untold(title, each) for each in (converts, *compiles))
 
 
+def compiling(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
+    """Compile a BF16 model that is not, if the verdict estimates no gain from FP8 but one from that.
+
+    Beyond the model's error, and not if the host sets the pace: its work at graph breaks is not modelled.
+    """
+    if answer.status != "no_fp8" or answer.basis != "modelled" or expected(answer, facts):
+        return ()
+    step = None if fp8_was_asked_for(facts) else if_recorded(_compiling, facts)
+    return (step,) if step else ()
+
+
+def _compiling(facts: Facts) -> Step | None:
+    linears, plain = facts.network.linears, in_bf16(facts)
+    now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
+    if now is None or later is None or any(each.compiled is not None for each in linears):
+        return None
+    off = OFF_IN_BALANCE if is_in_balance(now) else OFF
+    faster = now.step_ms / later.step_ms
+    if now.host_ms > now.busy_ms or faster - 1 < off:
+        return None
+    title = f"Compiled, BF16 would be about {in_times(faster)} faster than now (estimated for {now.gpu})"
+    treatment = compile_blocks(facts)
+    saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
+    saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)
+    step = untold(title, msgspec.structs.replace(treatment, summary=_compile_what(facts)))
+    return msgspec.structs.replace(step, saving_ms=saving)
+
+
+def _compile_what(facts: Facts) -> str:
+    return f"compile {'block by block' if facts.network.blocks else 'the model'}"
+
+
 def starting(end: PlanEnd, view: TrialView) -> list[Step]:
     """Write the steps that compile a model without FP8, or convert and compile it."""
     facts, now, bf16 = view.facts, view.as_is, view.bf16
@@ -48,8 +89,7 @@ def starting(end: PlanEnd, view: TrialView) -> list[Step]:
         title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
         treatment = compile_treatment(facts, list(facts.network.linears))
         code = "\n".join(compiled_as(end.arm, facts))
-        how = "block by block" if facts.network.blocks else "the model"
-        treatment = msgspec.structs.replace(treatment, summary=f"compile {how}", code=code)
+        treatment = msgspec.structs.replace(treatment, summary=_compile_what(facts), code=code)
         return [untold(title, treatment)]
     title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
     first, *more = treatments(facts, end.arm.name, end.arm.get("treatments", ()))

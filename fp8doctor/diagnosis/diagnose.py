@@ -51,7 +51,8 @@ def diagnose(
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held
     told = estimated(verdict(view, findings), facts, findings)
-    prescription = in_agreement((*conversion.expected(told, facts), *held))
+    begins, compiles = conversion.expected(told, facts), conversion.compiling(told, facts)
+    prescription = in_agreement((*begins, *held, *compiles))
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     return Document(
         tool=written_by or tool(),

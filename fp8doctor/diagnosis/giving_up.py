@@ -11,6 +11,7 @@ from fp8doctor.analysis.arms import is_finite, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_host_bound
+from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
@@ -19,6 +20,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.diagnosis.treatments import nothing_helps, stay_in_bf16
 from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.wording import in_ms
 
@@ -179,14 +181,31 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     timed = list(filter(is_finite, every))
     if every and not timed:
         return "FP8 gives NaN or infinity"
-    best = min((each.step_ms or 0.0 for each in timed), default=None)
+    best = min(timed, key=lambda each: each.step_ms or 0.0, default=None)
     if best is None:
         return nothing_helps(loses=True)
-    if best < (end.arm.step_ms or 0.0):
-        return f"FP8 gains too little, {in_ms(best)} at best"
+    took = in_ms(best.step_ms)
+    if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
+        return f"FP8 gains too little, {took} at best"
     if len(timed) == 1:
-        return f"FP8 takes {in_ms(best)} as you run it, and no other FP8 was timed"
-    return f"the fastest FP8 that was timed takes {in_ms(best)}"
+        budget_s, lacked = view.facts.trial.get("budget_s"), waits_for_time(view.facts.trial)
+        why = f": the budget of {budget_s:g} s was too short" if budget_s and lacked else ""
+        other = f"{whole} was not timed" if (whole := untimed_plan(view)) else "no other FP8 was timed"
+        return f"FP8 takes {took} as you run it, and {other}{why}"
+    if best.name == ArmName.AS_IS:
+        return f"your FP8 step as it is, {took}, is the fastest FP8 that was timed"
+    return f"the fastest FP8 that was timed takes {took}"
+
+
+def untimed_plan(view: TrialView) -> str:
+    """Name the step with the whole plan if the budget left no time for it: compiled FP8."""
+    if not view.plan_lacked_time:
+        return ""
+    whole = next(each for each in view.facts.trial.arms if each.name == ArmName.PRESCRIBED)
+    changes = whole.get("treatments", ())
+    if any(traits(name).compiles for name in changes):
+        return "compiled FP8" if len(changes) == 1 else "compiled FP8 with the other fixes"
+    return "FP8 with its fixes"
 
 
 def changes_fp8(step: Step) -> bool:

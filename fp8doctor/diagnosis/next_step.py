@@ -1,16 +1,20 @@
-"""The next command, and the open questions that could change the verdict."""
+"""The next command, the open questions that could change the verdict, and how to answer them."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import Verdict
-from fp8doctor.diagnosis.document import EXPLAIN, Next, Step
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step
+from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Outcome
 from fp8doctor.wording import plural
 
@@ -112,3 +116,64 @@ def _reason(outcome: Outcome, facts: Facts) -> str:
 def _waits_for_trial(outcome: Outcome) -> bool:
     """Return whether a check waits for times, for which the question of speed stands."""
     return outcome.get("missing", "").partition(".")[0] in ("trial", "observed")
+
+
+def opened(report: Document) -> Iterator[str]:
+    """Say what could still make the step raise, or its layers not learn."""
+    for question in may_break(report.outcomes, report.verdict, report.facts):
+        yield f"Open: {question}."
+
+
+def nothing_found(report: Document, nothing: str) -> str:
+    """Say that ``nothing`` has to change, or which questions could change the verdict."""
+    questions = open_questions(report.outcomes, report.verdict, report.facts)
+    if trial_view(report.facts).size_is_wrong:
+        return "Nothing to change. Time again on an idle GPU to know how much faster it is."
+    if not questions:
+        return nothing
+    told = f"No check found anything to change. Open: {'; '.join(questions)}."
+    how = how_to_time(report)
+    return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
+
+
+def how_to_time(report: Document) -> str:
+    """Write the command that times the job, if it was not timed."""
+    if report.verdict.basis == "measured":
+        return ""
+    live = report.facts.get("target.kind") == "live"
+    return report.next.command if report.next else "call inspect_model there." if live else ""
+
+
+def where_to_time(facts: Facts) -> str:
+    """Say what a trial would add: a GPU, or BF16 if the job's steps ran on one."""
+    on_a_gpu = facts.get("observed.clock") == "cuda"
+    other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
+    return f"next to {other}" if on_a_gpu else "on a GPU"
+
+
+def more_time(facts: Facts) -> str:
+    """Write the option that gives a trial time for the variants left out, an argument in Python.
+
+    Empty if none was left out for time.
+    """
+    seconds = if_recorded(more_time_s, facts.get("trial"))
+    live = facts.get("target.kind") == "live"
+    return "" if not seconds else f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
+
+
+def more_time_s(trial: Trial | None) -> float | None:
+    """Return the budget that would fit the variants left out for time, if any."""
+    if trial is None:
+        return None
+    no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
+    waits = no_arm or if_recorded(waits_for_time, trial)
+    budget_s = trial.get("budget_s")
+    return _enough_s(trial, budget_s) if waits and budget_s else None
+
+
+def _enough_s(trial: Trial, budget_s: float) -> float:
+    """Return the budget that is expected to fit the rest; for old recordings a guess."""
+    if enough_s := trial.get("enough_s"):
+        return max(float(enough_s), budget_s)
+    took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
+    return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))

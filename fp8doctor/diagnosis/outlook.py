@@ -15,7 +15,8 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import why_not_modelled
-from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
+from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup, untimed_plan
+from fp8doctor.diagnosis.next_step import more_time
 from fp8doctor.facts import Arm, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis
@@ -49,7 +50,8 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
         return End(modelled, "modelled")
     if not steps:
         return End("")
-    why = "" if facts.arms() else why_not_modelled(facts, report.findings)
+    known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
+    why = "" if known else why_not_modelled(facts, report.findings)
     how = f" To time it: {report.next.verify}" if why and report.next and report.next.verify else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
@@ -66,12 +68,20 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         if not view.uses_fp8 and any(
             changes_fp8(step) for step in steps if step.treatment.name != STAY_IN_BF16
         ):
-            return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total)}{faster}."
+            return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total, steps)}{faster}."
         left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
-        lacked = "FP8 with all fixes was not" if view.plan_lacked_time else "Not every FP8 variant was"
-        rest = f" {lacked} timed." if left_out else ""
-        return f"{in_ms(total.step_ms)} in {_form(total)}{faster}.{rest}"
+        rest = f" {_left_out(view)}" if left_out else ""
+        return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}.{rest}"
     return _against(view, total, _beginning(total, steps, end))
+
+
+def _left_out(view: TrialView) -> str:
+    """Say which FP8 the budget left no time for, and how to time it."""
+    whole, option = untimed_plan(view), more_time(view.facts)
+    if whole:
+        how = f": {option} does" if option else ""
+        return f"This trial did not time {whole}{how}."
+    return f"Not every FP8 variant was timed{f': {option} times the others' if option else ''}."
 
 
 def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
@@ -85,10 +95,15 @@ def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
-        return "The fixes were not timed; before them"
+        several = len(steps) > 1
+        return "The fixes were not timed; before them" if several else "The fix was not timed; before it"
     timed = end.changes if end else total.get("treatments", ())
     whole = not timed or all(step.treatment.name in timed for step in steps)
-    return "With all fixes" if whole else "With the fixes that were timed"
+    return _with_all(steps) if whole else "With the fixes that were timed"
+
+
+def _with_all(steps: Sequence[Step]) -> str:
+    return "With all fixes" if len(steps) > 1 else "With this fix"
 
 
 def _against(view: TrialView, total: Arm, beginning: str) -> str:
@@ -124,7 +139,11 @@ FORMS: dict[str, str] = {
 """BF16 variant -> its form in a sentence; plain BF16 otherwise."""
 
 
-def _form(bf16: Arm) -> str:
+def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
+    """Name a BF16 variant; one that has other fixes of the plan, by their numbers."""
+    numbers = [str(n) for n, step in enumerate(steps, 1) if step.treatment.name in bf16.get("treatments", ())]
+    if bf16.name == ArmName.BF16_PRESCRIBED and numbers:
+        return f"BF16 with {'fix' if len(numbers) == 1 else 'fixes'} {' and '.join(numbers)}"
     return FORMS.get(bf16.name, "BF16")
 
 
@@ -134,13 +153,17 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
         return "FP8 cannot win here (estimated)." if stays else ""
-    if stays or (loses and not report.facts.network.fp8):
+    if stays:
         faster = in_times(1 / expects.best)
         return f"The best BF16 is about {faster} faster than FP8 would be (estimated for {expects.gpu})."
-    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
+    begins = converts or (not loses and any(map(changes_fp8, steps)))
+    if expects.recipes and not begins and not report.facts.get("trial.arms"):
+        compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
+        return f"{compiles.title}." if compiles else ""
+    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
     now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
-    fixes = now if expects.after == KEPT else "With all fixes"
+    fixes = now if expects.after == KEPT else _with_all(steps)
     beginning = "With FP8" if expects.recipes and not converts else fixes if steps else now
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
+from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -15,14 +15,20 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
-from fp8doctor.diagnosis.next_step import may_break, open_questions
+from fp8doctor.diagnosis.next_step import (
+    how_to_time,
+    more_time,
+    nothing_found,
+    opened,
+    where_to_time,
+)
 from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Saving, Treatment
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.certainty import certainty, limit
-from fp8doctor.render.details import gained_alone
-from fp8doctor.render.timing import as_is_difference, labels, more_time_s, spread
+from fp8doctor.render.details import gained_alone, gains_nothing
+from fp8doctor.render.timing import as_is_difference, labels, spread
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import in_times
 
@@ -228,6 +234,9 @@ def _headline(expects: ModelledSpeedup) -> str:
 
 
 def _estimate(expects: ModelledSpeedup) -> str:
+    """Write the estimate beside the headline, whose number it does not repeat."""
+    if expects.wins and (expects.as_is is None or expects.recipes or not expects.gains_compiled):
+        return f"estimated for {expects.gpu} ({expects.range})"
     now = f"estimated {expects.as_is or expects.best:.2f}x for {expects.gpu}"
     later = f"; compiled {expects.best:.2f}x" if expects.as_is and expects.gains_compiled else ""
     return f"{now}{later} ({expects.range})"
@@ -293,7 +302,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -
     most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
         causes = [most, *causes]
-    unfixed = [] if planned else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
+    none = planned or report.verdict.status == "fp8_faster"
+    unfixed = [] if none else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
     shown = causes[:MOST_CAUSES] or unfixed[:1]
     codes = told.union(each.code for each in shown)
     errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
@@ -329,11 +339,8 @@ def _unfixed(report: Document) -> Iterator[Finding]:
     """Find problems without a step in the plan whose fix was not timed and found useless."""
     planned = {code for step in report.prescription for code in step.mends}
     for finding in report.findings:
-        saved = finding.saving_ms
-        in_vain = saved is not None and saved.basis == "measured" and saved.low <= 0
-        if finding.code in DISTURBED:
-            continue
-        if finding.severity in ("warning", "error") and finding.code not in planned and not in_vain:
+        troubles = finding.severity in ("warning", "error") and not gains_nothing(finding)
+        if troubles and finding.code not in planned and finding.code not in DISTURBED:
             yield finding
 
 
@@ -357,8 +364,19 @@ def _without_a_cause(report: Document) -> _Cause:
     verdict = report.verdict
     not_timed = verdict.status == "not_measured" and not verdict.basis
     if not_timed or verdict.status in ("no_fp8", "too_noisy"):
-        return _Cause(verdict.summary, is_summary=True)
+        return _Cause(_without_the_estimate(report), is_summary=True)
     return _Cause(_no_cause_known(report))
+
+
+def _without_the_estimate(report: Document) -> str:
+    """Return the verdict's summary with the recipes in place of the speed that the title gives."""
+    expects, summary = _expects(report), report.verdict.summary
+    if expects is None or not expects.recipes:
+        return summary
+    first, *others = expects.recipes
+    slower = ", ".join(f"{each} {expects.recipes[each]:.2f}x" for each in others)
+    recipes = f"The best recipe would be {first}, compiled{f' ({slower})' if slower else ''}."
+    return summary.replace(expects.sentence, recipes)
 
 
 def _no_cause_known(report: Document) -> str:
@@ -388,14 +406,19 @@ def _no_cause_known(report: Document) -> str:
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     if steps:
-        yield from (_numbered(number, step, len(steps)) for number, step in enumerate(steps, 1))
-        yield from _opened(report)
+        for number, step in enumerate(steps, 1):
+            untimed = f" ({why})" if (why := if_recorded(not_timed, step, report.facts)) else ""
+            summary = _sentence(f"{step.treatment.summary.rstrip('.')}{untimed}")
+            yield f"{number}. {summary}" if len(steps) > 1 else summary
+        yield from opened(report)
         return
     told = {each.code for each in report.findings}
-    grave = _gravest(report) or next(_unfixed(report), None)
-    more_s = if_recorded(more_time_s, report.facts.get("trial"))
-    if more_s and report.verdict.status == "fp8_slower":
-        yield f"Leave FP8 off, or time the other variants too: {with_budget(report.facts, more_s)}"
+    unfixed = list(_unfixed(report))
+    faster = report.verdict.status == "fp8_faster"
+    grave = _gravest(report) or (None if faster else next(iter(unfixed), None))
+    more = more_time(report.facts)
+    if more and report.verdict.status == "fp8_slower":
+        yield f"Leave FP8 off, or time the other variants too: {more}"
     elif grave:
         yield f"{_hidden(report) or 'No fix is known.'} See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises" or recorded(report.facts, "script_error"):
@@ -407,34 +430,17 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
     elif _modelled_loss(report):
-        how = _how_to_time(report)
+        how = how_to_time(report)
         timed = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
         off = "Leave FP8 off" if if_recorded(uses_fp8, report.facts) else "Stay in BF16"
         yield f"{off}{timed or '.'}"
     elif later := _look_later(report):
         yield _sentence(later.summary)
     else:
-        yield _nothing_found(report)
+        nothing = "Nothing to change for speed." if unfixed else "Nothing to change."
+        yield nothing_found(report, _hidden(report) or nothing)
         return
-    yield from _opened(report)
-
-
-def _opened(report: Document) -> Iterator[str]:
-    """Say what could still make the step raise, or its layers not learn."""
-    for question in may_break(report.outcomes, report.verdict, report.facts):
-        yield f"Open: {question}."
-
-
-def _nothing_found(report: Document) -> str:
-    """Say that nothing has to change, or which questions could change the verdict."""
-    questions = open_questions(report.outcomes, report.verdict, report.facts)
-    if trial_view(report.facts).size_is_wrong:
-        return "Nothing to change. Time again on an idle GPU to know how much faster it is."
-    if not questions:
-        return _hidden(report) or "Nothing to change."
-    told = f"No check found anything to change. Open: {'; '.join(questions)}."
-    how = _how_to_time(report)
-    return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
+    yield from opened(report)
 
 
 def _hidden(report: Document) -> str:
@@ -445,14 +451,6 @@ def _hidden(report: Document) -> str:
     took = f"{end.hidden.step_ms or 0.0:,.1f} {spread(end.hidden)}".rstrip()
     named = labels(report.facts)[end.hidden.name]
     return f"No fix is faster for sure: {named} took {took} ms, within the noise."
-
-
-def _how_to_time(report: Document) -> str:
-    """Write the command that times the job, if it was not timed."""
-    if report.verdict.basis == "measured":
-        return ""
-    live = report.facts.get("target.kind") == "live"
-    return report.next.command if report.next else "call inspect_model there." if live else ""
 
 
 def _look_later(report: Document) -> Treatment | None:
@@ -483,22 +481,12 @@ def _mended(report: Document, steps: Sequence[Step]) -> str:
     return f"With {which if len(steps) > 1 else 'this fix'} {FIXED[status]}. "
 
 
-def where_to_time(facts: Facts) -> str:
-    """Say what a trial would add: a GPU, or BF16 if the job's steps ran on one."""
-    on_a_gpu = facts.get("observed.clock") == "cuda"
-    other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
-    return f"next to {other}" if on_a_gpu else "on a GPU"
-
-
-def with_budget(facts: Facts, seconds: float) -> str:
-    """Write the option that gives a trial more time, an argument in Python."""
-    live = facts.get("target.kind") == "live"
-    return f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
-
-
-def _numbered(number: int, step: Step, count: int) -> str:
-    told = _sentence(step.treatment.summary)
-    return f"{number}. {told}" if count > 1 else told
+def not_timed(step: Step, facts: Facts) -> str:
+    """Say that a trial did not time this fix; empty if its gain is known, or if no fix was timed."""
+    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
+    done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
+    known = done or step.saving_ms is not None or step.treatment.kind == "shell"
+    return "" if not tried or known else "not timed"
 
 
 def _then(report: Document, steps: Sequence[Step]) -> End:
@@ -508,6 +496,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     if end.sentence:
         told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else mended + end.sentence
         return End(told, end.basis)
+    if verdict.status == "no_fp8" and _expects(report):
+        return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
         speed = f"{verdict.achievable_speedup:.2f}x"

@@ -145,7 +145,7 @@ def _without_step(finding: Finding, report: Document, steps: Sequence[Step]) -> 
     change: Treatment | None = None if told or says_all else finding.treatment
     return Entry(
         number=None,
-        mark=mark_of(finding, report),
+        mark="info" if see is None and gains_nothing(finding) else mark_of(finding, report),
         code=finding.code,
         name=finding.name,
         title=finding.title,
@@ -181,6 +181,13 @@ def gained_alone(finding: Finding) -> bool:
     """Return whether its treatment was timed by itself, and saved time for sure."""
     saving = finding.saving_ms
     return saving is not None and saving.basis == "measured" and saving.low > 0
+
+
+def gains_nothing(finding: Finding) -> bool:
+    """Return whether its treatment was timed and saves nothing for sure, and speed is all it is about."""
+    saving = finding.saving_ms
+    in_vain = saving is not None and saving.basis == "measured" and saving.low <= 0
+    return in_vain and finding.severity != "error" and not recorded(finding, "breaks")
 
 
 def saving_in_words(saving: Saving | None) -> str:

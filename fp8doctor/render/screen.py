@@ -9,22 +9,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, best_bf16, is_finite, timed_on_gpu
+from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.next_step import more_time, where_to_time
 from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome, Saving
-from fp8doctor.render.box import DISTURBED, Answer, Tone, answer, where_to_time, with_budget
-from fp8doctor.render.details import anything_timed, calm_areas, fixed_by, gained_alone, numbers
+from fp8doctor.render.box import DISTURBED, Answer, Tone, answer, not_timed
+from fp8doctor.render.details import (
+    anything_timed,
+    calm_areas,
+    fixed_by,
+    gained_alone,
+    gains_nothing,
+    numbers,
+)
 from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
-from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, more_time_s, spread, timing
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, spread, timing
 from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark, numbered
 from fp8doctor.wording import in_ms, plural, times
 
@@ -307,30 +315,36 @@ def _changes(found: Waterfall) -> Iterator[Change]:
         yield Change("rest", rest)
 
 
+HOW_TO_USE = {
+    "shell": "in the shell",
+    "sketch": "adapt these lines: fp8doctor could not see where your script does this",
+}
+"""Kind of lines -> what to do with them; Python's need no word."""
+
+
+def _has_lines(code: str) -> bool:
+    """Return whether there is more than comments."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in code.splitlines())
+
+
 def _fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
-    how = {"shell": "in the shell", "sketch": "a sketch"}.get(step.treatment.kind, "")
+    code = step.treatment.code
+    how = HOW_TO_USE.get(step.treatment.kind, "") if _has_lines(code) else ""
     beside = numbered(step.together, fixes)
     gives = (
         f"saves together with {beside}"
         if beside and step.saving_ms is None
         else f"together with {beside} {saves(step.saving_ms)}"
         if beside
-        else saves(step.saving_ms) or if_recorded(_not_timed, step, facts)
+        else saves(step.saving_ms) or if_recorded(not_timed, step, facts) or ""
     )
     return Fix(
         number=fixes[step.treatment.name],
         summary=step.treatment.summary,
         aside="; ".join(filter(None, (how, gives))),
         code=step.code,
-        lines=step.treatment.code,
+        lines=code,
     )
-
-
-def _not_timed(step: Step, facts: Facts) -> str:
-    """Say that a trial did not time this fix; empty if it did, or timed no fix at all."""
-    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
-    done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
-    return "" if not tried or done or step.treatment.kind == "shell" else "not timed"
 
 
 def saves(saving: Saving | None) -> str:
@@ -373,13 +387,20 @@ def _notices(
     """Write errors and warnings that head no fix, and checks that crashed."""
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
-            text = finding.title + (_fixed(finding, steps) or _on_its_own(finding, steps))
+            vain = gains_nothing(finding)
+            text = finding.title
+            text += _fixed(finding, steps) or (GAINS_NOTHING if vain else _on_its_own(finding, steps))
             if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):
                 text += f"; {turns}"
-            yield NoticeLine("bad" if finding.severity == "error" else "warning", text, finding.code)
+            mark: Mark = "info" if vain else "bad" if finding.severity == "error" else "warning"
+            yield NoticeLine(mark, text, finding.code)
     for outcome in _crashed(report):
         reason = outcome.reason or "no reason given"
         yield NoticeLine("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
+
+
+GAINS_NOTHING = " (its fix was timed: no gain beyond noise)"
+"""Stands behind a finding that needs no change."""
 
 
 def _fixed(finding: Finding, steps: Sequence[Step]) -> str:
@@ -423,8 +444,8 @@ def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
 def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:
     """Name the next commands: for a shell, or for Python if that holds the report."""
     codes = (*(step.code for step in steps), *(finding.code for finding in beside))
-    first, enough_s = next(filter(None, codes), ""), more_time_s(report.facts.get("trial"))
-    more = f"{with_budget(report.facts, enough_s)} to time the other variants too" if enough_s else ""
+    first, option = next(filter(None, codes), ""), more_time(report.facts)
+    more = f"{option} to time the other variants too" if option else ""
     if held_in:
         yield f'{held_in}.save("report.json")'
         yield from filter(None, [more])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,7 +12,7 @@ from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.noise import self_check_ratio
-from fp8doctor.analysis.outcome import waits_for_time, watched_job
+from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     parts_in_words,
@@ -25,8 +24,7 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, Reason, in_first_window, is_of_first_window
-from fp8doctor.facts.no_number import why_of
+from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants, variant_of
 from fp8doctor.wording import percent, plural
@@ -39,8 +37,6 @@ COLUMNS = {
     "other": ("norm", "pointwise", "optimizer", "loss", "communication", "copy", "unknown"),
 }
 """Columns of the table -> families of `Breakdown`; idle time stands behind them."""
-
-NO_FIXES: Mapping[str, int] = MappingProxyType({})
 
 NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
@@ -89,10 +85,10 @@ class Timing(Struct, frozen=True):
     """The same differences in numbers; of and against are labels."""
 
 
-def timing(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> Timing | None:
+def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | None:
     """Write the measured steps, else a script's own; None if nothing was measured.
 
-    ``fixes`` are treatments with the numbers that the plan gives them.
+    ``fixes`` are treatments with the numbers that the plan gives them; None if there is no plan to name.
     """
     if not facts.arms():
         return _of_a_script(facts)
@@ -194,7 +190,7 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
     return tuple(shown)
 
 
-def labels(facts: Facts, fixes: Mapping[str, int] = NO_FIXES) -> dict[str, str]:
+def labels(facts: Facts, fixes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Name every variant of a trial, by the numbers of the fixes that are in it."""
     fp8 = _trains_in_fp8(facts)
     return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
@@ -281,24 +277,6 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
 def _not_followed(trial: Trial) -> str | None:
     """Say why the loss was not followed; None if it was, which the first screen shows."""
     return None if loss_gap(trial) or non_finite_from(trial) else loss_in_words(trial)
-
-
-def more_time_s(trial: Trial | None) -> float | None:
-    """Return the budget that would fit the variants left out for time, if any."""
-    if trial is None:
-        return None
-    no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
-    waits = no_arm or if_recorded(waits_for_time, trial)
-    budget_s = trial.get("budget_s")
-    return _enough_s(trial, budget_s) if waits and budget_s else None
-
-
-def _enough_s(trial: Trial, budget_s: float) -> float:
-    """Return the budget that is expected to fit the rest; for old recordings a guess."""
-    if enough_s := trial.get("enough_s"):
-        return max(float(enough_s), budget_s)
-    took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
-    return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
 
 
 def _known_errors(arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:

@@ -32,12 +32,13 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 """Areas of checks -> what they are about; the others are words."""
 
 
-def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int]) -> str:
-    """Name a variant with its fixes; ``fixes`` are treatments with their numbers."""
+def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, plan: Mapping[str, int] | None) -> str:
+    """Name a variant with its fixes; ``plan`` are those of the plan, None if that is unknown."""
+    fixes = plan or {}
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
         made_of = _treatments(arm)
         named = _with_fixes(made_of, fixes)
-        if not named and fixes and made_of:  # the plan ends elsewhere
+        if not named and plan is not None and made_of:  # the plan ends elsewhere
             named = f"FP8, {', '.join(map(in_words, made_of))}"
         return named or variant(ArmName.PRESCRIBED, fp8)
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
@@ -59,7 +60,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, fixes: Mapping[str, int
     if of_base and not below:  # it stands in place of all that its base changes
         return name
     numbers = numbered(below, fixes) or "all fixes"
-    if fixes and below and not any(each in fixes for each in below):  # the plan ends in none of them
+    if plan is not None and below and not any(each in fixes for each in below):
         numbers = ", ".join(map(in_words, below))
     return f"{name}, {numbers}"
 

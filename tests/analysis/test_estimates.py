@@ -122,7 +122,7 @@ def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
     assert expects is not None
     assert expects.wins
     assert told.what == f"FP8 would be about {expects.best:.2f}x faster than BF16"
-    assert told.numbers == f"estimated {expects.best:.2f}x for H200 ({expects.range})"
+    assert told.numbers == f"estimated for H200 ({expects.range})"
     assert report.verdict.achievable_speedup == expects.best
     first, second = (step.treatment for step in report.prescription)
     assert first.code.endswith(
@@ -135,11 +135,7 @@ def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
     ("tokens", "what", "fix"),
     [
         (128, "Too small for FP8: stay in BF16", "Stay in BF16, or time it on a GPU"),
-        (
-            2048,
-            "Too close to tell whether FP8 would be faster",
-            "No check found anything to change. Open: what FP8",
-        ),
+        (2048, "Too close to tell whether FP8 would be faster", "Compile block by block."),
     ],
 )
 def test_a_bf16_job_that_does_not_gain_is_told_so(tokens: int, what: str, fix: str) -> None:

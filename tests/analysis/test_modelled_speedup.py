@@ -98,7 +98,7 @@ def test_the_step_with_the_fix_is_near_the_measured_one() -> None:
     expects = expected_speedup(report.facts, report.findings)
     assert expects is not None
     assert expects.best == pytest.approx(times["bf16_compiled"] / times["prescribed"], rel=0.05)
-    end = f"With all fixes: about {expects.best:.2f}x the speed of the best BF16 (estimated for H200)."
+    end = f"With this fix: about {expects.best:.2f}x the speed of the best BF16 (estimated for H200)."
     assert outlook(report).sentence == end
 
 

@@ -19,28 +19,31 @@ from tests.diagnosis.trials import Of, around
 from tests.test_recorded import RECORDED, RECORDINGS
 
 ENDS = {
-    "decoder_468m": "With all fixes: 92.5 ms, 1.06x faster than the best BF16 (98.2 ms).",
+    "decoder_468m": "With this fix: 92.5 ms, 1.06x faster than the best BF16 (98.2 ms).",
     "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x faster than the best BF16 (98.2 ms).",
-    "decoder_454m": "130.3 ms in compiled BF16, 3.0x faster than now. Not every FP8 variant was timed.",
-    "vit_large": "57.6 ms in compiled BF16, 1.30x faster than now. Not every FP8 variant was timed.",
+    "decoder_454m": "130.3 ms in compiled BF16, 3.0x faster than now. Not every FP8 variant was timed: "
+    "--budget 120 times the others.",
+    "vit_large": "57.6 ms in compiled BF16, 1.30x faster than now. Not every FP8 variant was timed: "
+    "--budget 120 times the others.",
     "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
-    "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed.",
+    "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed: --budget 120 times the "
+    "others.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
-    "te_checkpointed": "With all fixes: about 1.14x the speed of the best BF16 (estimated for H200).",
-    "emulated": "With all fixes: about 1.10x the speed of the best BF16 (estimated for H200), too close "
+    "te_checkpointed": "With this fix: about 1.14x the speed of the best BF16 (estimated for H200).",
+    "emulated": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200), too close "
     "to 1 to tell.",
-    "e5m2_forward": "With all fixes: about 1.04x the speed of the best BF16 (estimated for H200), too "
+    "e5m2_forward": "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too "
     "close to 1 to tell.",
     "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), too close to 1 "
     "to tell.",
     "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
     "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
-    "mlp": "With all fixes: about 1.16x the speed of the best BF16 (estimated for H200).",
+    "mlp": "With this fix: about 1.16x the speed of the best BF16 (estimated for H200).",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: the fix of SHP001 changes the layers "
     "in FP8 or their shapes. To time it: fp8doctor unaligned.py",
     "accelerate_eager": "The best BF16 is about 1.55x faster than FP8 would be (estimated for H200).",
     "nf4_base": "FP8 cannot win here (estimated).",
-    "lora_plain": "",
+    "lora_plain": "Compiled, BF16 would be about 1.47x faster than now (estimated for H200).",
 }
 
 RATIO = re.compile(r"([\d,.]+) ms, ([\d.]+)x (faster|slower) than the best BF16 \(([\d,.]+) ms\)")

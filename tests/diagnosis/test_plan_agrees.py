@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.diagnosis.next_step import more_time
 from fp8doctor.facts import recorded
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.report import Report, load_report
+from fp8doctor.wording import in_ms
 from tests.recordings import files, name_of
 
 TESTS = Path(__file__).parents[1]
@@ -69,3 +72,119 @@ def test_fp8_that_cannot_win_is_not_switched_on(name: str) -> None:
     report, screen, _ = patient(name)
     assert [step.treatment.name for step in report.prescription] == SAME_END[name]
     assert "FP8 runs" not in screen.answer.then.sentence
+
+
+def box(screen: Screen) -> str:
+    """Everything that the box says."""
+    said = screen.answer
+    return " ".join((said.what, said.numbers, *(each for _, lines in said.rows for each in lines)))
+
+
+@EVERY
+def test_fixes_are_counted_as_they_are_shown(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    count, told = len(screen.fixes), box(screen)
+    assert count > 1 or "all fixes" not in f"{told} {screen.untimed} {screen.variants}"
+    assert count == 1 or "this fix" not in told.lower()
+    assert "The fixes" not in told or count > 1
+
+
+@EVERY
+def test_a_promise_that_lacks_a_time_says_how_to_get_it(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    then = screen.answer.then.sentence
+    if "Not every FP8 variant was timed" in then or "too short" in box(screen):
+        assert more_time(report.facts) in then
+
+
+@EVERY
+def test_the_step_as_it_is_is_called_so(path: Path) -> None:
+    _, screen, view = replayed(path)
+    took = re.search(r"the fastest FP8 that was timed takes ([\d,.]+ ms)", box(screen))
+    assert took is None or view.as_is is None or took[1] != in_ms(view.as_is.step_ms)
+
+
+@EVERY
+def test_nothing_is_marked_that_the_plan_says_need_not_change(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    fixes = screen.answer.fix
+    if fixes == ("Nothing to change.",):
+        assert not [each for each in screen.notices if each.mark in ("bad", "warning")]
+    if screen.answer.tone == "good":
+        assert not any("No fix is known" in each for each in fixes)
+
+
+@EVERY
+def test_an_untimed_fix_beside_timed_ones_is_marked_and_stands_last(path: Path) -> None:
+    """What repairs the job stands first, whatever its speed."""
+    report, screen, _ = replayed(path)
+    untimed = [each.number for each in screen.fixes if "not timed" in each.aside]
+    assert untimed == [
+        number
+        for number, each in enumerate(screen.answer.fix[: len(screen.fixes)], 1)
+        if "(not timed)" in each
+    ]
+    repairs = {each.code for each in report.findings if each.get("breaks")}
+    speeds = [each.number for each in screen.fixes if each.code not in repairs]
+    assert [each for each in untimed if each in speeds] == speeds[
+        len(speeds) - len(set(untimed) & set(speeds)) :
+    ]
+
+
+@EVERY
+def test_a_layer_that_a_fix_treats_has_another_only_if_that_gains_for_sure(path: Path) -> None:
+    report, _, _ = replayed(path)
+    layers: set[str] = set()
+    for step in report.prescription:
+        if layers.intersection(step.treatment.layers):
+            assert step.saving_ms is not None
+            assert step.saving_ms.low > 0
+        layers.update(step.treatment.layers)
+
+
+@EVERY
+def test_an_estimated_ratio_stands_in_the_box_at_most_twice(path: Path) -> None:
+    """In the title, and in what the plan gives."""
+    report, screen, _ = replayed(path)
+    if report.verdict.basis == "modelled":
+        told = Counter(re.findall(r"\b\d\.\d\dx", box(screen)))
+        assert not [ratio for ratio, count in told.items() if count > 2], told
+
+
+def test_the_fastest_fp8_that_is_the_users_own_is_called_so() -> None:
+    _, screen, _ = patient("rotated")
+    assert screen.answer.fix[0] == (
+        "1. Stay in BF16, compiled: your FP8 step as it is, 29.0 ms, is the fastest FP8 that was timed."
+    )
+
+
+def test_compiled_fp8_without_a_time_is_told_with_the_budget_that_times_it() -> None:
+    _, screen, _ = benchmark("h200-t5_large")
+    assert screen.answer.fix[0].endswith("compiled FP8 was not timed: the budget of 60 s was too short.")
+    assert screen.answer.then.sentence.endswith("This trial did not time compiled FP8: --budget 850 does.")
+    assert screen.answer.limit.startswith("Upper bound: 1.11x BF16")
+    _, screen, _ = benchmark("h100-gemma_2b_lora")
+    assert "--budget 410 does" in screen.answer.then.sentence
+
+
+def test_a_warning_whose_fix_gains_nothing_is_a_note() -> None:
+    _, screen, _ = patient("narrow_head")
+    (notice,) = screen.notices
+    assert (notice.mark, notice.code) == ("info", "SHP004")
+    assert notice.text.endswith(" (its fix was timed: no gain beyond noise)")
+    assert screen.answer.fix == ("Nothing to change.",)
+
+
+def test_a_bf16_model_that_is_not_compiled_is_told_to_compile() -> None:
+    report, screen, _ = patient("lora_plain")
+    assert [step.treatment.name for step in report.prescription] == ["compile-blocks"]
+    assert screen.answer.fix == ("Compile block by block.",)
+    assert report.prescription[0].saving_ms is not None
+    assert not patient("unsloth_lora")[0].prescription, "Unsloth compiles it"
+
+
+@EVERY
+def test_no_promise_speaks_of_fp8_if_the_title_says_to_stay_in_bf16(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    if "stay in BF16" in screen.answer.what:
+        assert "With FP8" not in screen.answer.then.sentence

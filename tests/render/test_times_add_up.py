@@ -15,7 +15,7 @@ from fp8doctor.render.screen import Screen, first_screen, saves
 from fp8doctor.render.timing import as_is_difference
 from tests.diagnosis.test_plan_end import TRIALS
 
-MS = re.compile(r"(?<![\d.,])(\d[\d,]*\.\d)(?= ms|/step)")
+MS = re.compile(r"(?<!± )(?<![\d.,])(\d[\d,]*\.\d)(?= ms|/step)")
 
 
 def shown(ms: float | None) -> float:
