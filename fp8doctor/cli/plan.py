@@ -33,7 +33,7 @@ def adapters(
 
 
 FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "megatron")
-"""As `fp8doctor.planning.frameworks` has them, which the help does not import."""
+"""Those that `fp8doctor.planning.frameworks` writes lines for, which the help does not import."""
 
 
 class Plan(ProjectCommand):

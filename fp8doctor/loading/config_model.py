@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +25,8 @@ LARGEST_CONFIG = 16 * 2**20
 MOST_LAYERS = 2048
 """More blocks than any public model has: a larger number is a mistake, and would take minutes to build."""
 
-LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+LAYERS = ("_layers", "n_layer")
+"""Ends of the keys that count blocks."""
 
 ONLY = "fp8doctor plans decoder language models from a configuration; for another model, name a model file"
 
@@ -96,8 +98,13 @@ def config_job(
         ) from None
     from fp8doctor.loading.job import Job
 
-    config = _config(source, transformers)
-    model = _built(config, transformers)
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        config = _config(source, transformers)
+        model = _built(config, transformers)
+    finally:
+        transformers.logging.set_verbosity(level)
     longest = next(
         (
             size
@@ -143,17 +150,23 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
             f"{_near(kind, known)}; name a model file, or install the version that has it"
         )
     given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
+    refuse_too_many_layers(given)
     try:
-        config = transformers.CONFIG_MAPPING[kind].from_dict(given)
+        config = transformers.CONFIG_MAPPING[kind].from_dict(copy.deepcopy(given))
         config = config.get_text_config(decoder=True)
     except Exception as error:
         raise UserError(f"transformers cannot read this configuration: {error_in_words(error)}") from None
-    for key in LAYERS:
-        count = getattr(config, key, 0)
-        if _is_size(count) and count > MOST_LAYERS:
-            raise UserError(f"{key} is {count:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
     config.use_cache = False
     return config
+
+
+def refuse_too_many_layers(data: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a number of blocks that transformers would count up to for minutes."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            refuse_too_many_layers(value)
+        elif str(key).endswith(LAYERS) and _is_size(value) and value > MOST_LAYERS:
+            raise UserError(f"{key} is {value:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
 
 
 def _built(config: Any, transformers: Any) -> Any:
@@ -167,16 +180,16 @@ def _built(config: Any, transformers: Any) -> Any:
         raise UserError(f"{kind} is an encoder; {ONLY}")
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"transformers has no causal language model of the architecture {kind}; {ONLY}")
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
     try:
         with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     except Exception as error:
         logging.getLogger("fp8doctor").debug("the model was not built", exc_info=True)
         raise UserError(f"transformers cannot build this {kind}: {error_in_words(error)}") from None
-    finally:
-        transformers.logging.set_verbosity(level)
+    empty = [name for name, parameter in model.named_parameters() if not parameter.numel()]
+    if empty:
+        raise UserError(f"{empty[0]} of this {kind} has no elements; look at the sizes in the configuration")
+    return model
 
 
 def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""``fp8doctor plan``: what it asks of a worker, and what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.recorded_steps import PATIENTS
+from tests.cli.command import Worker, fp8doctor, process
+from tests.planning.test_plan import LLAMA_8B
+from tests.waiting import LONGEST_S
+
+SAVED = PATIENTS / "h200-llama_8b_float8.json.gz"
+
+
+def test_a_worker_examines_what_is_named(worker: Worker) -> None:
+    result = fp8doctor("plan", "model.py", "--batch", "4", "--gpu", "h100", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    assert worker.asked == [
+        {
+            "target": "model.py",
+            "planned": True,
+            "batch": 4,
+            "seq": None,
+            "load_timeout": 600.0,
+            "python": None,
+        }
+    ]
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["gpu"] for row in rows} == {"H100"}
+
+
+def test_a_saved_report_needs_no_worker(worker: Worker) -> None:
+    result = fp8doctor("plan", str(SAVED), "--gpu", "h200,b200", "--recipe", "tensorwise")
+    assert (result.exit_code, worker.asked) == (0, [])
+    assert "On H200 use tensorwise, compiled: 1.19x" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("json", "{"), ("md", "## "), ("html", "<!DOCTYPE html>"), ("txt", "fp8")]
+)
+def test_every_format_is_written(tmp_path: Path, suffix: str, start: str) -> None:
+    file = tmp_path / f"plan.{suffix}"
+    result = fp8doctor("plan", str(SAVED), "-o", str(file))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert file.read_text("utf-8").lstrip().startswith(start)
+
+
+def test_a_framework_shows_its_own_lines() -> None:
+    shown = fp8doctor("plan", str(SAVED), "--framework", "axolotl").stdout
+    assert "fp8: true" in shown
+    assert "convert_to_float8_training" not in shown
+    absent = fp8doctor(
+        "plan", str(SAVED), "--framework", "trl", "--recipe", "delayed", "--gpu", "h200"
+    ).stdout
+    assert "trl has no setting for delayed" in absent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "H1000"], "no datasheet for the GPU 'H1000'; did you mean H100"),
+        (["--gpu", "MI300X"], "fp8doctor has no estimates for AMD GPUs"),
+        (["--gpu", ","], "--gpu names no GPU"),
+        (["--lora", "many"], "many does not begin with a rank"),
+        (["--batch", "4096"], "fits on no GPU"),
+        (["--recipe", "int3"], "--recipe int3 is not known"),
+        (["--optimizer", "lion"], "'lion' is not one of"),
+        (["-o", str(SAVED)], "is read; name another file"),
+    ],
+)
+def test_what_cannot_be_planned(arguments: list[str], sentence: str) -> None:
+    result = fp8doctor("plan", str(SAVED), *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        (json.dumps(LLAMA_8B), 0, "LlamaForCausalLM, 8.03 B parameters"),
+        (json.dumps(LLAMA_8B)[:60], 2, "config.json cannot be read: it is not JSON"),
+        ("[1, 2]", 2, "config.json is JSON, but no configuration"),
+        (json.dumps({"_class_name": "FluxTransformer2DModel"}), 2, "is of a diffusion model"),
+    ],
+)
+def test_a_configuration_without_a_gpu(tmp_path: Path, content: str, code: int, said: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    result = process("plan", str(tmp_path), "--gpu", "H100")
+    assert result.returncode == code, result.stderr
+    assert said in result.stdout + result.stderr
+
+
+def test_planning_loads_no_torch() -> None:
+    plans = f"import sys; from fp8doctor.planned import plan; plan({str(SAVED)!r})"
+    code = f"{plans}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONGEST_S)
