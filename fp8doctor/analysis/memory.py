@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from fp8doctor.analysis.arms import arm_if_any
+from fp8doctor.analysis.activations import GIB, kept_gib
+from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
 from fp8doctor.cost import products_of, rows_of, rows_seen
-from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-
-GIB = 2**30
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
@@ -45,6 +44,35 @@ class Memory(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
+class Peak(NamedTuple):
+    """The estimated peak of a step, in GiB."""
+
+    held: Memory
+    activations: float | None
+    """At the start of the backward; None if unknown."""
+
+    @property
+    def gib(self) -> float:
+        """Add up: gradients take the place of activations. A lower bound if those are unknown."""
+        held = self.held
+        return held.weights + held.optimizer + held.fp8_copies + max(held.gradients, self.activations or 0.0)
+
+    def samples(self, whole_gib: float, batch: int) -> int | None:
+        """Estimate the largest batch that fits, from the batch of today; None if activations are unknown."""
+        room = USABLE * whole_gib - (self.gib - max(self.held.gradients, self.activations or 0.0))
+        if not self.activations:
+            return None
+        return math.floor(batch * room / self.activations) if room >= self.held.gradients else 0
+
+
+def estimated_peak(facts: Facts) -> Peak | None:
+    """Estimate the peak of a step; None for an optimizer of an unknown class."""
+    states = optimizer_states(facts)
+    if states is None or not recorded(facts, "network.dtypes"):
+        return None
+    return Peak(memory_of(facts, facts.network.fp8, states), if_recorded(kept_gib, facts))
+
+
 def optimizer_states(facts: Facts) -> int | None:
     """Return the optimizer's tensors per parameter, AdamW's if it is unknown; None for an unknown class."""
     known = facts.get("training.optimizer")
@@ -76,7 +104,7 @@ def gpu_gib(facts: Facts) -> float | None:
 
 
 def memory_in_words(facts: Facts) -> str:
-    """Tell what the step holds, measured or estimated, and the largest batch that fits."""
+    """Tell what a measured step holds, next to BF16, and the largest batch that fits; else empty."""
     now = arm_if_any(facts, ArmName.AS_IS)
     whole = gpu_gib(facts)
     of = f" of {whole:.1f}" if whole else ""
@@ -85,15 +113,16 @@ def memory_in_words(facts: Facts) -> str:
         most = largest_batch(now, facts)
         fits = f"; at least {most:,} samples fit (estimated)" if most else ""
         more = ", more if it skips fewer layers" if facts.get("training.layerdrop") else ""
-        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{parts}{fits if not more else ''}"
-    states = optimizer_states(facts)
-    if states is None or not recorded(facts, "network.dtypes"):
-        return ""
-    held = memory_of(facts, facts.network.fp8, states)
-    copies = f", up to {held.fp8_copies:.1f} of FP8 copies" if held.fp8_copies >= LEAST_GIB else ""
-    amount = f"{held.in_both:.1f}" if held.in_both >= LEAST_GIB else f"under {LEAST_GIB}"
-    held_by = "weights, gradients and optimizer state"
-    return f"{held_by} {amount}{of} GiB{copies} (estimated); activations unknown"
+        bf16 = best_bf16(facts) if uses_fp8(facts) else None
+        beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
+        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{parts}{beside}{fits if not more else ''}"
+    return ""
+
+
+def least_with_layerdrop(peak: Peak, facts: Facts) -> float:
+    """Estimate the peak of a step that skips as many blocks as its probability says, in GiB."""
+    kept = (peak.activations or 0.0) * (1 - (facts.get("training.layerdrop") or 0.0))
+    return peak._replace(activations=kept).gib
 
 
 def _parts(now: Arm) -> str:

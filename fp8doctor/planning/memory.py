@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
-from fp8doctor.analysis.memory import GIB, USABLE
+from fp8doctor.analysis.memory import USABLE
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.conversion import is_converted
 from fp8doctor.planning.options import OPTIMIZERS, Options

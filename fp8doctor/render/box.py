@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
+from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -61,6 +62,9 @@ SLOWER = "FP8 would be slower than BF16 (estimated)"
 UNEXPLAINED = "fp8doctor cannot explain the gap"
 """Says that FP8 is slower, and no cause is known."""
 
+TOO_LARGE = "It does not fit into the GPU's memory (estimated)"
+"""Says that the step will not run on this GPU, in FP8 or in BF16."""
+
 TOO_SMALL = "Too small for FP8: stay in BF16"
 """Says that a conversion would make the step slower."""
 
@@ -71,7 +75,7 @@ FIXED = {
 }
 """Grave status -> what is so once its cause is fixed, before anything about speed."""
 
-LABELS = ("Why", "Fix", "Then", "Limit", "Sure")
+LABELS = ("Memory", "Why", "Fix", "Then", "Limit", "Sure")
 """The questions that an answer answers, in this order."""
 
 ON_CPU = " on the CPU"
@@ -110,6 +114,8 @@ class Answer(Struct, frozen=True):
     why: tuple[str, ...]
     causes: frozenset[str]
     """Codes of the findings that ``why`` tells."""
+    memory: str
+    """Says that the job does not fit, or may not."""
     fix: tuple[str, ...]
     then: End
     """The time of a step with the fix."""
@@ -120,7 +126,7 @@ class Answer(Struct, frozen=True):
     @property
     def rows(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Label each question's sentences; leave out questions without an answer."""
-        told = (self.why, self.fix, (self.then.sentence,), (self.limit,), (self.sure,))
+        told = ((self.memory,), self.why, self.fix, (self.then.sentence,), (self.limit,), (self.sure,))
         for label, sentences in zip(LABELS, told, strict=True):
             if known := tuple(filter(None, sentences)):
                 yield label, known
@@ -144,13 +150,20 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         what = told if trial_view(report.facts).size_is_wrong else _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
+    memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
+    fix = [] if memory and memory.is_too_large and not steps else [*_fix(report, steps)]
+    if memory and memory.is_too_large:
+        fix.insert(0, memory.fix)
+        if verdict.status not in GRAVE and not error:
+            tone, what = "bad", TOO_LARGE
     return Answer(
         tone=tone,
         what=what,
         numbers=error or if_recorded(_numbers, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
         causes=frozenset(each.code for each in why if each.code),
-        fix=tuple(_fix(report, steps)),
+        memory=memory.sentence if memory and memory.may_be_too_large else "",
+        fix=tuple(fix),
         then=_then(report, steps),
         limit=if_recorded(limit, report.facts, steps) or "",
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),

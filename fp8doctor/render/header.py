@@ -8,7 +8,7 @@ from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
-from fp8doctor.analysis.memory import memory_in_words
+from fp8doctor.analysis.memory_fit import memory_row
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
@@ -175,7 +175,7 @@ def job_facts(facts: Facts, tokens_per_s: float | None) -> tuple[tuple[str, str]
         ("Checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
         ("LoRA", if_recorded(_lora, facts) or UNKNOWN),
         ("Attention", if_recorded(_attention, facts) or UNKNOWN),
-        ("Memory", if_recorded(memory_in_words, facts) or UNKNOWN),
+        ("Memory", if_recorded(memory_row, facts) or UNKNOWN),
         *rate,
     )
 

@@ -109,7 +109,9 @@ def answers_the_five(report: Document, first: Screen, screen: str) -> None:
     found = first.answer
     rows = [line.split()[1] for line in screen.splitlines() if re.match(r"│ [A-Z]\w+  +\S", line)]
     assert [row for row in rows if row in LABELS] == [
-        label for label in LABELS if label != "Limit" or found.limit
+        label
+        for label in LABELS
+        if label not in ("Limit", "Memory") or (found.limit if label == "Limit" else found.memory)
     ]
     assert all((found.what, found.why, found.fix, found.then, found.sure))
     verdict = report.verdict
