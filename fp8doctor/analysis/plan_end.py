@@ -25,8 +25,9 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES, IN_BF16, ArmName, is_conversion, is_of_first_window
 from fp8doctor.wording import minus
 
@@ -98,6 +99,34 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
         for each in (*filter(None, [whole]), *_by_time(totals))
     ]
     yield from sorted(found, key=lambda each: len(each.changes))
+
+
+TELLS_GIB, TELLS_PCT = 0.25, 1.0
+"""Difference of two peaks that counts, in GiB and in per cent: workspaces of the matmuls take 66 MiB on an
+H200, and a peak predicted at full depth is within 1%."""
+
+
+def gib_saved_at_no_cost(bf16: Arm, fp8: Arm, trial: Trial) -> float:
+    """Return the GiB that FP8 saves if neither step is faster; 0 if one is, or if that is unknown."""
+    whole, less = bf16.get("peak_gib"), fp8.get("peak_gib")
+    if not whole or not less or trial.get("reliable") is False or is_noise(bf16, fp8, trial):
+        return 0.0
+    speedup = ratio_on_screen(bf16, fp8)
+    apart = abs(speedup.median - 1)
+    alike = apart <= SELF_CHECK_TOLERANCE or (apart < EVEN and speedup.low <= 1 <= speedup.high)
+    return whole - less if alike and whole - less >= max(TELLS_GIB, TELLS_PCT / 100 * whole) else 0.0
+
+
+def leaner_fp8(facts: Facts) -> tuple[Arm, float] | None:
+    """Find the FP8 variant that is even with the BF16 that the plan ends in, and saves the most GiB."""
+    end = plan_end(facts)
+    if end is None or not end.in_bf16:
+        return None
+    timed = [each for each in facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    in_fp8 = [each for each in timed if uses_fp8(facts) or is_conversion(each.name)]
+    saved = [(each, gib_saved_at_no_cost(end.arm, each, facts.trial)) for each in in_fp8]
+    best = max(saved, key=lambda each: each[1], default=None)
+    return best if best and best[1] > 0 else None
 
 
 def is_in_fp8(each: Arm) -> bool:

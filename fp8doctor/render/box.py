@@ -10,6 +10,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
+from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
@@ -28,10 +29,10 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Saving, Treatment
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.certainty import certainty, limit
-from fp8doctor.render.details import gained_alone, gains_nothing
-from fp8doctor.render.timing import as_is_difference, labels, spread
+from fp8doctor.render.details import gained_alone, gains_nothing, numbers
+from fp8doctor.render.timing import as_is_difference, labels
 from fp8doctor.render.words import HOW_KNOWN
-from fp8doctor.wording import in_times
+from fp8doctor.wording import in_ms, in_times
 
 COSTS = {
     "idle": "idle GPU time costs",
@@ -146,7 +147,9 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         tone, what = "bad", FAILED_EARLY
     elif recorded(report.facts, "network"):
         expects = _expects(report)
-        told = NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else what
+        told = (
+            NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else _even(report) or what
+        )
         what = told if trial_view(report.facts).size_is_wrong else _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
@@ -176,6 +179,15 @@ def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
     if facts.get("trial.arms", True) or reason is None or any(each.is_summary for each in why):
         return ""
     return f"The trial could not time copies of it: {reason.rstrip('.')}."
+
+
+def _even(report: Document) -> str:
+    """Say what memory FP8 saves if it is measured to be as fast as BF16; else empty."""
+    speed = trial_view(report.facts).speed
+    if report.verdict.status != "fp8_even" or speed is None:
+        return ""
+    saved = if_recorded(gib_saved_at_no_cost, speed.bf16, speed.as_is, report.facts.trial)
+    return f"No difference in speed; FP8 saves {saved:.1f} GiB" if saved else ""
 
 
 def _in_short(verdict: Verdict, steps: Sequence[Step], what: str) -> str:
@@ -461,9 +473,8 @@ def _hidden(report: Document) -> str:
     end = trial_view(report.facts).end
     if end is None or end.hidden is None:
         return ""
-    took = f"{end.hidden.step_ms or 0.0:,.1f} {spread(end.hidden)}".rstrip()
-    named = labels(report.facts)[end.hidden.name]
-    return f"No fix is faster for sure: {named} took {took} ms, within the noise."
+    named = labels(report.facts, numbers(report.prescription))[end.hidden.name]
+    return f"No fix is faster for sure: {named} took {in_ms(end.hidden.step_ms)}, within the noise."
 
 
 def _look_later(report: Document) -> Treatment | None:
@@ -508,7 +519,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
         told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else mended + end.sentence
-        return End(told, end.basis)
+        return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
     if verdict.status == "no_fp8" and _expects(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
@@ -523,6 +534,15 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     if not recorded(report.facts, "network"):
         return End("Unknown: no model was examined.")
     return End("Its speed was not measured.")
+
+
+def _leaner(report: Document, steps: Sequence[Step]) -> str:
+    """Name an FP8 variant that is as fast as the BF16 of the plan, and takes less memory."""
+    found = if_recorded(leaner_fp8, report.facts)
+    if found is None:
+        return ""
+    named = labels(report.facts, numbers(steps))[found[0].name]
+    return f"{named}: no difference in speed ({in_ms(found[0].step_ms)}), {found[1]:.1f} GiB less."
 
 
 def _finite(report: Document) -> str:
