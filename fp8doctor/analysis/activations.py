@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from fp8doctor.cost import calls_of, routed_rows, rows_of
+from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary, uncompiled
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
@@ -67,7 +67,8 @@ def kept_gib(facts: Facts) -> float | None:
             inputs.setdefault(region, bytes_each * rows * k)
     whole = {each: outputs[each] + sum(of_region[each].values()) for each in of_region}
     kept_always = whole.pop(None, 0.0) + sum(inputs.values())
-    return (kept_always + max(whole.values(), default=0.0) + logits) / GIB
+    calls = max(1, micro_batches(facts) // (facts.get("observed.backwards") or micro_batches(facts)))
+    return calls * (kept_always + max(whole.values(), default=0.0) + logits) / GIB
 
 
 def _rows(linear: Linear, facts: Facts) -> int | None:

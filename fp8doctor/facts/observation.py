@@ -38,8 +38,9 @@ class Observation(Record, frozen=True, kw_only=True):
     """Of every step, from its beginning to the first call of the model, waiting for data included; with a GPU
     by its clock. None if no call was seen."""
     calls: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
-    """Training calls of the model in one step, which are its micro-batches; None if they differ or none was
-    seen."""
+    """Training calls of the model in one step; None if they differ or none was seen."""
+    backwards: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
+    """Backward passes in one step, which are its micro-batches; None if they differ or none was seen."""
     losses: tuple[float | None, ...] | None = NOT_RECORDED
     """Of every step, the loss that the model's output carries, in this process: the mean over its
     micro-batches, or the sum if each is a share of the step's. None within it if one was not finite. None if

@@ -135,7 +135,10 @@ def _batch(facts: Facts) -> str:
         why = "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
         return why if lacks_batch(workload) else "batch unknown"
     count = workload.get("accumulate", 1)
-    if count > 1:
+    passes = facts.get("observed.backwards") or count
+    if count > 1 and passes < count:
+        text += f" in each of {count} calls ({passes} micro-batch{'' if passes == 1 else 'es'})"
+    elif count > 1:
         text += f" in each of {count} micro-batches"
     made_up = workload.get("batch_source") == "made up"
     return f"{text} (synthetic)" if made_up else text

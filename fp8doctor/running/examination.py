@@ -102,7 +102,7 @@ class ScriptExaminer:
         captured = window.captured if window else None
         model: nn.Module = captured.module if captured is not None else owner.model
         loss = captured.loss() if captured is not None else None
-        accumulate = window.calls if window is not None and window.calls else 1
+        accumulate = window.usual_calls if window is not None else 1
         unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
         autocast = window.autocast if window else None
         workload = describe(

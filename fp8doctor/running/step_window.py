@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median_low
 from threading import get_ident
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import nn
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.autocasts_opened import AutocastsOpened
+from fp8doctor.running.backwards import Backwards
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.traceback_frames import without_own_frame
@@ -49,6 +50,7 @@ class _TimedStep:
     ended: Moment | None = None
     first_call: Moment | None = None
     calls: int = 0
+    backwards: int = 0
     waits: list[tuple[Moment, Moment]] = field(default_factory=list)
     """Begin and end of each wait for a batch."""
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -98,7 +100,7 @@ class StepWindow:
             Calls(modules if mark else (), self._called, inside if mark else ()),
             LoaderWaits(self._clock.now, self._waited),
         )
-        self.autocasts = AutocastsOpened()
+        self.autocasts, self._backwards = AutocastsOpened(), Backwards(self._ran_backward)
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
         self.marked = mark and bool(modules)
@@ -113,6 +115,7 @@ class StepWindow:
         self._calls.begin()
         self._waits.begin()
         self.autocasts.begin()
+        self._backwards.begin()
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:
@@ -132,6 +135,7 @@ class StepWindow:
         self._calls.end()
         self._waits.end()
         self.autocasts.end()
+        self._backwards.end()
 
     def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""
@@ -162,6 +166,7 @@ class StepWindow:
             if called
             else None,
             calls=self.calls,
+            backwards=_if_alike({each.backwards for each in steps}),
             losses=self._losses(),
             compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
             optimizers=optimizers,
@@ -172,14 +177,21 @@ class StepWindow:
     @property
     def calls(self) -> int | None:
         """Training calls of the model per step; None if none was seen or steps differ."""
-        counts = {each.calls for each in self._done}
-        return counts.pop() if len(counts) == 1 and counts != {0} else None
+        return _if_alike({each.calls for each in self._done})
+
+    @property
+    def usual_calls(self) -> int:
+        """Training calls of the step in the middle, at least 1."""
+        return max(1, median_low(each.calls for each in self._done)) if self._done else 1
 
     def _losses(self) -> tuple[float | None, ...] | None:
         if not all(each.losses and len(each.losses) == each.calls for each in self._done):
             return None
         with without_modes():
             return tuple(each.loss() for each in self._done)
+
+    def _ran_backward(self) -> None:
+        self._step.backwards += 1
 
     def _waited(self, begin: Moment, end: Moment) -> None:
         self._step.waits.append((begin, end))
@@ -196,6 +208,10 @@ class StepWindow:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
             return partial(_all, (step.returned, self.captured.returned))
         return step.returned
+
+
+def _if_alike(counts: set[int]) -> int | None:
+    return counts.pop() if len(counts) == 1 and counts != {0} else None
 
 
 def _all(listeners: tuple[Callable[[Any], None], ...], output: Any) -> None:
