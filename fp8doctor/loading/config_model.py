@@ -198,8 +198,8 @@ def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
     if "/" in name:
         try:
             file = transformers.utils.cached_file(name, "config.json", local_files_only=True)
-        except Exception as error:
-            logging.getLogger("fp8doctor").debug("not in the cache: %s", error)
+        except Exception:
+            logging.getLogger("fp8doctor").debug("it is not in the cache", exc_info=True)
     if file is None:
         near = "" if "/" in name else _near(name, known)
         raise UserError(

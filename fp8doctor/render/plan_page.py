@@ -56,19 +56,12 @@ def _job(plan: PlanDocument) -> Iterator[str]:
 def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
     """Lay out the compiled rows of one GPU, and what has no estimate."""
     first = found[0]
-    bf16 = (
-        "BF16",
-        _number(first.bf16_step_ms, 1),
-        _number(first.bf16_tokens_per_s, 0),
-        "",
-        "",
-        _number(first.bf16_memory_gib, 1),
-        _batch(first.bf16_largest_batch),
-        _limits(first.bf16_limits),
-    )
+    of_stacks = list({each.stack: each for each in found}.values())
+    apart = len({each.bf16_step_ms for each in of_stacks}) > 1
     shown = [each for each in found if each.step_ms is not None and each.compiled]
     yield f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB"
-    yield Table(HEADS, (bf16, *map(_row, shown)), "limited by")
+    rows = [_bf16(each, apart=apart) for each in (of_stacks if apart else of_stacks[:1])]
+    yield Table(HEADS, (*rows, *map(_row, shown)), "limited by")
     without: dict[str, list[str]] = {}
     for row in found:
         if row.step_ms is None:
@@ -78,6 +71,20 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
     )
     if without:
         yield f"No estimate for {first.gpu}: {'; '.join(told)}."
+
+
+def _bf16(row: Row, *, apart: bool) -> tuple[str, ...]:
+    """Lay out BF16 of a row; ``apart`` if it differs in another framework."""
+    return (
+        "te BF16" if apart and row.stack == "te" else "BF16",
+        _number(row.bf16_step_ms, 1),
+        _number(row.bf16_tokens_per_s, 0),
+        "",
+        "",
+        _number(row.bf16_memory_gib, 1),
+        _batch(row.bf16_largest_batch),
+        _limits(row.bf16_limits),
+    )
 
 
 def _row(row: Row) -> tuple[str, ...]:
