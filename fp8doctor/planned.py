@@ -47,26 +47,40 @@ class Plan(PlanDocument, frozen=True, kw_only=True):
         return self.to_text()
 
 
-def plan(config: Any, gpus: str | Sequence[str] = ("H100",), **options: Any) -> Plan:
+def plan(
+    config: Any,
+    gpus: str | Sequence[str] = ("H100",),
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dp: int = 1,
+    tp: int = 1,
+    cp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    accumulate: int | None = None,
+    sharding: str = "fsdp",
+    checkpointing: str | None = None,
+    lora: int | None = None,
+    lora_modules: Sequence[str] = (),
+    optimizer: str = "adamw",
+    stack: str | None = None,
+    recipe: str = "all",
+    step_ms: float | None = None,
+) -> Plan:
     """Estimate a training job in BF16 and FP8 on these GPUs, without a GPU or weights.
 
-    ``config`` is a path to a config.json, a checkpoint's folder, a name that transformers knows, a mapping, a
-    configuration of transformers, or an nn.Module. ``options`` are those of `Options`.
+    ``config`` is a path to a config.json, a checkpoint's folder or a saved report; a name that transformers
+    knows; a mapping, a configuration of transformers, or an nn.Module. The other arguments are those of
+    `Options`; None is what the model or the report says.
 
     Raises ValueError with one sentence for what cannot be planned.
     """
+    given = {name: value for name, value in locals().items() if name in Options.__struct_fields__}
+    given["lora_modules"] = lora_modules.split(",") if isinstance(lora_modules, str) else lora_modules
     names = gpus.split(",") if isinstance(gpus, str) else list(gpus)
-    lora = options.get("lora_modules")
-    if isinstance(lora, str):
-        options["lora_modules"] = tuple(lora.split(","))
-    unknown = options.keys() - set(Options.__struct_fields__)
-    if unknown:
-        raise TypeError(
-            f"plan() takes no {', '.join(sorted(unknown))}; it takes {', '.join(Options.__struct_fields__)}"
-        )
     try:
-        facts = facts_of(config, options.get("batch"), options.get("seq"))
-        return planned(facts, names, options)
+        return planned(facts_of(config, batch, seq), names, given)
     except UserError as error:
         raise ValueError(str(error)) from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record
@@ -27,9 +29,6 @@ OPTIMIZERS = {
 }
 """Name -> bytes, of weights in 16 bits. adamw-fp32 keeps fp32 gradients, master weights and moments, as
 Megatron; so does, in sum, FSDP2 with mixed precision."""
-
-SHARDINGS = ("fsdp", "zero1", "ddp")
-CHECKPOINTINGS = ("none", "selective", "full")
 
 
 class Options(Record, frozen=True, kw_only=True):
@@ -88,8 +87,6 @@ class Options(Record, frozen=True, kw_only=True):
             raise UserError(f"--ep {self.ep} does not divide the {self.ranks} ranks of --dp and --cp")
         for name, value, known in (
             ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
-            ("sharding", self.sharding, SHARDINGS),
-            ("checkpointing", self.checkpointing, CHECKPOINTINGS),
             ("stack", self.stack or "te", ("torchao", "te")),
         ):
             if value not in known:
@@ -109,4 +106,8 @@ def options_for(facts: Facts, given: Mapping[str, Any]) -> Options:
         found["checkpointing"] = "full"
     if "seq" not in found and (tokens := facts.get("workload.tokens")):
         found["seq"] = tokens // found.get("batch", 1)
-    return Options(**found | {name: value for name, value in given.items() if value is not None})
+    found |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return msgspec.convert(found, Options)
+    except msgspec.ValidationError as error:
+        raise UserError(f"these options cannot be planned: {error}") from None
