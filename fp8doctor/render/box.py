@@ -518,7 +518,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
-        told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else mended + end.sentence
+        both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
+        told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else both
         return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
     if verdict.status == "no_fp8" and _expects(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate

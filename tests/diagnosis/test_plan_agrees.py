@@ -188,3 +188,9 @@ def test_no_promise_speaks_of_fp8_if_the_title_says_to_stay_in_bf16(path: Path) 
     _, screen, _ = replayed(path)
     if "stay in BF16" in screen.answer.what:
         assert "With FP8" not in screen.answer.then.sentence
+
+
+@EVERY
+def test_one_fix_is_named_once_in_a_promise(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    assert screen.answer.then.sentence.count("With this fix") < 2
