@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from fp8doctor.analysis.arms import timed_on, timed_on_cpu
+from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.significance import interval
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
@@ -25,7 +26,7 @@ class TimedStep(Record, frozen=True, kw_only=True):
     name: str
     step_ms: float | None = None
     low_ms: float | None = None
-    """Interval that holds the true median with 90% confidence."""
+    """Interval that holds the step in a script with 90% confidence."""
     high_ms: float | None = None
     rounds_ms: tuple[float, ...] = ()
     tokens: int | None = None
@@ -73,11 +74,12 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
             return _observed(facts, name, of_all)
         why = (arm.get("reason") if arm else None) or facts.get("trial.reason")
         return TimedStep(name=name, tokens=of_all, missing=why or "nothing was timed")
+    known = script_interval(arm, facts.trial)
     return TimedStep(
         name=name,
         step_ms=arm.step_ms,
-        low_ms=arm.get("low_ms"),
-        high_ms=arm.get("high_ms"),
+        low_ms=known.low if known else None,
+        high_ms=known.high if known else None,
         rounds_ms=arm.get("rounds_ms", ()),
         tokens=of_all,
         peak_gib=arm.get("peak_gib"),

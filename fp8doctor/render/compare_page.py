@@ -148,6 +148,6 @@ def _basis(one: TimedStep, other: TimedStep) -> str:
     if not told:
         return ""
     return (
-        f"Times: {'; '.join(told)}; ± is half of the interval that holds the median with 90% confidence. "
-        "The two were timed apart, so that clocks and heat may differ too."
+        f"Times: {'; '.join(told)}; ± is half of the interval that holds the time in a script with 90% "
+        "confidence. The two were timed apart, so that clocks and heat may differ too."
     )

@@ -32,7 +32,7 @@ from fp8doctor.render.details import (
 )
 from fp8doctor.render.header import job_facts, machine, made_up, model, product
 from fp8doctor.render.rank_lines import RankLines, ranks
-from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, spread, timing
+from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, timing
 from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark, numbered
 from fp8doctor.wording import in_ms, plural, times
 
@@ -210,7 +210,7 @@ def _variants(timing: Timing | None, report: Document) -> Iterator[VariantRow]:
                 tone=tone,
                 ms=row.arm.step_ms,
                 step=f"{row.arm.step_ms:,.1f}",
-                spread=spread(row.arm),
+                spread=row.spread,
                 parts=tuple(_parts(row.arm)),
                 speed=speed,
                 memory=row.memory,

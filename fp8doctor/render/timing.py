@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.noise import self_check_ratio
+from fp8doctor.analysis.noise import script_interval, self_check_ratio
 from fp8doctor.analysis.outcome import watched_job
+from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     parts_in_words,
@@ -62,6 +63,8 @@ class Row(Struct, frozen=True):
     """Milliseconds of every column of `Timing.columns`, ``-`` for none; empty if it was not profiled."""
     arm: Arm | None = None
     """The timed variant, for renderers that draw it; None if it was not timed."""
+    spread: str = ""
+    """Half the width of its 90% interval, as in ``ms``; empty if it is not known."""
 
     @property
     def note(self) -> str:
@@ -110,7 +113,9 @@ def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | Non
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = labels(facts, fixes)
-    rows = _together(_with_unknown_memory([_row(arm, names) for arm in arms]))
+    rows = _together(
+        _with_unknown_memory([_row(arm, names, spread(script_interval(arm, facts.trial))) for arm in arms])
+    )
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, names), *_routing(facts), *_circumstances(facts.trial, names))
     found = _waterfalls(facts, names)
@@ -138,7 +143,7 @@ def _of_a_script(facts: Facts) -> Timing | None:
     names = {arm.name: variant(arm.name, _trains_in_fp8(facts))}
     steps = plural(len(facts.observed.steps_ms), "step")
     return Timing(
-        (_row(arm, names),),
+        (_row(arm, names, spread(interval(facts.observed.steps_ms))),),
         (*COLUMNS, "idle"),
         (),
         tuple(_notes(Trial(), [arm], names)),
@@ -200,23 +205,23 @@ def _trains_in_fp8(facts: Facts) -> bool:
     return recorded(facts, "network") and uses_fp8(facts)
 
 
-def _row(arm: Arm, names: Mapping[str, str]) -> Row:
+def _row(arm: Arm, names: Mapping[str, str], apart: str) -> Row:
     if not arm.tried or not arm.step_ms:
         return Row(names[arm.name], "", "", arm.reason or "no reason given")
     return Row(
         names[arm.name],
-        f"{arm.step_ms:,.1f} {spread(arm)}".rstrip(),
+        f"{arm.step_ms:,.1f} {apart}".rstrip(),
         f"{arm.peak_gib:.1f}" if arm.get("peak_gib") else "",
         "",
         _parts(arm),
         arm,
+        apart,
     )
 
 
-def spread(timed: Arm) -> str:
-    """Write half the width of the 90% interval of the median: ``± 2.9``."""
-    low, high = timed.get("low_ms"), timed.get("high_ms")
-    return f"± {(high - low) / 2:,.1f}" if low and high else ""
+def spread(found: Interval | None) -> str:
+    """Write half the width of an interval: ``± 2.9``."""
+    return f"± {(found.high - found.low) / 2:,.1f}" if found else ""
 
 
 def parts_ms(arm: Arm) -> tuple[float, ...]:

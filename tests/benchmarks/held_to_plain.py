@@ -143,6 +143,9 @@ def hold(folder: Path, settings: Mapping[str, Any]) -> Held:
                 hold_arm(held, f"{name} {kind} | {variant}", None, known)
             continue
         arms = {arm: known for arm, known in plain.items() if arm not in NOT_ARMS}
+        printed = plan_table.printed_intervals(folder / f"{kind}.json")
+        for arm in every_arm(report).values():
+            arm["low_ms"], arm["high_ms"] = printed.get(arm["name"], (None, None))
         hold_report(held, f"{name} {kind}", report, arms, seconds_allowed(kind, settings))
         path, seconds = folder / f"{kind}.json", runs[kind]["seconds"]
         line, missed = plan_table.row(f"{name} {kind}", path, report, plain, seconds)
@@ -229,8 +232,7 @@ def hold_arm(
 
 
 def half_interval(arm: Mapping[str, Any]) -> float | None:
-    """Return half of the interval in ms that holds the median with 90 % confidence; None where there is
-    none."""
+    """Return half of the printed interval in ms; None where there is none."""
     return (arm["high_ms"] - arm["low_ms"]) / 2 if arm.get("low_ms") and arm.get("high_ms") else None
 
 

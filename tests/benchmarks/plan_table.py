@@ -11,6 +11,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import load_report
+from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.plan_end import plan_end
 
 PLAN, FIXED_BF16 = "plan", "bf16_with_fixes"
@@ -39,6 +40,13 @@ def end_of(path: Path) -> dict[str, Any]:
     if end is None:
         return {}
     return {key: end.arm.get(key) for key in ("name", "step_ms", "peak_gib")}
+
+
+def printed_intervals(path: Path) -> dict[str, tuple[float, float]]:
+    """Return the interval that the report prints of each variant with a time."""
+    trial = load_report(path).facts.trial
+    known = {step.name: script_interval(step, trial) for step in trial.arms}
+    return {name: (found.low, found.high) for name, found in known.items() if found}
 
 
 def extra(report: Mapping[str, Any], path: Path) -> Iterator[tuple[str, list[str]]]:

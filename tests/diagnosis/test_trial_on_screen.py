@@ -19,8 +19,8 @@ def test_the_screen_shows_every_arm_with_its_time_and_why_one_has_none() -> None
     screen = render(
         diagnose(Of({**SLOW, "bf16_compiled": "it raises BackendCompilerFailed: no compiler"}).facts())
     )
-    assert re.search(r"^FP8 as you run it  366\.1 ± 0\.2 .* 20\.0$", screen, re.M)
-    assert re.search(r"^BF16               103\.6 ± 0\.2 .* 20\.0$", screen, re.M)
+    assert re.search(r"^FP8 as you run it  366\.1 ± 5\.5 .* 20\.0$", screen, re.M)
+    assert re.search(r"^BF16               103\.6 ± 1\.6 .* 20\.0$", screen, re.M)
     assert "Not timed: BF16 compiled (it raises BackendCompilerFailed: no compiler).\n" in screen
     assert (
         "Timed: 3 variants in turn on NVIDIA H200, 6 rounds, the whole model, 31 s; two copies of one step "
@@ -85,7 +85,7 @@ def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
 
 def test_arms_of_the_first_window_are_not_shown_twice() -> None:
     screen = render(diagnose(explored()))
-    assert len(re.findall(r"FP8 with fixes 1 and 2 +80\.0 ± 0\.2 .* 20\.0\n", screen)) == 1
+    assert len(re.findall(r"FP8 with fixes 1 and 2 +80\.0 ± 1\.2 .* 20\.0\n", screen)) == 1
     assert "prescribed" not in screen
 
 

@@ -65,9 +65,9 @@ NARROW = """\
 
 MARKDOWN = """\
 ||ms/step|speed|FP8 matmul|other matmul|casts|attention|other|idle|GiB|
-|BF16|103.6 ± 0.4|0.89x|||||||24.7|
-|BF16 compiled|92.7 ± 0.4|1x|-|62.4|-|11.1|17.9|1.3|21.7|
-|FP8 as you run it|366.1 ± 0.4|0.25x|25.2|4.2|273.6|10.4|39.4|13.3|24.7|
+|BF16|103.6 ± 1.6|0.89x|||||||24.7|
+|BF16 compiled|92.7 ± 1.4|1x|-|62.4|-|11.1|17.9|1.3|21.7|
+|FP8 as you run it|366.1 ± 5.5|0.25x|25.2|4.2|273.6|10.4|39.4|13.3|24.7|
 """
 """Without backslashes, rules and the spaces around cells."""
 
