@@ -78,7 +78,7 @@ def _of_times(report: Document, view: TrialView) -> str:
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
     if turns or view.side_is_wrong:
-        return f"No: on a quiet machine the answer may be another{end}"
+        return f"No, the answer may change on a quiet machine{end}"
     answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
     if speedup.high / speedup.low < WIDE and not because:
         named = f"{size} {answer}" if side(speedup.median) else size

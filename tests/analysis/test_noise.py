@@ -81,7 +81,7 @@ def test_a_sign_that_the_idle_time_turns_is_doubted_on_a_disturbed_host() -> Non
     assert "(Python ran 1.8 times as long as at its best). Time again" in report.verdict.summary
     assert "STP009" in {each.code for each in report.findings}
     assert certainty(report) == (
-        "No: on a quiet machine the answer may be another: the CPU was busy, Python ran 1.8 times as long as "
+        "No, the answer may change on a quiet machine: the CPU was busy, Python ran 1.8 times as long as "
         "at its best."
     )
 
