@@ -31,7 +31,7 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 from __future__ import annotations
 
 from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
-from fp8doctor.analysis.layers import in_python
+from fp8doctor.analysis.layers import in_python, named
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.examples import example, float8
@@ -87,7 +87,8 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     layers = plural(len(affected), "Transformer Engine layer")
     return Finding(
         severity="error" if known else "info",
-        title=f"{layers} {'is' if len(affected) == 1 else 'are'} {state}",
+        title=f"{layers} {'is' if len(affected) == 1 else 'are'} {state}"
+        f"{named([each for each, _ in affected], len(facts.network.fp8))}",
         explanation="The step raised CheckpointError: the recompute saved other tensors than the forward."
         if raised
         else by_the_count(facts)

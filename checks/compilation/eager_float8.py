@@ -40,7 +40,7 @@ from fp8doctor.analysis.compile_coverage import (
     without_effect,
 )
 from fp8doctor.analysis.fp8_request import under_unsloth
-from fp8doctor.analysis.layers import in_words, makes_logits
+from fp8doctor.analysis.layers import in_words, makes_logits, named
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.cost import eager_balance, eager_cast_saving
 from fp8doctor.diagnosis.treatments import keep_in_bf16
@@ -92,7 +92,8 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
     )
     which = f"Not compiled: {names}. " if len(eager) < len(fp8) else ""
     return Finding(
-        title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled",
+        title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled"
+        f"{named(eager, len(fp8))}",
         explanation=f"{which}Each of them casts its input, weight and gradient in about {EAGER_KERNELS} "
         f"kernels per step; compiled, it takes about 9.{modelled}",
         evidence={

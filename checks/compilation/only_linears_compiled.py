@@ -37,7 +37,7 @@ from fp8doctor.analysis.compile_coverage import (
     is_inside,
     needs_compile,
 )
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, named
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable
@@ -70,7 +70,8 @@ def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
         return None
     share = flops_share_pct(alone, facts)
     return Finding(
-        title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one",
+        title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one"
+        f"{named(alone, len(compiled))}",
         explanation=f"Each is a region of its own ({percent(share)} of the matmul FLOPs). No cast is fused "
         "with the norm or activation next to it, and everything between the Linears is not compiled.",
         evidence={

@@ -32,6 +32,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
+from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
 from fp8doctor.facts import Facts, Linear, Unrecorded
@@ -73,7 +74,7 @@ def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
     found = installed(facts, "torchao")
     return Finding(
         title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
-        "bias",
+        f"bias{named(dropped, len(wrapped))}",
         explanation=f"torchao{f' {found}' if found else ''} multiplies input and weight in MXFP8 and omits "
         "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": first.name},

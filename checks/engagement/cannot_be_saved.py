@@ -33,6 +33,7 @@ https://github.com/huggingface/safetensors/blob/v0.8.0/bindings/python/py_src/sa
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import named
 from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
 from fp8doctor.facts import Facts, SavedWeight
 from fp8doctor.facts.examples import example, float8
@@ -71,7 +72,8 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
             kind = saved.weight_class.rpartition(".")[2]
             return Finding(
                 severity="warning" if writer == ACCELERATES else None,
-                title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}",
+                title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}"
+                f"{named(layers, len(trained))}",
                 explanation=f"{writer} fails on them (tried on {saved.tried}): "
                 f"{saved.pickle_error or saved.storage_error}",
                 evidence={

@@ -27,7 +27,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 
 from __future__ import annotations
 
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, named
 from fp8doctor.analysis.recipe_support import has_op_configs
 from fp8doctor.diagnosis.treatments import convert_again, mxfp8_without_biases
 from fp8doctor.facts import Facts
@@ -63,7 +63,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
         return None
     first = emulated[0]
     return Finding(
-        title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8",
+        title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
         "the FP8 tensor cores stay idle.",
         evidence={

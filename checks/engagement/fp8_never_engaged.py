@@ -31,6 +31,7 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.h
 from __future__ import annotations
 
 from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, kept_in_bf16
+from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST
@@ -71,7 +72,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     on_purpose = kept_in_bf16(fp8)
     if idle and not on_purpose:
         return Finding(
-            title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16",
+            title=f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16"
+            f"{named(idle, len(fp8))}",
             explanation=f"The layers themselves note it, such as {idle[0].name}: their last training "
             "forward was outside the FP8 autocast.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},
@@ -90,7 +92,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     if on_purpose:
         return Finding(
             severity="info",
-            title=f"{len(idle)} of {len(fp8)} FP8 layers, at the ends of the model, ran in BF16",
+            title=f"{len(idle)} of {len(fp8)} FP8 layers, at the ends of the model, ran in "
+            f"BF16{named(idle, len(fp8))}",
             explanation="All layers between them ran in FP8. First and last layers often stay in BF16 on "
             "purpose. If yours should not, the autocast opens too late or closes too early.",
             evidence={"idle_layers": len(idle), "fp8_layers": len(fp8), "first": idle[0].name},

@@ -42,6 +42,7 @@ from fp8doctor.analysis.layers import (
     fits_fp8,
     flops_share_pct,
     layer_label,
+    named,
     stores_fp8,
 )
 from fp8doctor.analysis.recipe_support import installed
@@ -169,7 +170,7 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
         return f"{count} {'is' if facts.network.float8_parameters == 1 else 'are'} stored in FP8"
     linears, computing = len(facts.network.linears), sum(map(computes_forward_in_fp8, stored))
     if not computing:
-        return f"{len(stored)} of {linears} Linears only store their weights in FP8"
+        return f"{len(stored)} of {linears} Linears only store their weights in FP8{named(stored, linears)}"
     others = f"; in {len(stored) - computing} more only the weights are in FP8"
     return (
         f"{computing} of {linears} Linears multiply in FP8 only in the "
@@ -188,7 +189,8 @@ def without_backward(layers: list[Linear], facts: Facts) -> Finding:
     return Finding(
         severity="error",
         title=f"{plural(len(layers), 'FP8 layer')} {'has' if len(layers) == 1 else 'have'} no backward: the "
-        f"forward calls {first.features.get('gemm')} outside an autograd.Function",
+        f"forward calls {first.features.get('gemm')} outside an autograd.Function"
+        f"{named(layers, len(layers))}",
         explanation=f'The backward of {layer_label(first)} raises "derivative for aten::_scaled_mm is not '
         'implemented": the forward itself calls the matmul, and torch has no derivative for it. fp8doctor '
         "read this from the code.",

@@ -31,6 +31,7 @@ https://arxiv.org/abs/2510.24061 (FALQON: FP8 is slower on LoRA's small matrices
 
 from __future__ import annotations
 
+from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Facts
@@ -55,7 +56,8 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
         return None
     base = [each for each in facts.network.fp8 if each.adapter == "base"]
     return Finding(
-        title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8",
+        title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
+        f"{named(converted, len(adapters))}",
         explanation="Casting their inputs and gradients costs more than FP8 can save on such thin matrices. "
         "The conversion ran after the adapters were added.",
         evidence={

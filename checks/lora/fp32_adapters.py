@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
+from fp8doctor.analysis.layers import named
 from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -69,7 +70,8 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
         costs = f"Under {autocast} autocast they multiply in 16 bits. A copy of each input to fp32 remains."
     return Finding(
         severity=None if multiplied and autocast is None and trains(facts) and not on_meta else "info",
-        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base",
+        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base"
+        f"{named(fp32, len(adapters))}",
         explanation=costs + (unsure if on_meta else ""),
         evidence={
             "fp32_adapters": len(fp32),

@@ -32,7 +32,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, fair_bf16, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.fp8_weights import frozen_fp8_weights
-from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.analysis.layers import flops_share_pct, named
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.cost import (
     Balance,
@@ -81,7 +81,8 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: FP8 can speed up two of three matmuls",
+        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: FP8 can speed up two of three matmuls"
+        f"{named(frozen, len(fp8))}",
         explanation=f"A frozen weight needs no gradient.{modelled}{wasted}{measured}",
         evidence={
             "frozen_linears": len(frozen),

@@ -31,6 +31,7 @@ https://github.com/NVIDIA/TransformerEngine/issues/1422
 from __future__ import annotations
 
 from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
+from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
@@ -87,7 +88,8 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     counted = plural(seen, "row") if most == seen else f"{min(filter(None, rows.values()))} to {most} rows"
     return Finding(
         title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} "
-        f"{'multiplies' if len(found) == 1 else 'multiply'} {counted}: the step raises on a GPU",
+        f"{'multiplies' if len(found) == 1 else 'multiply'} {counted}: the step raises on a GPU"
+        f"{named(found, len(fp8))}",
         explanation=f"In one forward, {first.name} multiplies {plural(seen, 'row')}, not the batch's "
         f"{facts.workload.tokens}. Its weight gradient's matmul needs a multiple of {multiple}.",
         evidence={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword
 
 from msgspec import Struct
@@ -101,6 +101,25 @@ def _container(name: str, network: Network) -> str | None:
         if blocks.name == name:
             return blocks.container if recorded(blocks, "container") else "list"
     return None
+
+
+MOST_NAMED = 2
+"""Layers that a title names, each with its sides."""
+
+
+def named(layers: Sequence[Linear], of: int = 0) -> str:
+    """Name one or two layers with their sides behind a title, and of more the first.
+
+    Empty if these are all ``of`` the layers, and more than two.
+    """
+    if len(layers) > MOST_NAMED and len(layers) == of:
+        return ""
+    shown = [
+        f"{each.name} ({each.in_features} x {each.out_features})"
+        for each in layers[: MOST_NAMED if len(layers) <= MOST_NAMED else 1]
+        if each.get("name") and recorded(each, "in_features") and recorded(each, "out_features")
+    ]
+    return f"{': ' if len(layers) <= MOST_NAMED else ', such as '}{' and '.join(shown)}" if shown else ""
 
 
 def layer_label(linear: Linear) -> str:

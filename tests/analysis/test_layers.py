@@ -12,7 +12,8 @@ from torchao.float8.float8_linear import Float8Linear
 from transformers.pytorch_utils import Conv1D
 
 from fp8doctor import inspect_model
-from fp8doctor.analysis.layers import EVERY_ROLE, in_its_place, in_python, would_be_converted
+from fp8doctor.analysis.layers import EVERY_ROLE, in_its_place, in_python, named, would_be_converted
+from fp8doctor.facts.examples import float8
 
 
 class Mixed(nn.Module):
@@ -96,3 +97,17 @@ def test_every_module_can_be_written_and_put_in_its_place(build: Callable[[], nn
         exec(in_its_place(name, "replaced({})", network), {"model": model, "replaced": lambda old: made})  # noqa: B023
         assert inside.get_submodule(name) is made
         inside.set_submodule(name, module)
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "told"),
+    [
+        (1, 9, ": head (2048 x 50257)"),
+        (2, 2, ": head (2048 x 50257) and head (2048 x 50257)"),
+        (3, 9, ", such as head (2048 x 50257)"),
+        (3, 3, ""),
+    ],
+)
+def test_a_title_names_one_or_two_layers_with_their_sides(count: int, of: int, told: str) -> None:
+    layers = [float8("head", in_features=2048, out_features=50257)] * count
+    assert named(layers, of) == told

@@ -102,7 +102,7 @@ def test_accelerates_autocast_is_closed_when_the_recompute_comes(
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.title) == (
         "error",
-        "2 Transformer Engine layers are not recomputed in FP8",
+        "2 Transformer Engine layers are not recomputed in FP8: 0.up (32 x 32) and 1.up (32 x 32)",
     )
     assert finding.evidence["reentrant"] is (wrap is reentrant)
 

@@ -193,7 +193,9 @@ def test_one_block_left_out(decoder: nn.Module, look: Look) -> None:
         block.compile()
     finding = eager_float8(look(decoder, tokens=4096))
     assert isinstance(finding, Finding)
-    assert finding.title == "2 of 6 FP8 Linears are not compiled"
+    assert finding.title == (
+        "2 of 6 FP8 Linears are not compiled: blocks.2.up (256 x 512) and blocks.2.down (512 x 256)"
+    )
     assert finding.explanation.startswith("Not compiled: model.blocks[2].up, model.blocks[2].down. Each ")
     assert finding.evidence["first"] == "blocks.2.up"
 

@@ -40,7 +40,7 @@ def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
 ) -> None:
     finding = emulated_fp8(look(build(True)))
     assert isinstance(finding, Finding)
-    assert finding.title == "2 of 2 FP8 layers emulate FP8"
+    assert finding.title == "2 of 2 FP8 layers emulate FP8: 0 (64 x 128) and 2 (128 x 64)"
     assert finding.evidence["flops_share_pct"] == 100.0
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
@@ -79,7 +79,8 @@ def test_one_of_two(look: Look) -> None:
     model[2] = convert_to_float8_training(nn.Linear(128, 64, dtype=torch.bfloat16))
     finding = emulated_fp8(look(model))
     assert isinstance(finding, Finding)
-    assert (finding.title, finding.evidence["first"]) == ("1 of 2 FP8 layers emulate FP8", "0")
+    assert finding.title == "1 of 2 FP8 layers emulate FP8: 0 (64 x 128)"
+    assert finding.evidence["first"] == "0"
 
 
 def test_without_fp8_there_is_nothing_to_emulate(look: Look) -> None:

@@ -35,7 +35,9 @@ def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
     assert outcome(report) == ("healthy" if inside else "sick")
     if not inside:
         finding = next(each for each in report.findings if each.code == "MOD002")
-        assert finding.title == "2 of 2 FP8 layers ran their last training forward in BF16"
+        assert finding.title == (
+            "2 of 2 FP8 layers ran their last training forward in BF16: 0 (32 x 32) and 1 (32 x 32)"
+        )
         assert report.verdict.status == "fp8_not_engaged"
 
 

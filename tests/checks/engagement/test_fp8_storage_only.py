@@ -82,7 +82,7 @@ def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch)
     finding = fp8_storage_only(look(model))
     assert isinstance(finding, Finding)
     assert finding.evidence["stored_linears"] == 2
-    assert finding.title == "2 of 2 Linears only store their weights in FP8"
+    assert finding.title == "2 of 2 Linears only store their weights in FP8: 0 (256 x 256) and 2 (256 x 256)"
     assert "dequantize the weight" in finding.explanation
 
 
@@ -164,7 +164,8 @@ def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.breaks) == ("error", "step_raises")
     assert finding.title == (
-        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside an autograd.Function"
+        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside an "
+        "autograd.Function: 0 (16 x 32) and 1 (16 x 32)"
     )
 
 

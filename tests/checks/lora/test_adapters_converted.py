@@ -81,7 +81,8 @@ def test_transformer_engine_has_lines_of_its_own(monkeypatch: pytest.MonkeyPatch
     model.base_model.model.model.layers[0].self_attn.q_proj.lora_A["default"] = te.Linear(64, 16, bias=False)
     finding = finding_of("LORA003", look(model))
     assert finding is not None
-    assert finding.title == "1 of 28 LoRA matrices were converted to FP8"
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.default"
+    assert finding.title == f"1 of 28 LoRA matrices were converted to FP8: {name} (64 x 16)"
     assert finding.treatment is not None
     assert "get_peft_model" in finding.treatment.code
 
