@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
 from msgspec import Struct
@@ -134,8 +135,12 @@ def linear_ms(
         return {"head": gemm + times["cast"] + between}
     casts = times["cast"]
     if recipe and recipe.cast_bytes:
-        weight = memory_ms(recipe.cast_bytes.weight * linear.in_features * linear.out_features, gpu)
-        casts -= min(casts, weight) * (1 - weights_cast(recipe, options))
+        sides = linear.in_features, linear.out_features
+        saved = memory_ms(recipe.cast_bytes.weight * prod(sides), gpu) * (1 - weights_cast(recipe, options))
+        if linear.requires_grad is False:  # nothing is cast for a weight gradient
+            moved = recipe.cast_bytes.activation * layer.rows * sum(sides)
+            saved += memory_ms(moved * (1 - recipe.frozen_cast_share), gpu)
+        casts -= min(casts, saved)
     return {"matmuls": gemm, "casts": casts, "pointwise": between}
 
 
