@@ -43,7 +43,9 @@ def test_fp8_weights_that_multiply_in_the_forward_alone_are_told_so() -> None:
 
     model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), nn.Linear(128, 128))
     told = inspect_model(model, torch.ones(16, 128), trial=False).verdict
-    assert told.summary == "No FP8 training: 1 of 2 Linears multiply in FP8 only in the forward."
+    said, estimate = told.summary.split(" Estimated ")
+    assert said == "No FP8 training: 1 of 2 Linears multiply in FP8 only in the forward."
+    assert "with BF16 weights (" in estimate
 
 
 def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> None:
@@ -55,7 +57,7 @@ def test_layers_that_multiply_in_the_forward_are_not_said_to_store_only() -> Non
     model = nn.Sequential(FP8Linear(128, 128, block_size=(128, 128)), stored, nn.Linear(128, 128))
     report = inspect_model(model, torch.ones(16, 128), trial=False)
     told = "1 of 3 Linears multiply in FP8 only in the forward; in 1 more only the weights are in"
-    assert report.verdict.summary == f"No FP8 training: {told} low precision."
+    assert report.verdict.summary.startswith(f"No FP8 training: {told} low precision. Estimated for ")
     assert next(each.title for each in report.findings if each.code == "MOD003") == f"{told} FP8"
 
 
@@ -97,7 +99,9 @@ def test_fp8_gemms_of_a_forward_in_fp8_are_no_layer_of_an_unknown_library(stack:
         "a step of the script.",
     )
     without = diagnose(of_fp8_weights(IN_THE_FORWARD[stack], 0)).verdict
-    assert without.summary == "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward."
+    said, estimate = without.summary.split(" Estimated ")
+    assert said == "No FP8 training: 169 of 169 Linears multiply in FP8 only in the forward."
+    assert "with BF16 weights (" in estimate
 
 
 @pytest.mark.parametrize("stack", WEIGHTS_ONLY)
