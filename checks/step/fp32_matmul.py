@@ -26,12 +26,12 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import lacks_autocast
+from fp8doctor.analysis.fp8_request import autocast_of
 from fp8doctor.analysis.layers import in_words
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import ArmName, Facts, ModuleTime
+from fp8doctor.facts import ArmName, Facts, ModuleTime, if_recorded
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -93,7 +93,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
 
 def treatment(facts: Facts) -> Treatment:
     """Propose autocast if none is known; under autocast, the place that leaves it."""
-    if lacks_autocast(facts):
+    if if_recorded(autocast_of, facts) is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
             name=AUTOCAST_BF16,
