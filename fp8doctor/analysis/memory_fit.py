@@ -127,6 +127,9 @@ def fit(facts: Facts) -> Fit | None:
 
 
 def _is_spread(facts: Facts) -> bool:
+    """Return whether other GPUs or the host hold a part; DeepSpeed may offload its optimizer."""
+    if facts.get("training.accelerate.distributed") == "DEEPSPEED":
+        return True
     ranks = (facts.get("training.distributed.world_size"), facts.get("ranks.world_size"))
     return any(count and count > 1 for count in ranks)
 

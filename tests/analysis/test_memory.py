@@ -14,7 +14,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.memory import USABLE, estimated_peak, largest_batch, memory_in_words
 from fp8doctor.analysis.memory_fit import MAY_BE_OFF, fit, memory_row
 from fp8doctor.cost.step_cost import in_bf16, with_linears_compiled
-from fp8doctor.facts import Arm, Distributed, Facts, Workload
+from fp8doctor.facts import Accelerate, Arm, Distributed, Facts, Workload
 from fp8doctor.facts.trial import MemoryParts
 from fp8doctor.render.box import answer
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, reports
@@ -136,6 +136,10 @@ def test_a_step_that_ran_or_is_sharded_is_not_said_to_be_too_large() -> None:
     alone = load_report(RECORDED / "h200-qwen3_moe_30b.json.gz").facts
     spread = replace(alone, training=replace(alone.training, distributed=Distributed(world_size=8)))
     assert fit(spread) is None
+    offloaded = replace(
+        alone, training=replace(alone.training, accelerate=Accelerate(distributed="DEEPSPEED"))
+    )
+    assert fit(offloaded) is None
 
 
 def test_of_skipped_layers_there_are_bounds() -> None:
