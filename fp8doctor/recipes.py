@@ -146,6 +146,11 @@ class Stack(Struct, frozen=True, kw_only=True):
     frozen_gradient: bool = False
     """Uncompiled, it computes the gradient of a frozen weight and throws it away."""
 
+    @property
+    def in_words(self) -> str:
+        """Return its name for users."""
+        return self.words or self.name
+
 
 TORCHAO = Stack(
     name="torchao",

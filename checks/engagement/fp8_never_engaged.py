@@ -109,10 +109,10 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
 
 
 def without_autocast(fp8: list[Linear], facts: Facts) -> Finding:
-    """Report Transformer Engine layers in a step whose code opens no FP8 autocast."""
+    """Report layers that need an FP8 autocast in a step whose code opens no FP8 autocast."""
     return Finding(
         title="The training step opens no FP8 autocast around "
-        f"{plural(len(fp8), 'Transformer Engine layer')}",
+        f"{plural(len(fp8), f'{stack_of(fp8[0]).in_words} layer')}",
         explanation="Outside te.autocast these layers compute in BF16. Neither the code of the training "
         "step nor a forward of the model opens one.",
         evidence={"idle_layers": len(fp8), "fp8_layers": len(fp8), "first": fp8[0].name},

@@ -50,6 +50,7 @@ from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.facts import Arm, ArmName, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
@@ -146,8 +147,8 @@ def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) ->
         )
     if copies:
         causes += (
-            f" {plural(len(copies), 'Transformer Engine layer')} hold FP8 weights in addition to BF16: up to "
-            f"{copies_gib(facts, copies):.1f} GiB."
+            f" {plural(len(copies), f'{stack_of(copies[0]).in_words} layer')} hold FP8 weights in addition "
+            f"to BF16: up to {copies_gib(facts, copies):.1f} GiB."
         )
         if any(linear.requires_grad for linear in copies):
             causes += " FP8 weights alone need fp32 master weights in the optimizer, 4 bytes per parameter."

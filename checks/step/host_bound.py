@@ -43,6 +43,7 @@ from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import Arm, ArmName, Blocks, Breakdown, Facts, Training, Workload, recorded
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
+from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
@@ -94,6 +95,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
 def modelled(found: HostBound, facts: Facts) -> Finding:
     """Report an untimed step: the host's time, and the tokens from which FP8 pays off."""
     step, layers = found.step, len(facts.network.fp8)
+    name = stack_of(facts.network.fp8[0]).in_words
     tokens = facts.workload.tokens
     then = (
         f"FP8 pays off from about {found.pays_from:,} tokens per micro-batch."
@@ -102,7 +104,7 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
     )
     return Finding(
         title=f"The host needs {step.host_ms:,.1f} ms to launch "
-        f"{plural(layers, 'Transformer Engine layer')}, the GPU computes for {step.busy_ms:,.1f} ms "
+        f"{plural(layers, f'{name} layer')}, the GPU computes for {step.busy_ms:,.1f} ms "
         "(estimated)",
         explanation=f"This is for {tokens:,} tokens on {step.gpu}. Compiled BF16 would take "
         f"{found.bf16.step_ms:,.1f} ms/step. {then}",

@@ -27,6 +27,7 @@ from fp8doctor.diagnosis.treatments import compile_blocks, compiled_as, describe
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
 from fp8doctor.finding import Saving, Treatment
+from fp8doctor.recipes import RECIPES, default_of
 from fp8doctor.wording import in_times
 
 
@@ -118,7 +119,8 @@ def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: b
     kept = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
     sets = names_in_python(kept)
     arguments = ["model"]
-    arguments += [] if recipe == "tensorwise" else [f'config=Float8LinearConfig.from_recipe_name("{recipe}")']
+    made = RECIPES[("torchao", recipe)]
+    arguments += [] if made is default_of("torchao") else [f"config={made.config}"]
     arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
     own = ["# before your own torch.compile, which stays as it is"] if before_own else []
     return Treatment(

@@ -54,12 +54,16 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
     layers = [each for each in facts.network.linears if would_be_converted(each)]
     converts = convert(facts, name, {each.name for each in layers}, before_own=False).code
     lines = [converts, compile_treatment(facts, layers).code]
-    config = f'Float8LinearConfig.from_recipe_name("{name}")'
+    config = recipe_of(row).config
+    torchao_names_it = config == f'Float8LinearConfig.from_recipe_name("{name}")'
     if gathers:
         config = "Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
         lines[0] = converts.replace("(model", f"(model, config={config}", 1)
         lines += ["# after every optimizer.step():", "precompute_float8_dynamic_scale_for_fsdp(model)"]
     yield "pytorch", with_imports("\n".join(lines))
+    yield "accelerate", with_imports(ACCELERATE.format(config=config))
+    if not torchao_names_it:
+        return
     if name == "tensorwise":
         gather = (
             "--quantize.linear.float8.enable_fsdp_float8_all_gather "
@@ -75,7 +79,6 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
         )
         arguments = f"--quantize.linear.float8.recipe_name {name}"
         yield "torchtitan", f"{converter}\n{TITAN_OLD.format(titan=TITAN, only='', arguments=arguments)}"
-    yield "accelerate", with_imports(ACCELERATE.format(config=config))
     if name == "tensorwise":
         yield "trl", TRL
     gather = "\nfp8_enable_fsdp_float8_all_gather: true" if gathers else ""

@@ -47,7 +47,7 @@ def fp8_share(facts: Facts) -> str:
     """Tell how many layers train in FP8, by which library and recipe."""
     linears = facts.network.linears
     in_fp8 = [linear for linear in linears if linear.use == "training"]
-    stacks = [STACKS[each].words or each if each in STACKS else each for each in _names(in_fp8, "stack")]
+    stacks = [STACKS[each].in_words if each in STACKS else each for each in _names(in_fp8, "stack")]
     how = ", ".join((*stacks, *(recipe_in_words(each) for each in _names(in_fp8, "recipe"))))
     share = f"{len(in_fp8)} of {plural(len(linears), 'Linear')}"
     unknown = [linear for linear in linears if linear.use == "unknown"]

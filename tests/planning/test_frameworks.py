@@ -7,6 +7,7 @@ import ast
 import pytest
 import torch
 import yaml
+from msgspec.structs import replace
 from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor.cli.plan import FRAMEWORKS
@@ -14,6 +15,7 @@ from fp8doctor.planned import facts_of
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import Row
+from fp8doctor.recipes import RECIPES
 from tests.examine.models import llama
 
 
@@ -67,3 +69,14 @@ def test_what_no_library_confirms_has_no_lines() -> None:
     assert "megatron" not in lines("te", "mxfp8")
     assert "trl" not in lines("torchao", "rowwise")
     assert "later ones have rowwise only" in lines("torchao", "tensorwise")["torchtitan"]
+
+
+def test_a_recipe_that_torchao_does_not_name_is_configured_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for a recipe that is added with a configuration of its own."""
+    plain = RECIPES[("torchao", "tensorwise")]
+    config = "Float8LinearConfig(cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn))"
+    own = replace(plain, name="tensorwise_e4m3", config=config)
+    monkeypatch.setitem(RECIPES, ("torchao", "tensorwise_e4m3"), own)
+    found = lines("torchao", "tensorwise_e4m3")
+    assert found.keys() == {"pytorch", "accelerate"}
+    assert all(config in code and "from_recipe_name" not in code for code in found.values())

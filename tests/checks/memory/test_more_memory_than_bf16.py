@@ -261,5 +261,5 @@ def test_the_lora_that_was_recorded_leaves_the_cure_to_its_cause() -> None:
     report = load_report(HERE / "recorded" / "h200-lora.json.gz")
     finding = next(each for each in report.findings if each.code == "MEM001")
     assert finding.evidence["extra_gib"] == pytest.approx(2.97, abs=0.01)
-    assert report.prescription[0].code == "CMP001"
+    assert "CMP001" in [step.code for step in report.prescription]
     assert not any("MEM001" in step.mends for step in report.prescription)
