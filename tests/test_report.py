@@ -333,7 +333,7 @@ def test_a_script_that_failed_early_is_told_by_its_error_and_is_not_to_be_timed(
 
 
 def test_the_public_names() -> None:
-    assert set(fp8doctor.__all__) == {"Report", "inspect_model", "load_report"}
+    assert set(fp8doctor.__all__) == {"Plan", "Report", "inspect_model", "load_report", "plan"}
     for name in fp8doctor.__all__:
         assert getattr(fp8doctor, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
