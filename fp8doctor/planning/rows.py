@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.cost.cast_cost import capability_of
@@ -73,13 +74,17 @@ class Job(NamedTuple):
     share: Share
     options: Options
     measured: Measured | None
+    scale: float = 1.0
+    """The BF16 step of `Options.step_ms` / the estimated one."""
 
     def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> Step | None:
         """Estimate the step of a form, scaled by the measured times if there are some."""
         step = step_of(self.share, self.options, gpu, recipe, stack=stack, compiled=compiled)
-        if step is None or self.measured is None:
-            return step
-        return self.measured.scaled(step, Form(recipe, compiled), gpu)
+        if step is None:
+            return None
+        if self.measured is not None:
+            step = self.measured.scaled(step, Form(recipe, compiled), gpu)
+        return replace(step, parts={part: ms * self.scale for part, ms in step.parts.items()})
 
     def basis(self, gpu: GpuSpec, recipe: Recipe, *, compiled: bool) -> Literal["measured", "modelled"]:
         """Return how the time of a row is known."""
@@ -90,40 +95,16 @@ class Job(NamedTuple):
 def rows(facts: Facts, gpus: Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
     share = share_of(in_bf16(facts), options.checked())
-    own = options_for(facts, {})
-    job = Job(share, options, measured(facts, own))
-    found = [row for name in gpus for row in _of_gpu(job, gpu_spec(name))]
+    job = Job(share, options, measured(facts, options_for(facts, {})))
+    specs = [gpu_spec(name) for name in gpus]
     if options.step_ms is not None:
-        found = _rescaled(found, options.step_ms)
-    return tuple(found)
+        estimates = (row.bf16_step_ms for gpu in specs for row in _of_gpu(job, gpu))
+        if base := next(filter(None, estimates), None):
+            job = job._replace(scale=options.step_ms / base)
+    return tuple(row for gpu in specs for row in _of_gpu(job, gpu))
 
 
-def _rescaled(found: list[Row], measured: float) -> list[Row]:
-    """Scale all times, so that BF16 on the first GPU takes as long as it was measured."""
-    base = next((each.bf16_step_ms for each in found if each.bf16_step_ms), None)
-    if base is None:
-        return found
-    scale = measured / base
-
-    def scaled(row: Row) -> Row:
-        if row.step_ms is None or row.bf16_step_ms is None:
-            return row
-        tokens = {
-            name: value / scale
-            for name in ("tokens_per_s", "bf16_tokens_per_s")
-            if (value := getattr(row, name))
-        }
-        times = {name: getattr(row, name) * scale for name in ("step_ms", "bf16_step_ms")}
-        parts = {
-            name: {part: ms * scale for part, ms in getattr(row, name).items()}
-            for name in ("parts_ms", "bf16_parts_ms")
-        }
-        return msgspec.structs.replace(row, **tokens, **times, **parts)
-
-    return [scaled(row) for row in found]
-
-
-def wanted(options: Options) -> Iterator[Recipe]:
+def wanted(options: Options) -> list[Recipe]:
     """List the recipes that were asked for. Raises `UserError` for an unknown one."""
     stacks = [STACKS[options.stack]] if options.stack else list(STACKS.values())
     every = [each for stack in stacks for each in of_stack(stack) if each.name != "custom"]
@@ -131,7 +112,7 @@ def wanted(options: Options) -> Iterator[Recipe]:
     if not found:
         known = ", ".join(dict.fromkeys(each.name for each in every))
         raise UserError(f"--recipe {options.recipe} is not known; known are all, {known}")
-    return iter(found)
+    return found
 
 
 def recipe_of(row: Row) -> Recipe:
@@ -145,59 +126,58 @@ def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
         forms = {compiled: job.step(gpu, None, stack=stack, compiled=compiled) for compiled in (True, False)}
         known = [each for each in forms.values() if each is not None]
         bf16 = min(known, key=lambda each: each.ms, default=None)
-        compiled_bf16 = bf16 is None or bf16 is forms[True]
+        without_times = _without_times(job, gpu, stack, bf16, compiled=bf16 is forms[True])
         for recipe in recipes:
-            row = _row(job, gpu, recipe, True, bf16, compiled_bf16)
+            row = _row(job, gpu, recipe, without_times, bf16, compiled=True)
             yield row
             if row.step_ms is not None and not recipe.only_compiled:
-                yield _row(job, gpu, recipe, False, bf16, compiled_bf16)
+                yield _row(job, gpu, recipe, without_times, bf16, compiled=False)
 
 
-def _row(
-    job: Job,
-    gpu: GpuSpec,
-    recipe: Recipe,
-    compiled: bool,
-    bf16: Step | None,
-    compiled_bf16: bool,
-) -> Row:
-    share, options = job.share, job.options
-    stack = next(name for name, each in STACKS.items() if each == recipe.stack)
-    peak = peak_of(share, options, gpu, recipe, compiled=compiled).gib
-    base: dict[str, Any] = {
-        "gpu": gpu.name,
-        "stack": stack,
-        "recipe": recipe.name,
-        "compiled": compiled,
-        "gpu_memory_gib": gpu.memory_gib,
-        "bf16_memory_gib": peak_of(share, options, gpu, None, compiled=compiled_bf16).gib,
-        "bf16_step_ms": bf16 and bf16.ms,
-        "bf16_tokens_per_s": bf16 and tokens_per_s(options, bf16.ms),
-        "bf16_parts_ms": _rounded(bf16) if bf16 else {},
-        "bf16_limits": limits(bf16) if bf16 else (),
-        "bf16_largest_batch": largest_batch(share, options, gpu, None, compiled=compiled_bf16),
-    }
+def _without_times(job: Job, gpu: GpuSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
+    """Describe the GPU and the faster BF16, which is ``compiled`` or not."""
+    peak = peak_of(job.share, job.options, gpu, None, compiled=compiled)
+    return Row(
+        gpu=gpu.name,
+        stack=next(name for name, each in STACKS.items() if each == stack),
+        recipe="",
+        compiled=True,
+        gpu_memory_gib=gpu.memory_gib,
+        bf16_memory_gib=peak.gib,
+        bf16_step_ms=bf16.ms if bf16 else None,
+        bf16_tokens_per_s=tokens_per_s(job.options, bf16.ms) if bf16 else None,
+        bf16_parts_ms=_rounded(bf16) if bf16 else {},
+        bf16_limits=limits(bf16) if bf16 else (),
+        bf16_largest_batch=largest_batch(peak, job.options, gpu),
+    )
+
+
+def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *, compiled: bool) -> Row:
+    """Complete a row without times by those of a recipe."""
+    row = replace(row, recipe=recipe.name, compiled=compiled)
     if gpu.fp8_tflops is None:
-        return Row(**base, why="the GPU has no FP8 tensor cores")
+        return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
-        return Row(**base, why="does not run there")
-    base |= {
-        "memory_gib": peak,
-        "fits": peak <= USABLE * gpu.memory_gib,
-        "largest_batch": largest_batch(share, options, gpu, recipe, compiled=compiled),
-    }
+        return replace(row, why="does not run there")
+    peak = peak_of(job.share, job.options, gpu, recipe, compiled=compiled)
+    row = replace(
+        row,
+        memory_gib=peak.gib,
+        fits=peak.gib <= USABLE * gpu.memory_gib,
+        largest_batch=largest_batch(peak, job.options, gpu),
+    )
     step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
-        return Row(**base, why="casts not measured" if bf16 else "a part of the model has no numbers")
+        return replace(row, why="casts not measured" if bf16 else "a part of the model has no numbers")
     balanced = bf16.in_balance or step.in_balance
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
-    return Row(
-        **base,
+    return replace(
+        row,
         step_ms=step.ms,
         speedup=speedup,
         speedup_low=speedup / (1 + off),
         speedup_high=speedup / (1 - off),
-        tokens_per_s=tokens_per_s(options, step.ms),
+        tokens_per_s=tokens_per_s(job.options, step.ms),
         limits=limits(step),
         parts_ms=_rounded(step),
         basis=job.basis(gpu, recipe, compiled=compiled),

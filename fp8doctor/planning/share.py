@@ -8,17 +8,15 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.activations import FROM_ATTENTION
 from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.options import Options
 
-FROM_ATTENTION = ("o_proj", "out_proj", "wo", "dense", "c_proj", "proj", "to_out", "linear_proj", "out", "o")
-"""Last part of the name of the layer behind attention."""
-
 KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
-"""The same of layers that make keys and values, of which there are fewer heads."""
+"""Last parts of the names of layers that make keys and values, of which there are fewer heads."""
 
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 """Layers of multi-head latent attention that every rank of tensor parallelism computes whole. Source:

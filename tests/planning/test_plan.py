@@ -80,6 +80,13 @@ def test_a_measured_step_rescales_every_time(plain: Plan) -> None:
     )
 
 
+def test_a_row_without_an_estimate_has_the_scaled_bf16_too() -> None:
+    found = fp8doctor.plan(LLAMA_8B, "H100", step_ms=1000)
+    assert any(each.step_ms is None for each in found.rows)
+    assert all(each.bf16_step_ms == pytest.approx(1000) for each in found.rows)
+    assert "te BF16" not in found.to_text()
+
+
 def test_parallelism_divides_memory_and_adds_communication(plain: Plan) -> None:
     alone = rows(plain)["H100", "tensorwise"]
     settings: dict[str, dict[str, Any]] = {
