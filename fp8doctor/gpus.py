@@ -104,28 +104,10 @@ GPUS = (
     GpuSpec("H100NVL", r"H100 NVL", "9.0", 835.5, 1670.5, 3.9, 94, 300, 132, "NVIDIA H100 NVL datasheet"),
     GpuSpec("H200", r"H200", "9.0", 989.4, 1978.9, 4.8, 141, 450, 132, "NVIDIA H200 SXM datasheet, 2024"),
     GpuSpec(
-        "H200NVL",
-        r"H200 NVL",
-        "9.0",
-        835.5,
-        1670.5,
-        4.8,
-        141,
-        450,
-        132,
-        "NVIDIA H200 NVL datasheet, 2024",
+        "H200NVL", r"H200 NVL", "9.0", 835.5, 1670.5, 4.8, 141, 450, 132, "NVIDIA H200 NVL datasheet, 2024"
     ),
     GpuSpec(
-        "H20",
-        r"H20",
-        "9.0",
-        148.0,
-        296.0,
-        4.0,
-        96,
-        450,
-        78,
-        "NVIDIA H20 datasheet, as resellers quote it",
+        "H20", r"H20", "9.0", 148.0, 296.0, 4.0, 96, 450, 78, "NVIDIA H20 datasheet, as resellers quote it"
     ),
     GpuSpec(
         "B200",
