@@ -19,6 +19,7 @@ from fp8doctor import cli, glossary
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
 from tests import check_pages, clinic
+from tests.configurations import LLAMA_8B
 from tests.markdown import GENERATED, ROOT, table, text
 from tests.picture import picture, printed
 
@@ -118,18 +119,6 @@ def screen() -> str:
 def recorded() -> str:
     """What the command line prints for the recording that ships, which is the same on every machine."""
     return f"```text\n{printed('demo', code=0)}```\n"
-
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-}
 
 
 def plan() -> str:

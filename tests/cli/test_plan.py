@@ -11,7 +11,7 @@ import pytest
 
 from tests.benchmarks.recorded_steps import PATIENTS
 from tests.cli.command import Worker, fp8doctor, process
-from tests.planning.test_plan import LLAMA_8B
+from tests.configurations import LLAMA_8B
 from tests.waiting import LONGEST_S
 
 SAVED = PATIENTS / "h200-llama_8b_float8.json.gz"

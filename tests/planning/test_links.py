@@ -11,7 +11,7 @@ from fp8doctor.planning.conversion import weights_cast
 from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import rows
 from fp8doctor.recipes import RECIPES
-from tests.planning.test_plan import LLAMA_8B
+from tests.configurations import LLAMA_8B
 
 TENSORWISE, DELAYED = RECIPES["torchao", "tensorwise"], RECIPES["transformer_engine", "delayed"]
 

@@ -12,17 +12,7 @@ from torch import nn
 import fp8doctor
 from fp8doctor import Plan
 from fp8doctor.planning.rows import Row
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-}
+from tests.configurations import LLAMA_8B
 
 
 def rows(found: Plan, *, stack: str = "torchao") -> dict[tuple[str, str], Row]:

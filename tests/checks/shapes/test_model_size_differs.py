@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from fp8doctor.checks.shapes.model_size_differs import claims_in
 from fp8doctor.facts import Facts, Target
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.configurations import LLAMA_8B
 
 Look = Callable[..., Facts]
 
@@ -106,18 +107,7 @@ def test_the_name_in_the_configuration(look: Look) -> None:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        (
-            "meta-llama/Llama-3.1-8B",
-            {
-                "model_type": "llama",
-                "hidden_size": 4096,
-                "intermediate_size": 14336,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "vocab_size": 128256,
-            },
-        ),
+        ("meta-llama/Llama-3.1-8B", LLAMA_8B),
         (
             "meta-llama/Llama-3.2-1B",
             {
