@@ -12,7 +12,7 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
 from fp8doctor.cli.delivery import OK, exit_code, format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, STRICT, fail_on, number, with_options
-from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
 from fp8doctor.files import write_text
 
@@ -82,13 +82,7 @@ def _rendered(
     return as_text(page(), width=width, colour=colour, ascii=ascii)
 
 
-class Compare(ProjectCommand):
-    """The gates of a project are about one report, so that they are not held here."""
-
-    of_the_gate = False
-
-
-@click.command(cls=Compare)
+@click.command(cls=Ungated)
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @page_options

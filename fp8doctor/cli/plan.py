@@ -11,7 +11,7 @@ from fp8doctor.cli.console import complain, complain_of_printed, progress
 from fp8doctor.cli.delivery import FAILED, OK
 from fp8doctor.cli.options import PYTHON, count, number, seconds, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
-from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
 """Those that `fp8doctor.planning.frameworks` writes lines for, which the help does not import."""
 
 
-class Plan(ProjectCommand):
-    """The gates of a project are about a report, so that they are not held here."""
-
-    of_the_gate = False
-
-
-@click.command(cls=Plan)
+@click.command(cls=Ungated)
 @click.argument("config")
 @with_options(
     click.option(
