@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
@@ -88,7 +90,7 @@ def plan(
 def planned(facts: Facts, gpus: Sequence[str], options: Mapping[str, Any]) -> Plan:
     """Plan examined facts, with the batch that they have. Raises `UserError`."""
     document = plan_document(facts, gpus, options_for(facts, options))
-    return Plan(**{name: getattr(document, name) for name in document.__struct_fields__})
+    return Plan(**asdict(document))
 
 
 def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:

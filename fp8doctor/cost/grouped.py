@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fp8doctor.cost.matmul_counts import gemms, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import recipe_of
+from fp8doctor.recipes import Recipe, recipe_of
 
 BF16_EFFICIENCY = 0.36
 """Share of the BF16 peak of a B200 that `torch._grouped_mm` reaches: 0.34 to 0.42, seven shapes of 128,000
@@ -49,12 +49,17 @@ def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> GroupedCost | N
         return None
     k, n, experts = linear.in_features, linear.out_features, gemms(linear)
     one = 2.0 * rows * k * n / 1e9
-    elements = rows * (k + n) + experts * k * n
     return GroupedCost(
         3 * one / (gpu.bf16_tflops * BF16_EFFICIENCY),
         sum(one / (gpu.fp8_tflops * efficiency) for efficiency in MXFP8_EFFICIENCY),
-        memory_ms(casts.grouped_cast_bytes * elements, gpu) + casts.grouped_scales_ms * rows,
+        grouped_casts_ms(casts, rows, k, n, experts, gpu),
     )
+
+
+def grouped_casts_ms(recipe: Recipe, rows: int, k: int, n: int, experts: int, gpu: GpuSpec) -> float:
+    """Model the casts around one expert weight in one micro-batch."""
+    elements = rows * (k + n) + experts * k * n
+    return memory_ms((recipe.grouped_cast_bytes or 0.0) * elements, gpu) + recipe.grouped_scales_ms * rows
 
 
 def routed_rows(linear: Linear, facts: Facts) -> int | None:

@@ -85,9 +85,7 @@ def checked(data: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(data)
 
 
-def config_job(
-    source: Mapping[str, Any] | str, name: str, *, batch: int | None, seq: int | None, accumulate: int = 1
-) -> Job:
+def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None, seq: int | None) -> Job:
     """Build the job of a configuration or of a name. Raises `UserError`."""
     try:
         import transformers
@@ -126,7 +124,7 @@ def config_job(
             loss_source="output.loss",
             optimizer_source="made up",
             autocast_source="none",
-            accumulate=accumulate,
+            accumulate=1,
         ),
     )
 

@@ -13,7 +13,7 @@ from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.measured import measured
-from fp8doctor.planning.options import Options, options_for
+from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import Row, rows
 from fp8doctor.version import VERSION
 
@@ -156,12 +156,12 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
     """Say what the estimates assume."""
     if options.lora:
         yield (
-            "LoRA's adapters are taken to be in BF16. PEFT makes them fp32 unless you pass "
+            "fp8doctor assumes BF16 for LoRA's adapters. PEFT makes them fp32 unless you pass "
             "autocast_adapter_dtype=False."
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
-        yield "The experts are taken to get equal shares of the tokens."
-    if measured(facts, options_for(facts, {})):
+        yield "fp8doctor assumes that all experts get equal shares of the tokens."
+    if measured(facts):
         yield f"Scaled from the times that the report measured on {facts.trial.gpu}, part by part."
     if options.step_ms is not None:
         yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

@@ -14,30 +14,20 @@ from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.gpus import GpuSpec, has_datasheet, modelled_gpu
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.options import options_for
 from fp8doctor.planning.share import share_of
-from fp8doctor.planning.step import Part, Step, step_of
+from fp8doctor.planning.step import Step, step_of
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, recipe_of
 
-GROUPS: dict[Part, str] = {
-    "matmuls": "matmuls",
-    "head": "matmuls",
-    "experts": "matmuls",
+GROUPS = {
+    **dict.fromkeys(("matmuls", "head", "experts", "gemm_fp8", "gemm_16bit", "gemm_fp32"), "matmuls"),
     "attention": "attention",
     "communication": "communication",
 }
-"""Part of a plan -> part of a breakdown; every other part waits for memory, or is idle."""
+"""Part of a plan or family of kernels -> the group in which both are compared; all others wait for memory."""
 
-IDLE: tuple[Part, ...] = ("host", "bubble")
-
-FAMILIES = {
-    "gemm_fp8": "matmuls",
-    "gemm_16bit": "matmuls",
-    "gemm_fp32": "matmuls",
-    "attention": "attention",
-    "communication": "communication",
-}
-"""Family of kernels -> the same."""
+IDLE = ("host", "bubble")
+"""Parts in which the GPU does nothing."""
 
 
 class Form(NamedTuple):
@@ -83,12 +73,13 @@ def saved_facts(path: Path) -> Facts | None:
     return None
 
 
-def measured(facts: Facts, options: Options) -> Measured | None:
+def measured(facts: Facts) -> Measured | None:
     """Compare the times of a report with estimates; None if nothing reliable was timed on a known GPU."""
     trial = facts.trial if recorded(facts, "trial") else None
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     if trial is None or gpu is None or trial.get("device") != "cuda" or not trial.get("reliable"):
         return None
+    options = options_for(facts, {})
     share, ratios, idle = share_of(in_bf16(facts), options), {}, {}
     for form, arm in _forms(facts):
         stack = form.recipe.stack if form.recipe else TORCHAO.name
@@ -107,7 +98,7 @@ def _ratios(arm: Arm, step: Step) -> dict[str, float]:
             group = GROUPS.get(part, "memory")
             estimated[group] = estimated.get(group, 0.0) + ms
     for family, ms in breakdown.families_ms.items() if breakdown and breakdown.reliable else ():
-        group = FAMILIES.get(family, "memory")
+        group = GROUPS.get(family, "memory")
         timed[group] = timed.get(group, 0.0) + ms
     whole = ((arm.step_ms or 0.0) - _idle(arm)) / sum(estimated.values())
     return {"": whole} | {group: ms / estimated[group] for group, ms in timed.items() if estimated.get(group)}

@@ -31,6 +31,10 @@ OPTIMIZERS = {
 Megatron; so does, in sum, FSDP2 with mixed precision."""
 
 
+STACKS = {"torchao": "torchao", "te": "transformer_engine"}
+"""Name on the command line -> name in `fp8doctor.recipes`."""
+
+
 class Options(Record, frozen=True, kw_only=True):
     """One training job, as asked for. Batch and rows are those of one data-parallel rank."""
 
@@ -85,11 +89,8 @@ class Options(Record, frozen=True, kw_only=True):
             raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
         if self.ranks % self.ep:
             raise UserError(f"--ep {self.ep} does not divide the {self.ranks} ranks of --dp and --cp")
-        for name, value, known in (
-            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
-            ("stack", self.stack or "te", ("torchao", "te")),
-        ):
-            if value not in known:
+        for name, value, known in (("optimizer", self.optimizer, OPTIMIZERS), ("stack", self.stack, STACKS)):
+            if value is not None and value not in known:
                 raise UserError(f"--{name} {value} is not known; known are {', '.join(known)}")
         return self
 

@@ -18,14 +18,11 @@ from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_spec
 from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.memory import largest_batch, peak_of
-from fp8doctor.planning.options import Options, options_for
+from fp8doctor.planning.options import STACKS, Options
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
 from fp8doctor.planning.step import Part, Step, step_of
 from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
-
-STACKS = {"torchao": "torchao", "te": "transformer_engine"}
-"""Name on the command line -> name in `fp8doctor.recipes`."""
 
 LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
@@ -95,7 +92,7 @@ class Job(NamedTuple):
 def rows(facts: Facts, gpus: Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
     share = share_of(in_bf16(facts), options.checked())
-    job = Job(share, options, measured(facts, options_for(facts, {})))
+    job = Job(share, options, measured(facts))
     specs = [gpu_spec(name) for name in gpus]
     if options.step_ms is not None:
         estimates = (row.bf16_step_ms for gpu in specs for row in _of_gpu(job, gpu))

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import BALANCE
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY
-from fp8doctor.cost.gemm import GEMM_EFFICIENCY_BF16
-from fp8doctor.cost.grouped import BF16_EFFICIENCY, MXFP8_EFFICIENCY
+from fp8doctor.cost.grouped import BF16_EFFICIENCY, MXFP8_EFFICIENCY, grouped_casts_ms
 from fp8doctor.cost.step_cost import (
     GAP_MS,
     HOST_MS,
     KERNELS,
     LOSS_BYTES,
+    OPTIMIZER_BYTES,
     attention_ms,
     layer_ms,
     loss_ms,
+    uncompiled,
+    with_linears,
 )
-from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.planning.communication import Exposed, exposed
+from fp8doctor.planning.communication import exposed
 from fp8doctor.planning.conversion import is_converted, weights_cast
 from fp8doctor.planning.options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share
@@ -42,8 +43,11 @@ Part = Literal[
     "bubble",
 ]
 
-EFFECTIVE = 24.0 / 14.0
-"""Effective bytes of a fused AdamW step / the bytes it moves: `fp8doctor.cost.step_cost.OPTIMIZER_BYTES`."""
+EFFECTIVE = OPTIMIZER_BYTES / OPTIMIZERS["adamw"].moved
+"""Effective bytes of a fused AdamW step / the bytes it moves."""
+
+RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
+"""Share of the matmuls that the backward repeats."""
 
 
 class Step(Struct, frozen=True):
@@ -62,28 +66,29 @@ def step_of(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool
 ) -> Step | None:
     """Model the step in BF16 or with a recipe of this stack; None without numbers for a part of it."""
-    parts: dict[Part, float] = dict.fromkeys(Part.__args__, 0.0)  # type: ignore[attr-defined]
+    parts: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
     host = kernels = 0.0
     for layer in share.layers:
-        fp8 = is_converted(layer, recipe)
+        own = recipe if is_converted(layer, recipe) else None
+        times: dict[Part, float] | None
         if layer.linear.role == "experts":
-            times = experts_ms(layer, gpu, recipe if fp8 else None, options)
+            calls, times = layer.count, experts_ms(layer, gpu, own, options)
         else:
-            found = linear_ms(layer, share, options, gpu, recipe if fp8 else None, compiled=compiled)
-            if found is None:
-                return None
-            times = found
+            calls = layer.count * layer.linear.get("gemms", 1)
+            times = linear_ms(layer, share, options, gpu, own, compiled=compiled)
+        if times is None:
+            return None
         for part, ms in times.items():
             parts[part] += layer.count * ms
-        calls = layer.count * (1 if layer.linear.role == "experts" else layer.linear.get("gemms", 1))
         host += calls * HOST_MS["compiled" if compiled else "eager"]
         kernels += calls * KERNELS
-        if fp8 and recipe is not None:
-            launch = STACKS[recipe.stack].compiled if compiled else STACKS[recipe.stack].eager
+        if own is not None:
+            launch = STACKS[own.stack].compiled if compiled else STACKS[own.stack].eager
             host += calls * launch.host_ms
             kernels += calls * launch.kernels
-    again = options.checkpointing == "full"
-    marked = replace(share.facts, network=replace(share.facts.network, linears=_marked(share, again)))
+    checkpointed = "" if options.checkpointing == "full" else None
+    linears = (replace(each, checkpointed=checkpointed) for each in share.facts.network.linears)
+    marked = with_linears(share.facts, tuple(linears))
     parts["attention"] = attention_ms(marked, gpu) / options.tp / options.pp
     parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
     busy = sum(parts.values())
@@ -91,15 +96,10 @@ def step_of(
     forward["optimizer"] = optimizer_ms(share, options, gpu)
     on_gpu, on_host = sum(forward.values()), host * options.accumulate
     forward["host"] = max(on_host - on_gpu, GAP_MS * kernels * options.accumulate)
-    links: Exposed = exposed(share, options, gpu, recipe, busy, stack=stack)
+    links = exposed(share, options, gpu, recipe, busy, stack=stack)
     forward["communication"] = links.micro_batch_ms * options.accumulate + links.step_ms
     forward["bubble"] = (busy + links.micro_batch_ms) * (options.pp - 1)
     return Step(forward, BALANCE * on_gpu <= on_host <= on_gpu / BALANCE)
-
-
-def _marked(share: Share, again: bool) -> tuple[Linear, ...]:
-    linears = share.facts.network.linears
-    return tuple(replace(each, checkpointed="" if again else None) for each in linears)
 
 
 def linear_ms(
@@ -116,15 +116,15 @@ def linear_ms(
         recipe=recipe.name if recipe else None,
         features={},
     )
-    how = "eager transformers" if _of_transformers(share) else "eager"
+    how = uncompiled(share.facts)
     if recipe and not compiled and layer.rows > MOST_ROWS_CAST_EAGERLY:
         return None
     times = layer_ms(linear, layer.rows, gpu, how)
-    if times is not None and options.checkpointing != "none" and linear.role != "head":
+    again = RECOMPUTED[options.checkpointing]
+    if times is not None and again and linear.role != "head":
         whole = layer_ms(replace(linear, checkpointed=""), layer.rows, gpu, how)
-        share_of_it = 1.0 if options.checkpointing == "full" else 0.5
         times = whole and {
-            part: ms + (1.0 if part == "pointwise" else share_of_it) * (whole[part] - ms)
+            part: ms + (1.0 if part == "pointwise" else again) * (whole[part] - ms)
             for part, ms in times.items()
         }
     if times is None:
@@ -144,24 +144,16 @@ def linear_ms(
     return {"matmuls": gemm, "casts": casts, "pointwise": between}
 
 
-def _of_transformers(share: Share) -> bool:
-    return any(each.get("kind", "").startswith("transformers.") for each in share.facts.blocks())
-
-
 def experts_ms(layer: Layer, gpu: GpuSpec, recipe: Recipe | None, options: Options) -> dict[Part, float]:
     """Model the grouped matmuls of one expert weight, with their casts."""
     k, n, count = layer.linear.in_features, layer.linear.out_features, layer.linear.get("gemms", 1)
     one = 2.0 * layer.rows * k * n / 1e9
     trained = layer.linear.requires_grad is not False
-    again = {"none": 0.0, "selective": 0.5, "full": 1.0}[options.checkpointing]
+    again = RECOMPUTED[options.checkpointing]
     if recipe is None or gpu.fp8_tflops is None:
-        efficiency = min(BF16_EFFICIENCY / GEMM_EFFICIENCY_BF16, 1.0) * GEMM_EFFICIENCY_BF16
-        return {"experts": (2 + trained + again) * one / (gpu.bf16_tflops * efficiency)}
+        return {"experts": (2 + trained + again) * one / (gpu.bf16_tflops * BF16_EFFICIENCY)}
     output, inputs, weights = (one / (gpu.fp8_tflops * each) for each in MXFP8_EFFICIENCY)
-    elements = layer.rows * (k + n) + count * k * n
-    casts = (
-        memory_ms((recipe.grouped_cast_bytes or 0.0) * elements, gpu) + recipe.grouped_scales_ms * layer.rows
-    )
+    casts = grouped_casts_ms(recipe, layer.rows, k, n, count, gpu)
     return {"experts": output * (1 + again) + inputs + (weights if trained else 0.0), "casts": casts}
 
 
