@@ -20,12 +20,13 @@ from fp8doctor.planning.conversion import gathers_fp8
 from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import Row, recipe_of
 
-TITAN = './run_train.sh --model.converters="quantize.linear.float8"'
 TITAN_CONVERTER = """\
 from torchtitan.components.quantization import {converter}
 # in model_registry(..., quantization=[...]):
 {converter}.Config(recipe_name="{recipe}", {layers}, model_compile_enabled=True)"""
-TITAN_OLD = "# up to v0.2.2{only}:\n{titan} {arguments} --compile.enable"
+TITAN_OLD = """\
+# up to v0.2.2{only}:
+./run_train.sh --model.converters="quantize.linear.float8"{arguments} --compile.enable"""
 
 ACCELERATE = """\
 from accelerate.utils import TorchDynamoPlugin
@@ -65,22 +66,16 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
     if not torchao_names_it:
         return
     if name == "tensorwise":
-        gather = (
-            "--quantize.linear.float8.enable_fsdp_float8_all_gather "
-            "--quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp"
-        )
-        old = TITAN_OLD.format(
-            titan=TITAN, only="; later ones have rowwise only", arguments=gather if gathers else ""
-        )
-        yield "torchtitan", old.replace("  ", " ")
+        flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
+        gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
+        yield "torchtitan", TITAN_OLD.format(only="; later ones have rowwise only", arguments=gather)
+        yield "trl", TRL
     else:
         converter = TITAN_CONVERTER.format(
             converter="Float8LinearConverter", recipe=name, layers='filter_fqns=["output"]'
         )
-        arguments = f"--quantize.linear.float8.recipe_name {name}"
-        yield "torchtitan", f"{converter}\n{TITAN_OLD.format(titan=TITAN, only='', arguments=arguments)}"
-    if name == "tensorwise":
-        yield "trl", TRL
+        arguments = f" --quantize.linear.float8.recipe_name {name}"
+        yield "torchtitan", f"{converter}\n{TITAN_OLD.format(only='', arguments=arguments)}"
     gather = "\nfp8_enable_fsdp_float8_all_gather: true" if gathers else ""
     yield "axolotl", f"fp8: true\nfp8_config:\n  recipe: {name}{gather}\ntorch_compile: true"
 
