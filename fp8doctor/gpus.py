@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -251,6 +252,14 @@ def gpu_spec(name: str) -> GpuSpec:
     raise UserError(
         f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}"
     )
+
+
+def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec]:
+    """Find the datasheets of GPUs, each once; a string separates them by commas. Raises `UserError`."""
+    named = names.split(",") if isinstance(names, str) else names
+    if not (found := dict.fromkeys(gpu_spec(each) for each in named if each.strip())):
+        raise UserError("--gpu names no GPU")
+    return list(found)
 
 
 def _names(spec: GpuSpec) -> tuple[str, ...]:

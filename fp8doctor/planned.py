@@ -80,14 +80,13 @@ def plan(
     """
     given = {name: value for name, value in locals().items() if name in Options.__struct_fields__}
     given["lora_modules"] = lora_modules.split(",") if isinstance(lora_modules, str) else lora_modules
-    names = gpus.split(",") if isinstance(gpus, str) else list(gpus)
     try:
-        return planned(facts_of(config, batch, seq), names, given)
+        return planned(facts_of(config, batch, seq), gpus, given)
     except UserError as error:
         raise ValueError(str(error)) from None
 
 
-def planned(facts: Facts, gpus: Sequence[str], options: Mapping[str, Any]) -> Plan:
+def planned(facts: Facts, gpus: str | Sequence[str], options: Mapping[str, Any]) -> Plan:
     """Plan examined facts, with the batch that they have. Raises `UserError`."""
     document = plan_document(facts, gpus, options_for(facts, options))
     return Plan(**asdict(document))
@@ -110,7 +109,7 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
         target = str(config)
         return examine(config_job(read_config(target), Path(target).name, batch=batch, seq=seq))
     if isinstance(config, (str, Path)):
-        raise UserError(f"{config} is a model file, which is not run here; pass the model that it builds")
+        raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
     from fp8doctor.loading.given_batch import describe, resolve
     from fp8doctor.loading.job import Job
     from fp8doctor.trial import with_rows

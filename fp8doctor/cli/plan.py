@@ -112,11 +112,9 @@ def plan(
     """
     source = Path(config)
     wanted = PageOptions.checked(format, output, [source] if source.exists() else [])
-    from fp8doctor.gpus import gpu_spec
+    from fp8doctor.gpus import gpu_specs
 
-    names = tuple(gpu_spec(each).name for each in gpus.split(",") if each.strip())
-    if not names:
-        raise click.UsageError("--gpu names no GPU.")
+    gpu_specs(gpus)  # refuses unknown ones before a worker builds the model
     if lora is not None:
         options |= {"lora": lora[0], "lora_modules": lora[1]}
     given = {name: value for name, value in options.items() if value is not None}
@@ -131,7 +129,7 @@ def plan(
         facts = examined(config, options["batch"], options["seq"], load_timeout, python)
     if facts is None:
         return FAILED
-    document = plan_document(facts, names, options_for(facts, given))
+    document = plan_document(facts, gpus, options_for(facts, given))
     deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
     return OK
 

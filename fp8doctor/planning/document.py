@@ -60,7 +60,7 @@ class PlanDocument(Record, frozen=True, kw_only=True):
         return encode(self).decode()
 
 
-def plan_document(facts: Facts, gpus: Sequence[str], options: Options) -> PlanDocument:
+def plan_document(facts: Facts, gpus: str | Sequence[str], options: Options) -> PlanDocument:
     """Plan the job of these facts. Raises `UserError` for what cannot be planned."""
     if not recorded(facts, "network.linears"):
         raise UserError(f"{facts.target.get('name', 'this')} has no model, so there is nothing to plan")

@@ -15,7 +15,7 @@ from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record
-from fp8doctor.gpus import GpuSpec, gpu_spec
+from fp8doctor.gpus import GpuSpec, gpu_specs
 from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.memory import largest_batch, peak_of
 from fp8doctor.planning.options import STACKS, Options
@@ -89,11 +89,11 @@ class Job(NamedTuple):
         return "measured" if timed else "modelled"
 
 
-def rows(facts: Facts, gpus: Sequence[str], options: Options) -> tuple[Row, ...]:
+def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
     share = share_of(in_bf16(facts), options.checked())
     job = Job(share, options, measured(facts))
-    specs = [gpu_spec(name) for name in gpus]
+    specs = gpu_specs(gpus)
     if options.step_ms is not None:
         estimates = (row.bf16_step_ms for gpu in specs for row in _of_gpu(job, gpu))
         if base := next(filter(None, estimates), None):

@@ -36,6 +36,11 @@ def test_a_row_for_each_recipe_and_gpu(plain: Plan) -> None:
     assert plain.parameters == 8_030_261_248
 
 
+def test_a_gpu_that_is_named_twice_is_planned_once() -> None:
+    found = fp8doctor.plan(LLAMA_8B, "H100, h100,", recipe="tensorwise", stack="torchao")
+    assert [each.compiled for each in found.rows] == [True, False]
+
+
 def test_the_parts_of_a_step_add_up(plain: Plan) -> None:
     for row in plain.rows:
         if row.step_ms is not None:
@@ -162,6 +167,10 @@ def test_a_live_model_is_planned() -> None:
         (LLAMA_8B, {"recipe": "int4"}, "--recipe int4 is not known; known are all, tensorwise"),
         (LLAMA_8B, {"lora": 8, "lora_modules": ("qkv",)}, "no layer is named qkv; the model has down_proj"),
         (LLAMA_8B, {"gpus": "GTX1080"}, "no datasheet for the GPU 'GTX1080'"),
+        (LLAMA_8B, {"gpus": []}, "--gpu names no GPU"),
+        (LLAMA_8B, {"gpus": " ,"}, "--gpu names no GPU"),
+        (LLAMA_8B, {"step_ms": 0}, "--step-ms has to be more than 0, not 0"),
+        (LLAMA_8B, {"step_ms": float("inf")}, "--step-ms has to be more than 0, not inf"),
         ({"model_type": "bert"}, {}, "bert is an encoder"),
         ({"model_type": "t5"}, {}, "t5 is an encoder"),
         ({"model_type": "mamba"}, {}, "fp8doctor knows no attention in 32 of the 32 blocks"),
