@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -86,7 +85,7 @@ class Options(Record, frozen=True, kw_only=True):
                 raise UserError(f"--{name} has to be 1 or more, not {getattr(self, name)}")
         if self.lora is not None and self.lora < 1:
             raise UserError(f"--lora has to be a rank of 1 or more, not {self.lora}")
-        if self.step_ms is not None and not 0 < self.step_ms < math.inf:
+        if self.step_ms is not None and self.step_ms <= 0:
             raise UserError(f"--step-ms has to be more than 0, not {self.step_ms:g}")
         if self.seq % self.cp:
             raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
