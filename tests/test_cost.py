@@ -171,13 +171,15 @@ def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
 
 
 def test_matmuls_of_an_h100_are_those_of_the_h200() -> None:
-    """Kernels of FP8 layers of four to five widths; Transformer Engine's delayed casts with them."""
+    """Layers of five widths and 512 to 16,384 rows: all matmuls are some percent longer than on the H200, in BF16
+    as in FP8. Casts of Transformer Engine with them."""
     grid = json.loads(text_of(Path(cost_model.__file__).parent / "measured" / "h100_grid.json.gz"))
     lines = {(each[0], each[1]): each for each in calibrate_cost.of_grid(grid, gpu_spec("H100"))}
     assert len(lines) == 9
     for module, recipe in lines:
-        matmuls = float(lines[module, recipe][6].split()[0])
-        assert matmuls == pytest.approx(1, abs=0.06), (module, recipe)
+        matmuls, speedup = (float(lines[module, recipe][column].split()[0]) for column in (6, 7))
+        assert matmuls == pytest.approx(1, abs=0.08), (module, recipe)
+        assert speedup == pytest.approx(1, abs=0.06), (module, recipe)
     for recipe in ("delayed", "current", "blockwise"):
         assert float(lines["te linear", recipe][5].split()[0]) == pytest.approx(1, abs=0.05), recipe
 

@@ -82,6 +82,7 @@ GRID_HEADER = (
     "bytes from the grid",
     "casts, modelled / measured",
     "FP8 matmuls, modelled / measured",
+    "their speedup, modelled / measured",
     "BF16 / FP8 time, modelled / measured",
 )
 
@@ -104,7 +105,7 @@ def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...
         if recipe is None or not shapes:
             continue
         products = 3 if module.endswith("mlp") else 1
-        rows, casts, matmuls, gains = [], [], [], []
+        rows, casts, matmuls, speedups, gains = [], [], [], [], []
         for m, k, n in shapes:
             fp8, in_16bit, rest = found[m, k, n][1:4]
             plain_matmul, plain_rest = plain[m, k, n][2:4]
@@ -113,6 +114,7 @@ def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...
             cast, moved = rest - plain_rest, layer_casts_ms(recipe, m, k, n, gpu, compiled=True)
             casts_ms = math.nan if moved is None else products * moved
             matmuls.append(modelled / (fp8 + in_16bit))
+            speedups.append(in_bf16 / plain_matmul / matmuls[-1])
             if cast > SETTLED_MS:
                 rows.append((products * m * (k + n), products * k * n, cast * effective))
                 casts.append(casts_ms / cast)
@@ -127,12 +129,13 @@ def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...
             "{:.1f}, {:.1f}".format(*least_squares(rows)) if len(rows) > 1 else "",
             spread(casts),
             spread(matmuls),
+            spread(speedups),
             spread(gains),
         )
 
 
-SETTLED_MS = 0.02
-"""Casts shorter than this are launches."""
+SETTLED_MS = 0.1
+"""Ms. Shorter casts are launches: those of a `te.Linear` are 7 kernels or more, of 5 microseconds each."""
 
 
 def least_squares(rows: list[tuple[float, float, float]]) -> tuple[float, float]:
