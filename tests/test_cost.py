@@ -171,8 +171,8 @@ def test_swept_gemms_are_modelled_nearer_than_by_torchao() -> None:
 
 
 def test_matmuls_of_an_h100_are_those_of_the_h200() -> None:
-    """Layers of five widths and 512 to 16,384 rows: all matmuls are some percent longer than on the H200, in BF16
-    as in FP8. Casts of Transformer Engine with them."""
+    """Five widths, 512 to 16,384 rows: BF16 and FP8 matmuls are some percent longer than on the H200.
+    Casts of Transformer Engine with them."""
     grid = json.loads(text_of(Path(cost_model.__file__).parent / "measured" / "h100_grid.json.gz"))
     lines = {(each[0], each[1]): each for each in calibrate_cost.of_grid(grid, gpu_spec("H100"))}
     assert len(lines) == 9
