@@ -336,7 +336,9 @@ def built(name: str) -> Attempt:
 
 
 @pytest.mark.parametrize("spent", [0.5, 1.1, 1.26])
-@pytest.mark.parametrize("name", ["bf16", "bf16_compiled", "prescribed", "float8_rowwise", "keep-in-bf16"])
+@pytest.mark.parametrize(
+    "name", ["bf16", "bf16_compiled", "bf16_prescribed", "prescribed", "float8_rowwise", "keep-in-bf16"]
+)
 def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budget(
     name: str, spent: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,12 +132,12 @@ def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> N
     assert "stay-in-bf16" not in found
 
 
-def test_bf16_with_the_changes_that_help_it_too_follows_the_prescription() -> None:
-    """What decides between the two is timed before anything is explored."""
+def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() -> None:
+    """Its build is the shorter one. FP8 left a Gemma 2B with LoRA no time for it, its best end (H100)."""
     model = float8(llama(attn_implementation="eager").bfloat16())
     of = job(model)
     found = plans(of, "compile-blocks", "attention-sdpa")
-    assert list(found)[4:6] == ["prescribed", "bf16_prescribed"]
+    assert list(found)[4:6] == ["bf16_prescribed", "prescribed"]
     alike = found["bf16_prescribed"]
     assert (alike.treatments, alike.base, alike.fp8) == (("attention-sdpa",), "bf16_compiled", False)
     made = alike.make(Variant(model=copy.deepcopy(model), batch=TOKENS)).model
@@ -150,7 +150,7 @@ def test_bf16_without_checkpointing_is_planned_once_and_early_if_a_check_asks_fo
     model = llama().bfloat16()
     model.gradient_checkpointing_enable()
     found = plans(job(float8(model)), "checkpointing-off", "compile-blocks")
-    assert list(found)[4:6] == ["prescribed", "bf16_without_checkpointing"]
+    assert list(found)[4:6] == ["bf16_without_checkpointing", "prescribed"]
     assert found["bf16_without_checkpointing"].treatments == ("checkpointing-off",)
 
 

@@ -28,7 +28,9 @@ from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
 
-@pytest.mark.parametrize(("name", "tried"), [("bf16", True), ("keep-in-bf16", False)])
+@pytest.mark.parametrize(
+    ("name", "tried"), [("bf16", True), ("bf16_prescribed", True), ("keep-in-bf16", False)]
+)
 def test_only_what_decides_is_begun_after_a_compilation_that_took_the_whole_budget(
     name: str, tried: bool
 ) -> None:

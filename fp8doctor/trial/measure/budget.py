@@ -21,6 +21,7 @@ from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import (
     BASELINES,
     BF16_BASELINES,
+    IN_BF16,
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
@@ -79,8 +80,9 @@ PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """Steps and seconds of a profile at each depth (seen: 3 to 9 steps, with warm-up and reading), and steps of a
 plain proof at the deepest (1.3 to 4)."""
 
-NEEDED = (*BASELINES, ArmName.PRESCRIBED, ArmName.SELF_CHECK)
-"""Variants that a report cannot do without; the first conversion of a model without FP8 is needed too."""
+NEEDED = (ArmName.AS_IS, ArmName.PRESCRIBED, *IN_BF16)
+"""Variants that a report cannot do without, unless nobody proposed them; the first conversion of a model
+without FP8 is needed too."""
 
 AGAIN_S = 1.0
 """Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
@@ -341,7 +343,9 @@ def build_until(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) 
 
 def is_needed(plan: VariantPlan, costs: Mapping[str, Cost]) -> bool:
     """Return whether a report cannot do without the variant."""
-    return plan.name in NEEDED or (is_conversion(plan.name) and not any(map(is_conversion, costs)))
+    if is_conversion(plan.name):
+        return not any(map(is_conversion, costs))
+    return plan.name in NEEDED and not plan.explored
 
 
 def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:
