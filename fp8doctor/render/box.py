@@ -7,16 +7,15 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
+from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.memory_fit import fit
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
-from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.diagnosis.answer import BROKEN, GRAVE, Verdict
+from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, expected_speedup
+from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
     more_time,
@@ -24,25 +23,29 @@ from fp8doctor.diagnosis.next_step import (
     opened,
     where_to_time,
 )
-from fp8doctor.diagnosis.outlook import End, loses_as_modelled, outlook
+from fp8doctor.diagnosis.outlook import End, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Basis, Finding, Saving, Treatment
-from fp8doctor.known_errors import in_a_sentence
+from fp8doctor.finding import Basis, Treatment
+from fp8doctor.render.causes import (
+    BUSY_HOST,
+    Cause,
+    as_sentence,
+    causes_told,
+    estimate_told,
+    gives_nan,
+    gravest,
+    modelled_loss,
+    unfixed_problems,
+)
 from fp8doctor.render.certainty import certainty, limit
-from fp8doctor.render.details import gained_alone, gains_nothing, numbers
-from fp8doctor.render.timing import as_is_difference, labels
+from fp8doctor.render.details import numbers
+from fp8doctor.render.planned_fixes import not_timed
+from fp8doctor.render.timing import labels
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import in_ms, in_times
 
-COSTS = {
-    "idle": "idle GPU time costs",
-    "unclassified": "unclassified kernels cost",
-    "norms and pointwise": "norms and pointwise work cost",
-    "copies": "copies cost",
-}
-"""Part of a difference -> how a sentence about its ms begins; the names of the others are in the singular."""
-
 Tone = Literal["bad", "good", "plain"]
+
 
 WHAT: dict[str, tuple[Tone, str]] = {
     "step_raises": ("bad", "The training step raises"),
@@ -57,17 +60,18 @@ WHAT: dict[str, tuple[Tone, str]] = {
 }
 """Status of the verdict -> how it looks, and what it says."""
 
+
 SLOWER = "FP8 would be slower than BF16 (estimated)"
 """Says that the plan leaves FP8 off although no whole step was timed or estimated."""
 
-UNEXPLAINED = "fp8doctor cannot explain the gap"
-"""Says that FP8 is slower, and no cause is known."""
 
 TOO_LARGE = "It does not fit into the GPU's memory (estimated)"
 """Says that the step will not run on this GPU, in FP8 or in BF16."""
 
+
 TOO_SMALL = "Too small for FP8: stay in BF16"
 """Says that a conversion would make the step slower."""
+
 
 FIXED = {
     "step_raises": "the step runs",
@@ -76,34 +80,21 @@ FIXED = {
 }
 """Grave status -> what is so once its cause is fixed, before anything about speed."""
 
+
 LABELS = ("Memory", "Why", "Fix", "Then", "Limit", "Sure")
 """The questions that an answer answers, in this order."""
+
 
 ON_CPU = " on the CPU"
 """Stands behind a time that no GPU took."""
 
-MOST_CAUSES = 2
-"""Causes that are named next to what they cost."""
 
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
 
-NON_FINITE = "NUM001"
-"""The check that tells of NaN and infinity in FP8 alone."""
 
 NEVER_FINITE = "FP8 gives NaN: the model does not learn"
 """Says that the user's own step is not finite in FP8."""
-
-BUSY_HOST = "STP009"
-
-DISTURBED = (BUSY_HOST, "GPU004")
-"""Checks whose findings are about the machine while it timed, not about the job."""
-
-COMPILES_LONG = "CMP006"
-"""The check whose finding is of seconds before the step, which are no cause of its time."""
-
-CASTS_COST = "STP002"
-"""The check whose finding says what the line of casts and matmuls says."""
 
 
 class Answer(Struct, frozen=True):
@@ -141,15 +132,13 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     verdict = report.verdict
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
-    why = tuple(_why(report, steps))
+    why = tuple(causes_told(report, steps))
     error = report.facts.get("script_error")
     if error:
         tone, what = "bad", FAILED_EARLY
     elif recorded(report.facts, "network"):
-        expects = _expects(report)
-        told = (
-            NEVER_FINITE if _gives_nan(report) else _headline(expects) if expects else _even(report) or what
-        )
+        expects = estimate_told(report)
+        told = NEVER_FINITE if gives_nan(report) else _headline(expects) if expects else _even(report) or what
         what = told if trial_view(report.facts).size_is_wrong else _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
@@ -173,7 +162,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     )
 
 
-def _untimed(facts: Facts, why: Sequence[_Cause]) -> str:
+def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
     """Say why a trial timed no copy at all, unless the cause says it already."""
     reason = facts.get("trial.reason")
     if facts.get("trial.arms", True) or reason is None or any(each.is_summary for each in why):
@@ -215,7 +204,7 @@ def _no_model(report: Document) -> str:
 def _numbers(report: Document) -> str:
     """Write both times and their basis, else the times that the cost model expects."""
     verdict = report.verdict
-    if expects := _expects(report):
+    if expects := estimate_told(report):
         return _estimate(expects)
     if not verdict.step_ms:
         return ""
@@ -229,14 +218,6 @@ def _numbers(report: Document) -> str:
         best = f"{verdict.bf16_step_ms:,.1f}, estimated"
         return f"{verdict.step_ms:,.1f} ms/step, measured{where}, vs {best}"
     return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
-
-
-def _expects(report: Document) -> ModelledSpeedup | None:
-    """Return the estimated speedup if it is the answer."""
-    verdict = report.verdict
-    if verdict.status not in ("no_fp8", "not_measured") or verdict.basis != "modelled" or verdict.step_ms:
-        return None
-    return expected_speedup(report.facts, report.findings)
 
 
 def _headline(expects: ModelledSpeedup) -> str:
@@ -267,180 +248,19 @@ def _estimate(expects: ModelledSpeedup) -> str:
     return f"{now}{later} ({expects.range})"
 
 
-class _Cause(Struct, frozen=True):
-    sentence: str
-    code: str = ""
-    """Of the finding that it is the title of."""
-    ms: float = 0.0
-    """Its measured cost per step; 0 if it was not measured."""
-    is_summary: bool = False
-    """True if it is the verdict's summary."""
-
-
-def _why(report: Document, steps: Sequence[Step]) -> Iterator[_Cause]:
-    """Tell the causes, the one with the largest measured cost first.
-
-    If FP8 is not slower, they are of what the plan fixes and stand behind its casts and matmuls.
-    """
-    verdict = report.verdict
-    if error := report.facts.get("script_error"):
-        causes = _causes(report, steps, [])
-        known = in_a_sentence(error)
-        yield _Cause(known or "fp8doctor saw no training step, and read only the environment.")
-        yield from causes
-        return
-    grave = _gravest(report)
-    if verdict.status in GRAVE and grave:
-        yield _cause_from(grave)
-        return
-    if verdict.status == "step_raises":
-        yield _Cause(verdict.summary, is_summary=True)
-        return
-    difference = if_recorded(as_is_difference, report.facts)
-    of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
-    costs = [_cost(difference)] if difference and of_fp8 else []
-    causes = _causes(report, steps, costs)
-    slower = verdict.status == "fp8_slower"
-    if slower or verdict.basis != "measured":
-        told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
-        yield from told or [_without_a_cause(report)]
-    else:
-        yield from (*(costs or [_without_a_cause(report)]), *causes)
-
-
-def _causes(report: Document, steps: Sequence[Step], beside: Sequence[_Cause]) -> list[_Cause]:
-    """List causes that the plan fixes, before them one that is measured to cost more than all others.
-
-    Without any, the first problem without a step. Those told ``beside`` are left out. Errors stand first.
-    """
-    told = {each.code for each in beside}
-    planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
-    proven = [each for each in report.findings if each.severity != "info" and gained_alone(each)]
-    alone = {each.treatment.name: each.saving_ms for each in reversed(proven) if each.treatment}
-    on_the_way = not any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    causes = [
-        _cause_from(each, alone.get(each.treatment.name) or (each.saving_ms if on_the_way else None))
-        for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
-        if each.code not in told
-    ]
-    timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
-    most = max(timed, key=lambda each: each.ms, default=None)
-    if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
-        causes = [most, *causes]
-    none = planned or report.verdict.status == "fp8_faster"
-    unfixed = [] if none else [_cause_from(each) for each in _unfixed(report) if each.code not in told]
-    shown = causes[:MOST_CAUSES] or unfixed[:1]
-    codes = told.union(each.code for each in shown)
-    errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
-    return [*map(_cause_from, errors), *shown]
-
-
-def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> _Cause:
-    """Write a cause, and the ms of the step that it costs if a time proves them.
-
-    Of leaving FP8 off they are the whole difference, whatever the cause.
-    """
-    title, of = cause.title.rstrip("."), cause.treatment
-    if saving is None or saving.from_ms is None or saving.low <= 0 or (of and of.name == STAY_IN_BF16):
-        return _Cause(_sentence(title), cause.code)
-    told = "" if " ms" in title else f": {saving.middle:,.1f} of {saving.from_ms:,.1f} ms/step"
-    return _Cause(_sentence(f"{title}{told}"), cause.code, saving.middle)
-
-
-def _gravest(report: Document) -> Finding | None:
-    """Find what breaks the job, else the first error."""
-    breaks = (each for each in report.findings if each.get("breaks") in BROKEN)
-    errors = (each for each in report.findings if each.severity == "error")
-    return next(breaks, None) or next(errors, None)
-
-
-def _gives_nan(report: Document) -> bool:
-    """Return whether NaN or infinity in FP8 is the worst of the job."""
-    grave = _gravest(report)
-    return report.verdict.status in GRAVE and grave is not None and grave.code == NON_FINITE
-
-
-def _unfixed(report: Document) -> Iterator[Finding]:
-    """Find problems without a step in the plan whose fix was not timed and found useless."""
-    planned = {code for step in report.prescription for code in step.mends}
-    for finding in report.findings:
-        troubles = finding.severity in ("warning", "error") and not gains_nothing(finding)
-        if troubles and finding.code not in planned and finding.code not in DISTURBED:
-            yield finding
-
-
-def _cost(found: Waterfall) -> _Cause:
-    """Say what casts cost and matmuls save, behind any other part that weighs more."""
-    casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
-    told = (
-        f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
-        if saved >= 0
-        else f"FP8 casts cost {casts:,.1f} ms/step, and the matmuls take {-saved:,.1f} ms longer"
-    )
-    others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
-    name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
-    if most > max(found.casts_unpaid_ms, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
-        part = f"{COSTS.get(name, f'{name} costs')} {most:,.1f}"
-        told = f"{told}; {part}" if casts > most else f"{part} ms/step; {told.replace(' ms/step', '', 1)}"
-    return _Cause(_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
-
-
-def _without_a_cause(report: Document) -> _Cause:
-    verdict = report.verdict
-    not_timed = verdict.status == "not_measured" and not verdict.basis
-    if not_timed or verdict.status in ("no_fp8", "too_noisy"):
-        return _Cause(_without_the_estimate(report), is_summary=True)
-    return _Cause(_no_cause_known(report))
-
-
-def _without_the_estimate(report: Document) -> str:
-    """Return the verdict's summary with the recipes in place of the speed that the title gives."""
-    expects, summary = _expects(report), report.verdict.summary
-    if expects is None or not expects.recipes:
-        return summary
-    first, *others = expects.recipes
-    slower = ", ".join(f"{each} {expects.recipes[each]:.2f}x" for each in others)
-    recipes = f"The best recipe would be {first}, compiled{f' ({slower})' if slower else ''}."
-    return summary.replace(expects.sentence, recipes)
-
-
-def _no_cause_known(report: Document) -> str:
-    verdict = report.verdict
-    if verdict.status == "fp8_slower":
-        return f"{UNEXPLAINED}: no check found its cause."
-    if _modelled_loss(report):
-        return (
-            "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
-            "(estimated)."
-        )
-    if verdict.basis == "modelled":
-        expects = _expects(report)
-        if expects and expects.as_is and 1 - expects.as_is >= expects.as_is_may_be_off:
-            how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
-            return f"No check found anything that slows FP8 down: {how} (estimated)."
-        why = unknown_part(report.facts) if expects and expects.after else ""
-        why = why.replace("No estimate", " No estimate as it is", 1)
-        return f"No check found anything that slows FP8 down.{why}"
-    if verdict.status == "not_measured":
-        return "BF16 was not timed, so there is nothing to compare with."
-    if timed_on_cpu(report.facts):
-        return "Timed on a CPU, which does not predict a GPU."
-    return "The step was not profiled."
-
-
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     if steps:
         for number, step in enumerate(steps, 1):
             untimed = f" ({why})" if (why := if_recorded(not_timed, step, report.facts)) else ""
-            summary = _sentence(f"{step.treatment.summary.rstrip('.')}{untimed}")
+            summary = as_sentence(f"{step.treatment.summary.rstrip('.')}{untimed}")
             yield f"{number}. {summary}" if len(steps) > 1 else summary
         yield from opened(report)
         return
     told = {each.code for each in report.findings}
-    unfixed = list(_unfixed(report))
+    unfixed = list(unfixed_problems(report))
     faster = report.verdict.status == "fp8_faster"
-    grave = _gravest(report) or (None if faster else next(iter(unfixed), None))
+    grave = gravest(report) or (None if faster else next(iter(unfixed), None))
     more = more_time(report.facts)
     if more and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time the other variants too: {more}"
@@ -454,13 +274,13 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Time again{' when the host is quiet' if BUSY_HOST in told else ' on an idle GPU'}."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
-    elif _modelled_loss(report):
+    elif modelled_loss(report):
         how = how_to_time(report)
         timed = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
         off = "Leave FP8 off" if if_recorded(uses_fp8, report.facts) else "Stay in BF16"
         yield f"{off}{timed or '.'}"
     elif later := _look_later(report):
-        yield _sentence(later.summary)
+        yield as_sentence(later.summary)
     else:
         nothing = "Nothing to change for speed." if unfixed else "Nothing to change."
         yield nothing_found(report, _hidden(report) or nothing)
@@ -483,14 +303,9 @@ def _look_later(report: Document) -> Treatment | None:
     return next((each.treatment for each in asked if report.verdict.status == "no_fp8"), None)
 
 
-def _modelled_loss(report: Document) -> bool:
-    """Return whether only the cost model speaks about FP8's speed, and expects a loss."""
-    return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
-
-
 def _mended(report: Document, steps: Sequence[Step]) -> str:
     """Say which fixes end what is worse than speed, and how; FP8 that is left off does not run."""
-    grave, status = _gravest(report), report.verdict.status
+    grave, status = gravest(report), report.verdict.status
     if status not in GRAVE or grave is None:
         return ""
     fixing = [
@@ -505,23 +320,15 @@ def _mended(report: Document, steps: Sequence[Step]) -> str:
     return f"With {which if len(steps) > 1 else 'this fix'} {FIXED[status]}. "
 
 
-def not_timed(step: Step, facts: Facts) -> str:
-    """Say that a trial did not time this fix; empty if its gain is known, or if no fix was timed."""
-    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
-    done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
-    known = done or step.saving_ms is not None or step.treatment.kind == "shell"
-    return "" if not tried or known else "not timed"
-
-
 def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
         both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
-        told = f"{end.sentence} {_finite(report)}" if _gives_nan(report) else both
+        told = f"{end.sentence} {_finite(report)}" if gives_nan(report) else both
         return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
-    if verdict.status == "no_fp8" and _expects(report):
+    if verdict.status == "no_fp8" and estimate_told(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate
     if verdict.status == "no_fp8" and verdict.achievable_speedup:
         how: Basis = "measured" if verdict.basis == "measured" else "modelled"
@@ -551,8 +358,3 @@ def _finite(report: Document) -> str:
     end = trial_view(report.facts).end
     seen = end is not None and end.arm.get("non_finite") == ()
     return "Its loss and gradients were finite." if seen else "Check that the loss stays finite."
-
-
-def _sentence(title: str) -> str:
-    first = title.partition(" ")[0]
-    return f"{title[:1].upper() if first.isalpha() else title[:1]}{title[1:].rstrip('.')}."

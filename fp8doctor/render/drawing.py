@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from fp8doctor.render.box import Answer, Tone
+from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.rank_lines import RankLines
-from fp8doctor.render.screen import DifferenceBars, Fix, Screen, VariantRow
+from fp8doctor.render.screen import DifferenceBars, Screen, VariantRow
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
 from fp8doctor.render.words import FAMILIES, MARKS, NOT_PROFILED, Mark
 

@@ -10,7 +10,8 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import environment_page
 from fp8doctor.render.box import Answer, Tone
 from fp8doctor.render.details import Details, Entry, details
-from fp8doctor.render.screen import Fix, Screen, first_screen
+from fp8doctor.render.planned_fixes import Fix
+from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
 from fp8doctor.render.timing import Row
 from fp8doctor.render.words import Mark

@@ -5,7 +5,7 @@ Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -13,15 +13,14 @@ from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.outcome import relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.next_step import more_time, where_to_time
-from fp8doctor.diagnosis.outlook import SMALL_PCT
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
-from fp8doctor.finding import Finding, Outcome, Saving
-from fp8doctor.render.box import DISTURBED, Answer, Tone, answer, not_timed
+from fp8doctor.finding import Finding, Outcome
+from fp8doctor.render.box import Answer, Tone, answer
+from fp8doctor.render.causes import DISTURBED
 from fp8doctor.render.details import (
     anything_timed,
     calm_areas,
@@ -30,20 +29,24 @@ from fp8doctor.render.details import (
     gains_nothing,
     numbers,
 )
-from fp8doctor.render.header import job_facts, machine, made_up, model, product
+from fp8doctor.render.header import job_facts, machine, made_up, model
+from fp8doctor.render.planned_fixes import Fix, folded_steps, plan, saves, shown_fix
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, timing
-from fp8doctor.render.words import AREAS, FAMILIES, HOW_KNOWN, Mark, numbered
+from fp8doctor.render.words import AREAS, FAMILIES, Mark
 from fp8doctor.wording import in_ms, plural, times
 
 NOISY = "noisy"
 """Stands for a ratio that the timing does not tell."""
 
+
 NOT_FINITE = "NaN"
 """Stands for the speed of a step whose loss or gradients are NaN or infinite."""
 
+
 MOST_PARTS = 6
 """Parts of a difference that have a bar; the others are its rest."""
+
 
 LEAST_PCT = 1.0
 """Share of a difference, in per cent, from which a part has a bar."""
@@ -81,17 +84,6 @@ class DifferenceBars(Struct, frozen=True):
     title: str
     between: str
     changes: tuple[Change, ...]
-
-
-class Fix(Struct, frozen=True):
-    """A step of the plan."""
-
-    number: int
-    summary: str
-    aside: str
-    """Where it is written and what it saves."""
-    code: str
-    lines: str
 
 
 class NoticeLine(Struct, frozen=True):
@@ -157,8 +149,8 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         losses=if_recorded(_losses, facts) or "",
         difference=_difference(timed),
         ranks=ranks(facts),
-        fixes=tuple(_fix(step, numbers(steps), facts) for step in steps),
-        folded=_folded(small),
+        fixes=tuple(shown_fix(step, numbers(steps), facts) for step in steps),
+        folded=folded_steps(small),
         notices=tuple(_notices(report, beside, steps, said)),
         notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
         areas=() if quiet else tuple(_areas(report, troubled)),
@@ -171,34 +163,6 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
 
 def _crashed(report: Document) -> list[Outcome]:
     return [each for each in report.outcomes if each.outcome == "crashed"]
-
-
-def plan(
-    report: Document, findings: Iterable[Finding], *, whole: bool = False
-) -> tuple[list[Step], list[Step]]:
-    """Divide the plan into shown steps, and folded ones that save almost nothing.
-
-    A step whose finding is not among ``findings`` is neither.
-    """
-    shown = {finding.code for finding in findings}
-    steps = [step for step in report.prescription if step.code in shown or not step.code]
-    small = [] if whole else [step for step in steps if _is_small(step, report)]
-    return [step for step in steps if step not in small], small
-
-
-def _is_small(step: Step, report: Document) -> bool:
-    """Return whether a step saves almost nothing.
-
-    An estimate for a GPU is no share of a CPU's step.
-    """
-    whole, saving = report.verdict.step_ms, step.saving_ms
-    mends = [each for each in report.findings if each.code in step.mends]
-    grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
-    if grave or saving is None or not whole or step.together:
-        return False
-    if saving.basis == "modelled" and not ran_on_a_gpu(report.facts):
-        return False
-    return saving.high < SMALL_PCT / 100 * whole
 
 
 def _variants(timing: Timing | None, report: Document) -> Iterator[VariantRow]:
@@ -313,72 +277,6 @@ def _changes(found: Waterfall) -> Iterator[Change]:
     rest = found.difference_ms - sum(round(ms, 1) for _, ms in shown)
     if abs(rest) >= NONE_MS:
         yield Change("rest", rest)
-
-
-HOW_TO_USE = {
-    "shell": "in the shell",
-    "sketch": "adapt these lines: fp8doctor could not see where your script does this",
-}
-"""Kind of lines -> what to do with them; Python's need no word."""
-
-
-def _has_lines(code: str) -> bool:
-    """Return whether there is more than comments."""
-    return any(line.strip() and not line.lstrip().startswith("#") for line in code.splitlines())
-
-
-def _fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
-    code = step.treatment.code
-    how = HOW_TO_USE.get(step.treatment.kind, "") if _has_lines(code) else ""
-    beside = numbered(step.together, fixes)
-    gives = (
-        f"saves together with {beside}"
-        if beside and step.saving_ms is None
-        else f"together with {beside} {saves(step.saving_ms)}"
-        if beside
-        else saves(step.saving_ms) or if_recorded(not_timed, step, facts) or ""
-    )
-    return Fix(
-        number=fixes[step.treatment.name],
-        summary=step.treatment.summary,
-        aside="; ".join(filter(None, (how, gives))),
-        code=step.code,
-        lines=code,
-    )
-
-
-def saves(saving: Saving | None) -> str:
-    """Write a fix's saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
-    if saving is None:
-        return ""
-    if saving.from_ms is not None and saving.to_ms is not None:
-        noise = " within noise" if saving.low < 0 < saving.high else ""
-        verb = "saves" if saving.middle >= 0 else "costs"
-        times = f"from {saving.from_ms:,.1f} to {saving.to_ms:,.1f}"
-        return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {HOW_KNOWN[saving.basis]}"
-    either_way = saving.low < 0 < saving.high
-    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
-    first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
-    how = HOW_KNOWN[saving.basis]
-    where = f" for {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
-    verb = "saves" if saving.high >= 0 else "costs"
-    amount = first if first == last else f"{first} to {last}"
-    if either_way and (first, last) != ("0.0", "0.0"):
-        either = f"{first} ms/step {_less(ends[0])} to {last} ms/step {_less(ends[1])}"
-        return f"too noisy to tell: from {either}, {how}{where}"
-    return f"{verb} {amount} ms/step, {how}{where}"
-
-
-def _less(saved_ms: float) -> str:
-    return "less" if saved_ms > 0 else "more"
-
-
-def _folded(small: Sequence[Step]) -> str:
-    told = "; ".join(
-        f"{each.treatment.summary} ({'; '.join(filter(None, (saves(each.saving_ms), each.code)))})"
-        for each in small
-    )
-    return f"Under 1% of the step: {told}." if small else ""
 
 
 def _notices(

@@ -15,7 +15,8 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import NOT_RECORDED, Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.render.box import _cost, answer
+from fp8doctor.render.box import answer
+from fp8doctor.render.causes import cost_of_parts
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.header import model
@@ -139,7 +140,7 @@ def test_what_fp8_would_give_is_said_once() -> None:
 def test_what_costs_more_than_converting_is_named_in_a_sentence(part: str, words: str) -> None:
     parts = {"GEMMs": 2.0, "casts": 0.0, part: 4.2}
     found = Waterfall("as_is", "bf16", 6.2, parts, fused_ms=0.0, step_ms=20.0)
-    assert _cost(found).sentence.startswith(words)
+    assert cost_of_parts(found).sentence.startswith(words)
 
 
 def in_rowwise(*, compiled: bool) -> Document:

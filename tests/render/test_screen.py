@@ -24,7 +24,8 @@ from fp8doctor.render.box import LABELS
 from fp8doctor.render.details import details
 from fp8doctor.render.drawing import FILLS, draw
 from fp8doctor.render.html import view
-from fp8doctor.render.screen import Screen, first_screen, plan, saves
+from fp8doctor.render.planned_fixes import plan, saves
+from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import Report, load_report
 from tests.checks.arms import ran, timed

@@ -9,9 +9,11 @@ import pytest
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Facts
-from fp8doctor.render.box import NON_FINITE, answer
+from fp8doctor.render.box import answer
+from fp8doctor.render.causes import NON_FINITE
 from fp8doctor.render.details import gained_alone
-from fp8doctor.render.screen import Screen, first_screen, saves
+from fp8doctor.render.planned_fixes import saves
+from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.timing import as_is_difference
 from tests.diagnosis.test_plan_end import TRIALS
 

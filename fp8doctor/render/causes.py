@@ -1,0 +1,237 @@
+"""Why FP8 is slower, or what the plan fixes, in sentences: the largest measured cost first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import timed_on_cpu
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
+from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.diagnosis.answer import BROKEN, GRAVE
+from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.outlook import loses_as_modelled
+from fp8doctor.facts import if_recorded
+from fp8doctor.finding import Finding, Saving
+from fp8doctor.known_errors import in_a_sentence
+from fp8doctor.render.details import gained_alone, gains_nothing
+from fp8doctor.render.timing import as_is_difference
+
+COSTS = {
+    "idle": "idle GPU time costs",
+    "unclassified": "unclassified kernels cost",
+    "norms and pointwise": "norms and pointwise work cost",
+    "copies": "copies cost",
+}
+"""Part of a difference -> how a sentence about its ms begins; the names of the others are in the singular."""
+
+
+UNEXPLAINED = "fp8doctor cannot explain the gap"
+"""Says that FP8 is slower, and no cause is known."""
+
+
+MOST_CAUSES = 2
+"""Causes that are named next to what they cost."""
+
+
+NON_FINITE = "NUM001"
+"""The check that tells of NaN and infinity in FP8 alone."""
+
+
+BUSY_HOST = "STP009"
+
+
+DISTURBED = (BUSY_HOST, "GPU004")
+"""Checks whose findings are about the machine while it timed, not about the job."""
+
+
+COMPILES_LONG = "CMP006"
+"""The check whose finding is of seconds before the step, which are no cause of its time."""
+
+
+CASTS_COST = "STP002"
+"""The check whose finding says what the line of casts and matmuls says."""
+
+
+def estimate_told(report: Document) -> ModelledSpeedup | None:
+    """Return the estimated speedup if it is the answer."""
+    verdict = report.verdict
+    if verdict.status not in ("no_fp8", "not_measured") or verdict.basis != "modelled" or verdict.step_ms:
+        return None
+    return expected_speedup(report.facts, report.findings)
+
+
+class Cause(Struct, frozen=True):
+    sentence: str
+    code: str = ""
+    """Of the finding that it is the title of."""
+    ms: float = 0.0
+    """Its measured cost per step; 0 if it was not measured."""
+    is_summary: bool = False
+    """True if it is the verdict's summary."""
+
+
+def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
+    """Tell the causes, the one with the largest measured cost first.
+
+    If FP8 is not slower, they are of what the plan fixes and stand behind its casts and matmuls.
+    """
+    verdict = report.verdict
+    if error := report.facts.get("script_error"):
+        causes = _causes(report, steps, [])
+        known = in_a_sentence(error)
+        yield Cause(known or "fp8doctor saw no training step, and read only the environment.")
+        yield from causes
+        return
+    grave = gravest(report)
+    if verdict.status in GRAVE and grave:
+        yield _cause_from(grave)
+        return
+    if verdict.status == "step_raises":
+        yield Cause(verdict.summary, is_summary=True)
+        return
+    difference = if_recorded(as_is_difference, report.facts)
+    of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
+    costs = [cost_of_parts(difference)] if difference and of_fp8 else []
+    causes = _causes(report, steps, costs)
+    slower = verdict.status == "fp8_slower"
+    if slower or verdict.basis != "measured":
+        told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
+        yield from told or [_without_a_cause(report)]
+    else:
+        yield from (*(costs or [_without_a_cause(report)]), *causes)
+
+
+def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:
+    """List causes that the plan fixes, before them one that is measured to cost more than all others.
+
+    Without any, the first problem without a step. Those told ``beside`` are left out. Errors stand first.
+    """
+    told = {each.code for each in beside}
+    planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
+    proven = [each for each in report.findings if each.severity != "info" and gained_alone(each)]
+    alone = {each.treatment.name: each.saving_ms for each in reversed(proven) if each.treatment}
+    on_the_way = not any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    causes = [
+        _cause_from(each, alone.get(each.treatment.name) or (each.saving_ms if on_the_way else None))
+        for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
+        if each.code not in told
+    ]
+    timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
+    most = max(timed, key=lambda each: each.ms, default=None)
+    if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
+        causes = [most, *causes]
+    none = planned or report.verdict.status == "fp8_faster"
+    unfixed = (
+        [] if none else [_cause_from(each) for each in unfixed_problems(report) if each.code not in told]
+    )
+    shown = causes[:MOST_CAUSES] or unfixed[:1]
+    codes = told.union(each.code for each in shown)
+    errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
+    return [*map(_cause_from, errors), *shown]
+
+
+def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> Cause:
+    """Write a cause, and the ms of the step that it costs if a time proves them.
+
+    Of leaving FP8 off they are the whole difference, whatever the cause.
+    """
+    title, of = cause.title.rstrip("."), cause.treatment
+    if saving is None or saving.from_ms is None or saving.low <= 0 or (of and of.name == STAY_IN_BF16):
+        return Cause(as_sentence(title), cause.code)
+    told = "" if " ms" in title else f": {saving.middle:,.1f} of {saving.from_ms:,.1f} ms/step"
+    return Cause(as_sentence(f"{title}{told}"), cause.code, saving.middle)
+
+
+def gravest(report: Document) -> Finding | None:
+    """Find what breaks the job, else the first error."""
+    breaks = (each for each in report.findings if each.get("breaks") in BROKEN)
+    errors = (each for each in report.findings if each.severity == "error")
+    return next(breaks, None) or next(errors, None)
+
+
+def gives_nan(report: Document) -> bool:
+    """Return whether NaN or infinity in FP8 is the worst of the job."""
+    grave = gravest(report)
+    return report.verdict.status in GRAVE and grave is not None and grave.code == NON_FINITE
+
+
+def unfixed_problems(report: Document) -> Iterator[Finding]:
+    """Find problems without a step in the plan whose fix was not timed and found useless."""
+    planned = {code for step in report.prescription for code in step.mends}
+    for finding in report.findings:
+        troubles = finding.severity in ("warning", "error") and not gains_nothing(finding)
+        if troubles and finding.code not in planned and finding.code not in DISTURBED:
+            yield finding
+
+
+def cost_of_parts(found: Waterfall) -> Cause:
+    """Say what casts cost and matmuls save, behind any other part that weighs more."""
+    casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
+    told = (
+        f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
+        if saved >= 0
+        else f"FP8 casts cost {casts:,.1f} ms/step, and the matmuls take {-saved:,.1f} ms longer"
+    )
+    others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
+    name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
+    if most > max(found.casts_unpaid_ms, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0:
+        part = f"{COSTS.get(name, f'{name} costs')} {most:,.1f}"
+        told = f"{told}; {part}" if casts > most else f"{part} ms/step; {told.replace(' ms/step', '', 1)}"
+    return Cause(as_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
+
+
+def _without_a_cause(report: Document) -> Cause:
+    verdict = report.verdict
+    not_timed = verdict.status == "not_measured" and not verdict.basis
+    if not_timed or verdict.status in ("no_fp8", "too_noisy"):
+        return Cause(_without_the_estimate(report), is_summary=True)
+    return Cause(_no_cause_known(report))
+
+
+def _without_the_estimate(report: Document) -> str:
+    """Return the verdict's summary with the recipes in place of the speed that the title gives."""
+    expects, summary = estimate_told(report), report.verdict.summary
+    if expects is None or not expects.recipes:
+        return summary
+    first, *others = expects.recipes
+    slower = ", ".join(f"{each} {expects.recipes[each]:.2f}x" for each in others)
+    recipes = f"The best recipe would be {first}, compiled{f' ({slower})' if slower else ''}."
+    return summary.replace(expects.sentence, recipes)
+
+
+def _no_cause_known(report: Document) -> str:
+    verdict = report.verdict
+    if verdict.status == "fp8_slower":
+        return f"{UNEXPLAINED}: no check found its cause."
+    if modelled_loss(report):
+        return (
+            "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
+            "(estimated)."
+        )
+    if verdict.basis == "modelled":
+        expects = estimate_told(report)
+        if expects and expects.as_is and 1 - expects.as_is >= expects.as_is_may_be_off:
+            how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
+            return f"No check found anything that slows FP8 down: {how} (estimated)."
+        why = unknown_part(report.facts) if expects and expects.after else ""
+        why = why.replace("No estimate", " No estimate as it is", 1)
+        return f"No check found anything that slows FP8 down.{why}"
+    if verdict.status == "not_measured":
+        return "BF16 was not timed, so there is nothing to compare with."
+    if timed_on_cpu(report.facts):
+        return "Timed on a CPU, which does not predict a GPU."
+    return "The step was not profiled."
+
+
+def modelled_loss(report: Document) -> bool:
+    """Return whether only the cost model speaks about FP8's speed, and expects a loss."""
+    return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
+
+
+def as_sentence(title: str) -> str:
+    first = title.partition(" ")[0]
+    return f"{title[:1].upper() if first.isalpha() else title[:1]}{title[1:].rstrip('.')}."

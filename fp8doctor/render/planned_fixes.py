@@ -1,0 +1,129 @@
+"""The fixes of the plan: which are shown, their lines, and what each saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import timed_on_gpu
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.outlook import SMALL_PCT
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.finding import Finding, Saving
+from fp8doctor.render.header import product
+from fp8doctor.render.words import HOW_KNOWN, numbered
+
+
+class Fix(Struct, frozen=True):
+    """A step of the plan."""
+
+    number: int
+    summary: str
+    aside: str
+    """Where it is written and what it saves."""
+    code: str
+    lines: str
+
+
+def plan(
+    report: Document, findings: Iterable[Finding], *, whole: bool = False
+) -> tuple[list[Step], list[Step]]:
+    """Divide the plan into shown steps, and folded ones that save almost nothing.
+
+    A step whose finding is not among ``findings`` is neither.
+    """
+    shown = {finding.code for finding in findings}
+    steps = [step for step in report.prescription if step.code in shown or not step.code]
+    small = [] if whole else [step for step in steps if _is_small(step, report)]
+    return [step for step in steps if step not in small], small
+
+
+def _is_small(step: Step, report: Document) -> bool:
+    """Return whether a step saves almost nothing.
+
+    An estimate for a GPU is no share of a CPU's step.
+    """
+    whole, saving = report.verdict.step_ms, step.saving_ms
+    mends = [each for each in report.findings if each.code in step.mends]
+    grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
+    if grave or saving is None or not whole or step.together:
+        return False
+    if saving.basis == "modelled" and not ran_on_a_gpu(report.facts):
+        return False
+    return saving.high < SMALL_PCT / 100 * whole
+
+
+HOW_TO_USE = {
+    "shell": "in the shell",
+    "sketch": "adapt these lines: fp8doctor could not see where your script does this",
+}
+"""Kind of lines -> what to do with them; Python's need no word."""
+
+
+def _has_lines(code: str) -> bool:
+    """Return whether there is more than comments."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in code.splitlines())
+
+
+def shown_fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
+    code = step.treatment.code
+    how = HOW_TO_USE.get(step.treatment.kind, "") if _has_lines(code) else ""
+    beside = numbered(step.together, fixes)
+    gives = (
+        f"saves together with {beside}"
+        if beside and step.saving_ms is None
+        else f"together with {beside} {saves(step.saving_ms)}"
+        if beside
+        else saves(step.saving_ms) or if_recorded(not_timed, step, facts) or ""
+    )
+    return Fix(
+        number=fixes[step.treatment.name],
+        summary=step.treatment.summary,
+        aside="; ".join(filter(None, (how, gives))),
+        code=step.code,
+        lines=code,
+    )
+
+
+def saves(saving: Saving | None) -> str:
+    """Write a fix's saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
+    if saving is None:
+        return ""
+    if saving.from_ms is not None and saving.to_ms is not None:
+        noise = " within noise" if saving.low < 0 < saving.high else ""
+        verb = "saves" if saving.middle >= 0 else "costs"
+        times = f"from {saving.from_ms:,.1f} to {saving.to_ms:,.1f}"
+        return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {HOW_KNOWN[saving.basis]}"
+    either_way = saving.low < 0 < saving.high
+    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
+    first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
+    how = HOW_KNOWN[saving.basis]
+    where = f" for {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
+    verb = "saves" if saving.high >= 0 else "costs"
+    amount = first if first == last else f"{first} to {last}"
+    if either_way and (first, last) != ("0.0", "0.0"):
+        either = f"{first} ms/step {_less(ends[0])} to {last} ms/step {_less(ends[1])}"
+        return f"too noisy to tell: from {either}, {how}{where}"
+    return f"{verb} {amount} ms/step, {how}{where}"
+
+
+def _less(saved_ms: float) -> str:
+    return "less" if saved_ms > 0 else "more"
+
+
+def folded_steps(small: Sequence[Step]) -> str:
+    told = "; ".join(
+        f"{each.treatment.summary} ({'; '.join(filter(None, (saves(each.saving_ms), each.code)))})"
+        for each in small
+    )
+    return f"Under 1% of the step: {told}." if small else ""
+
+
+def not_timed(step: Step, facts: Facts) -> str:
+    """Say that a trial did not time this fix; empty if its gain is known, or if no fix was timed."""
+    tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
+    done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
+    known = done or step.saving_ms is not None or step.treatment.kind == "shell"
+    return "" if not tried or known else "not timed"
