@@ -10,11 +10,12 @@ from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
     BF16_BASELINES,
-    IN_BF16,
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
+    change_in_bf16,
     is_conversion,
+    is_in_bf16,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
@@ -129,11 +130,12 @@ def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
 
     None if it was not timed. If it does not fit, or is slower, the best BF16 without them.
     """
-    shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
     best = best_bf16(facts)
+    shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
+    shared -= {*_made_of(best)} if best else set()  # an autocast that every BF16 has
     if not shared:
         return best
-    alike = (each for each in facts.trial.arms if each.name in IN_BF16)
+    alike = (each for each in facts.trial.arms if is_in_bf16(each.name))
     planned = next((each for each in alike if changes_in_bf16(each.name, _made_of(each)) == shared), None)
     if planned is None:
         return None
@@ -149,7 +151,7 @@ def _made_of(of: Arm) -> tuple[str, ...]:
 
 def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
     """Name what a BF16 variant changes beside leaving FP8 off; empty for a baseline."""
-    if name == ArmName.BF16_PRESCRIBED:
+    if name == ArmName.BF16_PRESCRIBED or change_in_bf16(name):
         return frozenset(treatments)
     return next((changes for changes, each in BF16_WITH.items() if each == name), frozenset())
 
@@ -246,6 +248,6 @@ def savings(facts: Facts) -> dict[str, Saving]:
     for alone in facts.arms() if timed_on_gpu(facts) else ():
         if alone.tried and len(alone.get("treatments", ())) == 1:
             base = base_of(facts.trial, alone)
-            if base is not None and alone.name not in IN_BF16:
+            if base is not None and not is_in_bf16(alone.name):
                 found.setdefault(alone.treatments[0], measured_saving(facts.trial, base, alone))
     return found

@@ -25,12 +25,12 @@ from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
-    IN_BF16,
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
     in_first_window,
     is_conversion,
+    is_in_bf16,
     is_of_first_window,
 )
 from fp8doctor.facts.no_number import why_of
@@ -207,7 +207,7 @@ def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
         return None
     base = timed.get("base")
     unconverted = ArmName.AS_IS in (timed.name, base) and not is_conversion(timed.name)
-    in_bf16 = timed.name in IN_BF16 or (unconverted and not uses_fp8(facts))
+    in_bf16 = is_in_bf16(timed.name) or (unconverted and not uses_fp8(facts))
     bf16 = best if in_bf16 else fair_bf16(facts, timed)
     if bf16 is None:
         return None

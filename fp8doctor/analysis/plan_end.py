@@ -28,7 +28,7 @@ from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import BASELINES, IN_BF16, ArmName, is_conversion, is_of_first_window
+from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16, is_of_first_window
 from fp8doctor.wording import minus
 
 
@@ -137,7 +137,8 @@ def is_in_fp8(each: Arm) -> bool:
 def _is_total(each: Arm) -> bool:
     """Return whether it is a changed step that a user could run."""
     return (
-        each.name not in (*IN_BF16, ArmName.AS_IS, ArmName.PRESCRIBED, ArmName.WITHOUT_ADAPTERS)
+        each.name not in (ArmName.AS_IS, ArmName.PRESCRIBED, ArmName.WITHOUT_ADAPTERS)
+        and not is_in_bf16(each.name)
         and not is_of_first_window(each.name)
         and bool(each.get("treatments"))
     )
@@ -194,11 +195,11 @@ def _made(facts: Facts, of: Arm) -> frozenset[str]:
     """Name what makes a variant of the step as it is; empty if no plan leads through it."""
     if of.name == ArmName.WITHOUT_ADAPTERS:
         return frozenset()
-    if of.name not in IN_BF16:
+    if not is_in_bf16(of.name):
         return frozenset(kind(name, facts) for name in all_changes(facts.trial, of))
     bf16 = bf16_of_the_plan(facts)
     changes = changes_in_bf16(of.name, of.get("treatments", ())) - {CUDA_GRAPHS}
-    if bf16 is None or (of.name != bf16.name and not (changes and of.get("base") == bf16.name)):
+    if bf16 is None or (of.name != bf16.name and not (changes and _form_of(facts, of) == bf16)):
         return frozenset()
     return changes | {kind(STAY_IN_BF16, facts)}
 
@@ -211,5 +212,12 @@ def bf16_of_the_plan(facts: Facts) -> Arm | None:
     end = if_recorded(plan_end, facts)
     if end is None or not end.in_bf16:
         return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
-    changed = end.arm.name not in (*BASELINES, ArmName.BF16_CUDA_GRAPHS)
-    return (arm_if_any(facts, end.arm.get("base") or "") if changed else None) or end.arm
+    return (_form_of(facts, end.arm) if end.arm.name != ArmName.BF16_CUDA_GRAPHS else None) or end.arm
+
+
+def _form_of(facts: Facts, of: Arm) -> Arm | None:
+    """Find the baseline that a BF16 variant changes, or changes a change of."""
+    below: Arm | None = of
+    while below is not None and below.name not in BASELINES:
+        below = arm_if_any(facts, below.get("base") or "")
+    return below

@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from fp8doctor.facts.arm_names import ArmName, is_conversion, keeps_users_compilation, recipe_of
+from fp8doctor.facts.arm_names import (
+    ArmName,
+    change_in_bf16,
+    is_conversion,
+    keeps_users_compilation,
+    recipe_of,
+)
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, named
 
 CONVERT_BASE_FIRST = "convert-base-first"
@@ -300,6 +306,8 @@ def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "")
         return f"FP8 {own}" if fp8 else own
     if name == ArmName.PRESCRIBED:
         return "FP8 with all fixes"
+    if found := change_in_bf16(name):
+        return f"BF16, {in_words(found)}"
     if is_conversion(name):
         way = "compiled your way" if keeps_users_compilation(name) else "compiled"
         return f"FP8 {recipe_in_words(recipe_of(name))} {way}"

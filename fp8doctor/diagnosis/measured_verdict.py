@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, saved_ms, timed_a_model
+from fp8doctor.analysis.arms import arm, changes_in_bf16, fair_bf16, is_finite, saved_ms, timed_a_model
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
@@ -30,7 +30,6 @@ from fp8doctor.wording import in_ms, plural, times
 ALIKE: dict[str, str] = {
     ArmName.BF16_WITHOUT_CHECKPOINTING: "checkpointing off",
     ArmName.BF16_CUDA_GRAPHS: "CUDA graphs",
-    ArmName.BF16_PRESCRIBED: "the same fixes",
 }
 """BF16 with a change that helps it too -> the change in words."""
 
@@ -196,7 +195,8 @@ def _promise(view: TrialView) -> str:
             f" With {changes}: {in_ms(prescribed.step_ms)}. BF16 would also gain from {names}, which was "
             f"not timed.{stays}"
         )
-    too = ALIKE.get(measure.name)
+    same = "the same fixes" if changes_in_bf16(measure.name, measure.treatments) else ""
+    too = ALIKE.get(measure.name) or same
     alike = f" with {too} too ({in_ms(measure.step_ms)})" if too else ""
     against = (
         f"within noise of BF16{alike}"

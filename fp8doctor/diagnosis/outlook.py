@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, ratio, uses_fp8
 from fp8doctor.analysis.modelled_speedup import KEPT
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
@@ -134,17 +134,19 @@ FORMS: dict[str, str] = {
     ArmName.BF16_AS_COMPILED: "compiled BF16",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
     ArmName.BF16_CUDA_GRAPHS: "compiled BF16 with CUDA graphs",
-    ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
 }
-"""BF16 variant -> its form in a sentence; plain BF16 otherwise."""
+"""BF16 variant -> its form in a sentence."""
 
 
 def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
     """Name a BF16 variant; one that has other fixes of the plan, by their numbers."""
-    numbers = [str(n) for n, step in enumerate(steps, 1) if step.treatment.name in bf16.get("treatments", ())]
-    if bf16.name == ArmName.BF16_PRESCRIBED and numbers:
+    made_of = bf16.get("treatments", ())
+    numbers = [str(n) for n, step in enumerate(steps, 1) if step.treatment.name in made_of]
+    if numbers and bf16.name not in FORMS:
         return f"BF16 with {'fix' if len(numbers) == 1 else 'fixes'} {' and '.join(numbers)}"
-    return FORMS.get(bf16.name, "BF16")
+    return FORMS.get(bf16.name) or (
+        "BF16 with the same fixes" if changes_in_bf16(bf16.name, made_of) else "BF16"
+    )
 
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:

@@ -46,13 +46,32 @@ IN_BF16 = (
     ArmName.BF16_CUDA_GRAPHS,
     ArmName.BF16_PRESCRIBED,
 )
-"""Variants without FP8, whatever the job has. Treatments that are called after BF16 change a step in FP8."""
+"""Variants without FP8 that `ArmName` names, whatever the job has; `is_in_bf16` knows all of them."""
 
 BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 
+_BF16_WITH = "bf16_with_"
 _CONVERSION = "float8_"
 _AS_COMPILED = "_as_compiled"
 _FIRST_WINDOW = "_first"
+
+
+def bf16_with(treatment: str) -> str:
+    """Name BF16 with a change that no finding proposed, and with the proposed ones that help it too."""
+    return _BF16_WITH + treatment
+
+
+def change_in_bf16(name: str) -> str:
+    """Return the change after which `bf16_with` names a variant; empty for any other."""
+    return name.removeprefix(_BF16_WITH) if name.startswith(_BF16_WITH) else ""
+
+
+def is_in_bf16(name: str) -> bool:
+    """Return whether the variant has no FP8, whatever the job has.
+
+    Treatments that are called after BF16 change a step in FP8.
+    """
+    return name in IN_BF16 or name.startswith(_BF16_WITH)
 
 
 def conversion_to(recipe: str, *, as_compiled: bool = False) -> str:

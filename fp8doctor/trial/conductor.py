@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.arm_names import ArmName, Reason, is_in_bf16
 from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
@@ -240,9 +240,9 @@ def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], 
 
 
 def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
-    """Return the reason of an exploration whose base has no time."""
+    """Return the reason of an exploration, or of a BF16, whose base has no time."""
     base = next((each for each in attempts if each.plan.name == plan.base), None)
-    if not explores(plan) or base is None or base.no_number is None:
+    if base is None or base.no_number is None or not (explores(plan) or is_in_bf16(plan.name)):
         return None
     words = variant_in_a_sentence(base.plan.name)
     return NoNumber(base.no_number.why, f"it changes {words}, which has no time")

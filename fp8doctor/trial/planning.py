@@ -10,26 +10,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
 from fp8doctor.analysis.compile_coverage import has_loop
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
-    CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     COMPILE_MODEL,
     CUDA_GRAPHS,
     TE_AUTOCAST,
     family,
+    that_help_bf16_too,
     traits,
 )
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import with_timed_shapes
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.arm_names import ArmName, conversion_to
+from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES, stack_of
@@ -38,7 +38,6 @@ from fp8doctor.trial.explorations import TrialContext, explorations, is_one_grap
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
-from fp8doctor.trial.treatments.switches import flags, keep_activations
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 
 IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS})
@@ -73,8 +72,8 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *([prescribed] if prescribed else [] if in_fp8 else planner.conversions(as_is)),
         *(planner.prescribed_as_compiled(as_is, proposals) if prescribed else []),
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or not prescribed),
-        *(each for each in planner.measurements(base) if each.name not in {plan.name for plan in alike}),
-        *planner.tried_unasked(base, proposals),
+        *planner.adapters_left_out(base),
+        *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),
     ]
 
 
@@ -188,28 +187,30 @@ class VariantPlanner:
         """Collect what decides on explorations."""
         return TrialContext(self.facts, self.job, {each.name for each in proposals})
 
-    def measurements(self, base: VariantPlan) -> list[VariantPlan]:
-        """Plan variants that measure a share and are never prescribed."""
-        plans = []
-        unasked = explorations(TrialContext(self.facts, self.job, ()))
-        if CHECKPOINTING_OFF in unasked and uses_fp8(self.facts):
-            form = self.form_of(base)
-            plan, asking = self.bf16(form, ArmName.BF16_WITHOUT_CHECKPOINTING), flags(self.facts)
-            make = chain(plan.make, lambda each: replace(each, model=keep_activations(each.model, asking)))
-            plans.append(replace(plan, make=make, base=form, explored=True))
-        if self.facts.network.adapter_parameters:
-            plans.append(
-                VariantPlan(
-                    ArmName.WITHOUT_ADAPTERS,
-                    chain(base.make, without_adapters),
-                    fp8=base.fp8,
-                    base=base.name,
-                    explored=True,
-                    compiled=base.compiled,
-                    by_block=base.by_block,
-                )
-            )
-        return plans
+    def with_twins(
+        self, unasked: Iterable[VariantPlan], base: VariantPlan, alike: Sequence[VariantPlan]
+    ) -> Iterator[VariantPlan]:
+        """Plan BF16 with the same change before each exploration of FP8 that helps it too.
+
+        It has the proposals that help it too, ``alike``, as the exploration has them. BF16 has its own
+        autocast anyway.
+        """
+        for each in unasked:
+            shared = that_help_bf16_too(each.treatments).difference(self.own_autocast())
+            if shared and uses_fp8(self.facts):
+                below = alike[0] if alike else self.bf16(self.form_of(base))
+                changes = (*below.treatments, *each.treatments)
+                name = BF16_WITH.get(frozenset(changes)) or bf16_with(each.name)
+                plan = self.on(below, [*map(_unexplained, each.treatments)], name)
+                yield replace(plan, treatments=changes, explored=True)
+            yield each
+
+    def adapters_left_out(self, base: VariantPlan) -> list[VariantPlan]:
+        """Plan the step without adapters, which measures their share and is never prescribed."""
+        if not self.facts.network.adapter_parameters:
+            return []
+        plan = self.on(base, [], ArmName.WITHOUT_ADAPTERS)
+        return [replace(plan, make=chain(base.make, without_adapters), explored=True)]
 
     def recorded_kernels(self, base: VariantPlan) -> tuple[VariantPlan, ...]:
         """Plan ``base`` and compiled BF16 as CUDA graphs, for compiled layers of torchao.

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.facts.arm_names import is_in_bf16
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -63,4 +65,4 @@ class VariantPlan:
 
 def explores(plan: VariantPlan) -> bool:
     """Return whether the variant may join the prescription though no finding asks."""
-    return plan.explored and bool(plan.treatments)
+    return plan.explored and bool(plan.treatments) and not is_in_bf16(plan.name)

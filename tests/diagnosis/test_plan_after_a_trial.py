@@ -15,10 +15,13 @@ from fp8doctor.analysis.treatment_table import family
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.arm_names import Reason, bf16_with
 from fp8doctor.finding import Finding, Treatment
+from fp8doctor.render.words import variant_of
+from tests.checks.arms import ran
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, render
 from tests.facts_of import DECODER_468M
 from tests.recordings import name_of
@@ -80,6 +83,34 @@ def test_bf16_with_the_same_fixes_is_the_end_if_it_is_faster() -> None:
     assert [step.treatment.name for step in plan] == ["stay-in-bf16", "attention-sdpa"]
     assert view.prescribed is not None
     assert fair_bf16(view.facts, view.prescribed) is alike, "the plan's FP8 is compared with it"
+
+
+def test_bf16_with_what_the_trial_found_is_the_end_if_it_is_faster() -> None:
+    """A BF16 twin builds on BF16 with the proposed fixes, so each fix has its own saving."""
+    facts = Of({**SLOW, "prescribed": around(88.0)}, bases={"prescribed": "as_is"}).facts()
+    fused, attention = "fused-optimizer", "attention-sdpa"
+    twins = (
+        ran("bf16_prescribed", 80.0, treatments=(attention,), base="bf16_compiled"),
+        ran(fused, 85.0, treatments=(fused,), base="prescribed"),
+        ran(bf16_with(fused), 70.0, treatments=(attention, fused), base="bf16_prescribed"),
+    )
+    facts = msgspec.structs.replace(
+        facts, trial=msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, *twins))
+    )
+    asked = msgspec.structs.replace(
+        EAGER, code="MEM006", treatment=Treatment(name=attention, summary="s", code="c")
+    )
+    view = trial_view(facts)
+    assert view.end is not None
+    assert (view.end.arm.name, view.end.changes) == (bf16_with(fused), (attention, fused))
+    plan = as_timed(prescribe((EAGER, asked)), view)
+    saved = [round(step.saving_ms.to_ms or 0.0) for step in plan if step.saving_ms]
+    assert [step.treatment.name for step in plan] == ["stay-in-bf16", attention, fused]
+    assert saved == [93, 80, 70]
+    in_words = {each.name: variant_of(each, facts.trial.arms, fp8=True, plan={}) for each in twins}
+    assert in_words[bf16_with(fused)] == "BF16, fused optimizer"
+    document = msgspec.structs.replace(diagnose(facts), prescription=plan)
+    assert outlook(document).sentence.startswith("70.0 ms in BF16 with fixes 2 and 3, ")
 
 
 def test_what_the_trial_found_joins_the_plan_with_what_it_saved_on_top_of_its_base() -> None:

@@ -385,10 +385,35 @@ def test_an_optimizer_that_could_be_fused_is(optimizer: Any, explored: list[str]
     ] == explored
 
 
+def test_bf16_with_it_comes_before_an_exploration_that_speeds_it_up_too() -> None:
+    """And with the proposals that do, else FP8 would be compared with a BF16 that lacks the change."""
+    model = float8(llama(attn_implementation="eager").bfloat16())
+    of = job(model, optimizer=torch.optim.AdamW(model.parameters()))
+    for proposed, form, base in (
+        ((), "bf16", "bf16"),
+        (("compile-blocks",), "bf16_compiled", "bf16_compiled"),
+        (("compile-blocks", "attention-sdpa"), "bf16_compiled", "bf16_prescribed"),
+    ):
+        found = plans(of, *proposed)
+        twin = found["bf16_with_fused-optimizer"]
+        assert list(found)[list(found).index("fused-optimizer") - 1] == twin.name
+        assert twin.treatments == (*proposed[1:], "fused-optimizer")
+        assert (twin.base, twin.fp8, twin.explored) == (base, False, True)
+        assert twin.compiled is found[form].compiled
+        made = twin.make(Variant(model=copy.deepcopy(model), batch=TOKENS))
+        assert (made.optimizer or {})["fused"]
+        assert not [each for each in made.model.modules() if "Float8" in type(each).__name__]
+        assert (made.model.config._attn_implementation == "sdpa") is ("attention-sdpa" in proposed)
+
+
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
     found = plans(job(float8(Stacked())))
     assert found["bf16"].treatments == found["bf16_compiled"].treatments == ("autocast-bf16",)
-    assert [name for name, plan in found.items() if plan.explored] == ["autocast-bf16", "bf16-parameters"]
+    assert [name for name, plan in found.items() if plan.explored] == [
+        "autocast-bf16",
+        "bf16_with_bf16-parameters",
+        "bf16-parameters",
+    ]
     under = plans(job(float8(Stacked()), autocast=torch.bfloat16))
     assert under["bf16"].treatments == ()
     assert not any(plan.explored for plan in under.values())
@@ -548,6 +573,7 @@ SICK_ARMS = {
     "checkpointing-off": "as_is",
     "fused-optimizer": "as_is",
     "bf16_without_checkpointing": "bf16",
+    "bf16_with_fused-optimizer": "bf16",
     "without_adapters": "as_is",
 }
 
@@ -571,14 +597,15 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     )
     timed = {arm.name: arm for arm in result.arms}
     assert {arm.name: arm.reason for arm in result.arms if not arm.tried} == {}
-    assert set(timed) >= {"as_is", "bf16", "prescribed", *SICK_ARMS}
+    arms = {*SICK_ARMS, "bf16_with_checkpointing-off"} - {"bf16_without_checkpointing"}  # with BF16 adapters
+    assert set(timed) >= {"as_is", "bf16", "prescribed", *arms}
     base = timed["fused-optimizer"].base or ""
     assert timed[base].treatments == ("adapters-to-bf16",)
-    gemms = {name: timed[name].fp8_gemms for name in ("as_is", base, *SICK_ARMS)}
+    gemms = {name: timed[name].fp8_gemms for name in ("as_is", base, *arms)}
     recomputed = gemms["as_is"]
     assert recomputed is not None
     assert gemms["checkpointing-off"] < recomputed
-    assert gemms["bf16_without_checkpointing"] == 0
+    assert gemms["bf16_with_checkpointing-off"] == gemms["bf16_with_fused-optimizer"] == 0
     assert all(gemms[name] == recomputed for name in (base, "fused-optimizer"))
     assert gemms["without_adapters"] == recomputed, (
         "the gradient goes on to the embedding, as the hook on it asks for under adapters too"

@@ -16,16 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 
-from fp8doctor.analysis.arms import BF16_WITH
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import (
-    BASELINES,
     BF16_BASELINES,
-    IN_BF16,
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
     is_conversion,
+    is_in_bf16,
 )
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -79,10 +77,6 @@ LEAST_WARM_UP = 3
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """Steps and seconds of a profile at each depth (seen: 3 to 9 steps, with warm-up and reading), and steps of a
 plain proof at the deepest (1.3 to 4)."""
-
-NEEDED = (ArmName.AS_IS, ArmName.PRESCRIBED, *IN_BF16)
-"""Variants that a report cannot do without, unless nobody proposed them; the first conversion of a model
-without FP8 is needed too."""
 
 AGAIN_S = 1.0
 """Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
@@ -275,7 +269,9 @@ def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
         return 0.0
     best = min(tried, key=lambda cost: cost.steps_s[-1])
     baselines = [
-        costs[name] for name in (*BASELINES, *BF16_WITH.values(), ArmName.BF16_PRESCRIBED) if name in costs
+        cost
+        for name, cost in costs.items()
+        if name == ArmName.AS_IS or (is_in_bf16(name) and name != ArmName.SELF_CHECK)
     ]
     return (
         max(cost.build_s for cost in tried)
@@ -342,10 +338,14 @@ def build_until(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) 
 
 
 def is_needed(plan: VariantPlan, costs: Mapping[str, Cost]) -> bool:
-    """Return whether a report cannot do without the variant."""
+    """Return whether a report cannot do without the variant.
+
+    That is the step as it is, every BF16 and the whole plan, or the first conversion of a model without FP8.
+    """
     if is_conversion(plan.name):
         return not any(map(is_conversion, costs))
-    return plan.name in NEEDED and not plan.explored
+    decides = plan.name in (ArmName.AS_IS, ArmName.PRESCRIBED) or is_in_bf16(plan.name)
+    return decides and not plan.explored
 
 
 def costs_of(attempts: Sequence[Attempt]) -> dict[str, Cost]:

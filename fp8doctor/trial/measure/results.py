@@ -12,7 +12,14 @@ from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
-from fp8doctor.facts.arm_names import IN_BF16, ArmName, Reason, in_first_window, is_of_first_window
+from fp8doctor.facts.arm_names import (
+    ArmName,
+    Reason,
+    in_any_window,
+    in_first_window,
+    is_in_bf16,
+    is_of_first_window,
+)
 from fp8doctor.facts.no_number import not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
@@ -108,7 +115,7 @@ def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]
     ]
     bases = {arm.base for arm in aside}
     if any(base and is_of_first_window(base) for base in bases):
-        bases |= {in_first_window(name) for name in IN_BF16}
+        bases |= {each.name for each in aside if is_in_bf16(in_any_window(each.name))}
     kept = [
         arm
         for arm in aside
