@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, ratio, uses_fp8
+from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.modelled_speedup import KEPT
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.document import Document, Step
@@ -107,18 +108,27 @@ def _with_all(steps: Sequence[Step]) -> str:
 
 
 def _against(view: TrialView, total: Arm, beginning: str) -> str:
+    """Compare a step with its BF16 and with the step as it is."""
     now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(view.facts, total)
+    changed = view.as_is is not None and total.name != ArmName.AS_IS
+    gain = f", {_compared(total, view.as_is, 'now')}" if changed and view.as_is else ""
+    joined = ";" if gain else ","
     if measure is None:
-        return f"{now}; BF16 with the same changes was not timed."
-    speedup = ratio(measure, total)
+        return f"{now}{gain}; BF16 with the same changes was not timed."
+    speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
-        return f"{now}; compiled BF16, which may be faster, was not timed."
+        return f"{now}{gain}; compiled BF16, which may be faster, was not timed."
     ms = in_ms(measure.step_ms)
     if is_noise(measure, total, view.facts.trial):
-        return f"{now}, within noise of {_form(measure)} ({ms})."
+        return f"{now}{gain}{joined} within noise of {_form(measure)} ({ms})."
     if view.size_is_wrong:
-        return f"{now}. BF16 was disturbed ({ms})."
-    return f"{now}, {_compared(total, measure, f'the best BF16 ({ms})')}."
+        return f"{now}{gain}. BF16 was disturbed ({ms})."
+    if measure.name == ArmName.AS_IS and changed:
+        return f"{now}{gain} ({ms})."
+    best = "the best BF16" if measure is view.bf16 else _form(measure)
+    if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:
+        return f"{now}{gain}{joined} about as fast as {best} ({ms})."
+    return f"{now}{f'{gain} and' if gain else ','} {_compared(total, measure, f'{best} ({ms})')}."
 
 
 def _compared(one: Arm, other: Arm, named: str) -> str:
