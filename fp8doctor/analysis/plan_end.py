@@ -185,6 +185,24 @@ def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
     return tuple(links)
 
 
+def pair_in_use(facts: Facts, end: PlanEnd, name: str) -> tuple[Arm, Arm] | None:
+    """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
+
+    It is the pair with the most of the plan's other changes.
+    """
+    timed = [each for each in facts.trial.arms if each.tried and each.step_ms]
+    stops = [(_made(facts, each), each) for each in timed]
+    whole = next((made for made, each in stops if each.name == end.arm.name), frozenset())
+    pairs = [
+        (made, before, after)
+        for made, before in stops
+        for more, after in stops
+        if name not in made and more == made | {name} and whole & {STAY_IN_BF16} <= made <= whole
+    ]
+    _, *found = max(pairs, key=lambda pair: len(pair[0]), default=(None,))
+    return (found[0], found[1]) if found else None
+
+
 def kind(name: str, facts: Facts) -> str:
     """Name a treatment as `Link` does: without FP8, a baseline is the job compiled, in any way."""
     compiles = traits(name).compiles or name == STAY_IN_BF16

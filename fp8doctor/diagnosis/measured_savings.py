@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 
 from fp8doctor.analysis.arms import measured_saving
-from fp8doctor.analysis.plan_end import Link, kind, way
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.plan_end import Link, kind, pair_in_use, way
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import if_recorded
@@ -64,14 +64,21 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
     """Return a finding's saving as timed with only its treatment; else None.
 
     A finding of a measured check brings its own. BF16 is compared with the best FP8: the rest of its saving
-    is the other treatments' gain.
+    is the other treatments' gain. If the plan leaves FP8 off, a treatment that helps BF16 too is judged in
+    BF16, and one that gains nothing alone is judged with the plan's other changes.
     """
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None
     if finding.treatment.name == STAY_IN_BF16:
         fp8 = view.fp8 if view.uses_fp8 else None
         return measured_saving(view.facts.trial, fp8, view.bf16) if fp8 and view.bf16 else None
-    return view.savings.get(finding.treatment.name)
+    name, end = finding.treatment.name, view.end
+    alone, in_bf16 = view.savings.get(name), view.gives_up_fp8 and traits(name).helps_bf16_too
+    if end is None or not (in_bf16 or (alone and alone.high <= 0)):
+        return alone
+    pair = pair_in_use(view.facts, end, name)
+    saved = measured_saving(view.facts.trial, *pair) if pair else None if in_bf16 else alone
+    return None if saved and saved.high <= 0 and name in end.changes else saved
 
 
 def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) -> tuple[Step, ...]:

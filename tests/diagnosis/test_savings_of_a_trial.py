@@ -9,7 +9,9 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.measured_savings import on_the_way, with_measured_savings
-from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.diagnosis.prescription import as_timed, prescribe
+from fp8doctor.finding import Finding, Outcome, Saving, Treatment
+from tests.checks.arms import ran, too_late
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, without_fp8
 
 
@@ -33,6 +35,35 @@ def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
     assert finding.saving_ms.high < 0
     assert finding.severity == "info"
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
+
+
+@pytest.mark.parametrize(
+    ("alike_ms", "saves_ms", "outcome"),
+    [(80.0, 12.7, "sick"), (99.0, -6.3, "refuted"), (None, None, "sick")],
+    ids=["gains in BF16", "costs in BF16", "not timed in BF16"],
+)
+def test_a_fix_is_judged_where_it_would_be_used(
+    alike_ms: float | None, saves_ms: float | None, outcome: str
+) -> None:
+    """Uncompiled FP8, which waits for the host, gains nothing; the plan is compiled BF16."""
+    name = "attention-sdpa"
+    facts = Of({**SLOW, "prescribed": around(110.0)}, bases={"prescribed": "as_is"}).facts()
+    arms = (
+        ran(name, 370.0, treatments=(name,), base="as_is"),
+        ran("bf16_prescribed", alike_ms, treatments=(name,), base="bf16_compiled")
+        if alike_ms
+        else too_late("bf16_prescribed", name),
+    )
+    trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms, *arms))
+    view = trial_view(msgspec.structs.replace(facts, trial=trial))
+    treatment = Treatment(name=name, summary="s", code="c")
+    finding = Finding(title="t", explanation="e", severity="warning", code="MEM006", treatment=treatment)
+    asked = Outcome(code="MEM006", outcome="sick")
+    ((weighed,), (judged,)) = with_measured_savings(view, (finding,), (asked,))
+    saved = weighed.saving_ms and round(weighed.saving_ms.middle, 1)
+    assert (saved, judged.outcome) == (saves_ms, outcome)
+    plan = [step.treatment.name for step in as_timed(prescribe((weighed,)), view)]
+    assert plan == ["stay-in-bf16", *([name] if outcome == "sick" else [])]
 
 
 @pytest.mark.parametrize("prescribed", [94.0, 400.0])

@@ -119,7 +119,7 @@ def test_a_real_step_without_its_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     base = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.Linear(32, 64))
     model = get_peft_model(base, LoraConfig(r=8, target_modules=["1", "2"]))
     facts = tried(
-        model, torch.randint(0, 64, (4, 16)), "as_is", more=lambda of, as_is: of.measurements(as_is)
+        model, torch.randint(0, 64, (4, 16)), "as_is", more=lambda of, as_is: of.adapters_left_out(as_is)
     )
     finding = adapter_share(facts)
     assert isinstance(finding, Finding)
