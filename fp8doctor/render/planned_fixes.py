@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -11,7 +11,7 @@ from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Finding, Saving
+from fp8doctor.finding import Saving
 from fp8doctor.render.header import product
 from fp8doctor.render.words import HOW_KNOWN, numbered
 
@@ -27,15 +27,9 @@ class Fix(Struct, frozen=True):
     lines: str
 
 
-def plan(
-    report: Document, findings: Iterable[Finding], *, whole: bool = False
-) -> tuple[list[Step], list[Step]]:
-    """Divide the plan into shown steps, and folded ones that save almost nothing.
-
-    A step whose finding is not among ``findings`` is neither.
-    """
-    shown = {finding.code for finding in findings}
-    steps = [step for step in report.prescription if step.code in shown or not step.code]
+def plan(report: Document, *, whole: bool = False) -> tuple[list[Step], list[Step]]:
+    """Divide the plan into shown steps, and folded ones that save almost nothing."""
+    steps = report.prescription
     small = [] if whole else [step for step in steps if _is_small(step, report)]
     return [step for step in steps if step not in small], small
 

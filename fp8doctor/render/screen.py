@@ -127,16 +127,15 @@ class Screen(Struct, frozen=True):
 def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, held_in: str = "") -> Screen:
     """Write the first screen of a report.
 
-    ``quiet`` leaves out what is less than a warning, ``whole`` folds no step of the plan. ``held_in`` names
-    the variable of Python that holds the report.
+    ``quiet`` leaves out notes and what could be done next, ``whole`` folds no step of the plan. ``held_in``
+    names the variable of Python that holds the report.
     """
     facts = report.facts
-    found = [each for each in report.findings if not quiet or each.severity in ("warning", "error")]
-    steps, small = plan(report, found, whole=whole)
+    steps, small = plan(report, whole=whole)
     heads = {step.code for step in (*steps, *small)}
-    beside = [each for each in found if each.code not in heads]
+    beside = [each for each in report.findings if each.code not in heads]
     timed, said = if_recorded(timing, facts, numbers(steps)), answer(report, steps)
-    troubled = {each.area for each in found} | {each.area for each in _crashed(report)}
+    troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
         machine=machine(facts, report.modelled_gpu),

@@ -23,7 +23,7 @@ from fp8doctor.analysis.step_difference import (
     with_attention_together,
     without_parts_of_a_cpu,
 )
-from fp8doctor.analysis.treatment_table import variant
+from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.known_errors import in_a_sentence
@@ -205,9 +205,14 @@ def _trains_in_fp8(facts: Facts) -> bool:
     return recorded(facts, "network") and uses_fp8(facts)
 
 
+def _by_label(reason: str, names: Mapping[str, str]) -> str:
+    """Call FP8 with all fixes what the table calls it."""
+    return reason.replace(variant_in_a_sentence(ArmName.PRESCRIBED), names.get(ArmName.PRESCRIBED, "it"))
+
+
 def _row(arm: Arm, names: Mapping[str, str], apart: str) -> Row:
     if not arm.tried or not arm.step_ms:
-        return Row(names[arm.name], "", "", arm.reason or "no reason given")
+        return Row(names[arm.name], "", "", _by_label(arm.reason or "no reason given", names))
     return Row(
         names[arm.name],
         f"{arm.step_ms:,.1f} {apart}".rstrip(),

@@ -89,7 +89,7 @@ def test_what_is_modelled_is_not_small_beside_the_step_of_a_cpu() -> None:
             for each in prescribe(report.findings, report.facts)
             if each.code == "CMP001"
         )
-        assert len(plan(replace(report, prescription=steps), report.findings)[1]) == folded
+        assert len(plan(replace(report, prescription=steps))[1]) == folded
 
 
 @pytest.mark.slow
