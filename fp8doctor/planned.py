@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +84,23 @@ def plan(
     given = {name: value for name, value in locals().items() if name in Options.__struct_fields__}
     given["lora_modules"] = lora_modules.split(",") if isinstance(lora_modules, str) else lora_modules
     try:
-        return planned(facts_of(config, batch, seq), gpus, given)
+        with silent_imports():
+            facts = facts_of(config, batch, seq)
+        return planned(facts, gpus, given)
     except UserError as error:
         raise ValueError(str(error)) from None
+
+
+@contextmanager
+def silent_imports() -> Iterator[None]:
+    """Hold back the warnings and log records of libraries that transformers loads, such as torchao."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(action="ignore"):
+        logging.disable(max(level, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def planned(facts: Facts, gpus: str | Sequence[str], options: Mapping[str, Any]) -> Plan:

@@ -1,4 +1,4 @@
-"""Write the JSON Schema of a report again: ``python -m tests.schema``."""
+"""Write the JSON Schemas of a report and of a plan again: ``python -m tests.schema``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from pathlib import Path
 
 import fp8doctor
 from fp8doctor.diagnosis.document import schema
+from fp8doctor.facts.record import schema_of
+from fp8doctor.planning.document import PlanDocument
 
-FILE = Path(fp8doctor.__file__).with_name("report.schema.json")
+PACKAGE = Path(fp8doctor.__file__).parent
+FILE, PLAN = PACKAGE / "report.schema.json", PACKAGE / "plan.schema.json"
 
 
-def text() -> str:
-    return json.dumps(schema()) + "\n"
+def text(file: Path = FILE) -> str:
+    found = schema() if file == FILE else schema_of(PlanDocument, "fp8doctor plan")
+    return json.dumps(found) + "\n"
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
+    for each in (FILE, PLAN):
+        each.write_text(text(each), encoding="utf-8")

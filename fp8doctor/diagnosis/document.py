@@ -18,7 +18,15 @@ from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, recorded
-from fp8doctor.facts.record import Record, UnreadableDocument, decode, encode, from_builtins, to_builtins
+from fp8doctor.facts.record import (
+    Record,
+    UnreadableDocument,
+    decode,
+    encode,
+    from_builtins,
+    schema_of,
+    to_builtins,
+)
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.version import VERSION
 from fp8doctor.wording import quoted
@@ -210,9 +218,7 @@ def _content(path: Path) -> bytes:
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a report, generated from the records."""
-    import msgspec
-
-    document = msgspec.json.schema(Document)
+    document = schema_of(Document, "fp8doctor report")
     document["$ref"] = "#/$defs/Report"
     definition = document["$defs"]["Report"] = document["$defs"].pop("Document") | {"title": "Report"}
     definition["properties"] = {
@@ -221,13 +227,7 @@ def schema() -> dict[str, Any]:
     }
     definition["required"] = ["schema_version", *definition["required"]]
     del document["$defs"]["Facts"]["properties"]["unrecognized"]
-    for each in document["$defs"].values():
-        each["description"] = " ".join(each["description"].split())
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "fp8doctor report",
-        **document,
-    }
+    return document
 
 
 def contradiction(facts: Facts) -> str | None:

@@ -155,6 +155,14 @@ def from_builtins(kind: type[R], data: Any) -> R:
         raise UnreadableDocument(f"not a {kind.__name__.lower()} of this format: {error}") from None
 
 
+def schema_of(kind: type[Record], title: str) -> dict[str, Any]:
+    """Return the JSON Schema of a record, with the docstrings as descriptions."""
+    document = msgspec.json.schema(kind)
+    for each in document["$defs"].values():
+        each["description"] = " ".join(each["description"].split())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **document}
+
+
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """Return a decoder of JSON lines of this type, or of one of these types."""
     with _first_use():

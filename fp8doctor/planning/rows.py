@@ -56,7 +56,7 @@ class Row(Record, frozen=True, kw_only=True):
     bf16_largest_batch: int | None = None
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    basis: str = "modelled"
+    basis: Literal["measured", "modelled"] = "modelled"
     why: str = ""
     """Why there are no times."""
 

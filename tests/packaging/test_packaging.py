@@ -176,7 +176,7 @@ def test_bare_checkout_finds_every_check_and_no_deleted_one(checkout: Path) -> N
 def test_wheel_holds_the_data_files(distributions: dict[str, Path], tmp_path: Path) -> None:
     shutil.unpack_archive(distributions["wheel"], tmp_path, "zip")
     package = tmp_path / "fp8doctor"
-    for name in ("report.schema.json", "py.typed"):
+    for name in ("plan.schema.json", "report.schema.json", "py.typed"):
         assert (package / name).is_file()
     assert not (package / "tests").exists()
 
