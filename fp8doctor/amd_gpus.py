@@ -1,6 +1,7 @@
-"""Datasheets of AMD GPUs: peak rates and FP8 formats.
+"""Datasheets of AMD GPUs: peak rates, memory and FP8 formats.
 
-They bound a rate and model no costs: the cost model's efficiencies were never measured on an AMD GPU.
+They bound rates and speedups and model no times: the cost model's efficiencies were never measured on an AMD
+GPU.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class AmdSpec(Struct, frozen=True):
     architecture: str
     bf16_tflops: float
     fp8_tflops: float
+    memory_gib: float
     formats: Literal["fnuz", "ocp"]
     """FP8 format: ``float8_e4m3fnuz`` (maximum 240) or ``float8_e4m3fn`` (OCP, 448).
 
@@ -29,28 +31,35 @@ class AmdSpec(Struct, frozen=True):
     """
     source: str
 
+    @property
+    def compute_capability(self) -> str:
+        """Empty: only NVIDIA counts them."""
+        return ""
+
 
 TORCH = "AMD's data sheet, as torch 2.13 quotes it in torch/_inductor/analysis/device_info.py"
 
 AMD_GPUS = (
-    AmdSpec("MI300A", r"AMD Instinct MI300A", "gfx942", 980.6, 1961.2, "fnuz", TORCH),
-    AmdSpec("MI300X", r"AMD Instinct MI300X", "gfx942", 1307.4, 2614.9, "fnuz", TORCH),
+    AmdSpec("MI300A", r"AMD Instinct MI300A", "gfx942", 980.6, 1961.2, 128, "fnuz", TORCH),
+    AmdSpec("MI300X", r"AMD Instinct MI300X", "gfx942", 1307.4, 2614.9, 192, "fnuz", TORCH),
     AmdSpec(
         "MI325X",
         r"AMD Instinct MI325X",
         "gfx942",
         1307.4,
         2614.9,
+        256,
         "fnuz",
         "AMD's page of the MI325X, for which torchtitan's get_peak_flops takes the MI300X's number",
     ),
-    AmdSpec("MI350X", r"AMD Instinct MI350X", "gfx950", 2309.6, 4614.0, "ocp", TORCH),
+    AmdSpec("MI350X", r"AMD Instinct MI350X", "gfx950", 2309.6, 4614.0, 288, "ocp", TORCH),
     AmdSpec(
         "MI355X",
         r"AMD Instinct MI355X",
         "gfx950",
         2500.0,
         5000.0,
+        288,
         "ocp",
         "BF16: AMD's page of the MI355X, quoted by torchtitan's get_peak_flops; FP8: AMD at ISSCC 2026",
     ),
@@ -64,3 +73,10 @@ def visible_amd(facts: Facts) -> AmdSpec | None:
     gpus = facts.get("gpus", ())
     names = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
     return next((spec for name in names for spec in AMD_GPUS if re.fullmatch(spec.product, name)), None)
+
+
+def amd_gpu(name: str) -> AmdSpec | None:
+    """Find a datasheet by its name, in any case, with or without the vendor's; None if it is not AMD's."""
+    bare = re.sub(r"[\W_]", "", name.upper())
+    bare = re.sub(r"^(AMD)?(INSTINCT)?|OAM$", "", bare)
+    return next((spec for spec in AMD_GPUS if spec.name == bare), None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
+    from fp8doctor.amd_gpus import AmdSpec
     from fp8doctor.facts import Facts
 
 
@@ -238,26 +239,30 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if wanted in _names(spec) or _is_product_in_short(wanted, spec):
             return spec
-    from fp8doctor.amd_gpus import AMD_GPUS
+    from fp8doctor.amd_gpus import AMD_GPUS, amd_gpu
 
-    if amd := next((spec for spec in AMD_GPUS if spec.name == wanted.removeprefix("AMDINSTINCT")), None):
+    if amd := amd_gpu(name):
         raise UserError(
             f"fp8doctor has no estimates for AMD GPUs such as {amd.name}: no matmul was timed on one"
         )
     from difflib import get_close_matches
 
     names = {each: spec.name for spec in GPUS for each in _names(spec)}
+    names |= {spec.name: spec.name for spec in AMD_GPUS}
     near = dict.fromkeys(names[each] for each in get_close_matches(wanted[:LONGEST_NAME], names))
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     raise UserError(
-        f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}"
+        f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}, "
+        f"and to `fp8doctor plan` {', '.join(spec.name for spec in AMD_GPUS)}"
     )
 
 
-def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec]:
+def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec | AmdSpec]:
     """Find the datasheets of GPUs, each once; a string separates them by commas. Raises `UserError`."""
+    from fp8doctor.amd_gpus import amd_gpu
+
     named = names.split(",") if isinstance(names, str) else names
-    if not (found := dict.fromkeys(gpu_spec(each) for each in named if each.strip())):
+    if not (found := dict.fromkeys(amd_gpu(each) or gpu_spec(each) for each in named if each.strip())):
         raise UserError("--gpu names no GPU")
     return list(found)
 

@@ -105,6 +105,12 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
     return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
 
+def runs_on_amd(recipe: Recipe, gpu: Gpu) -> bool:
+    """Return whether a recipe runs on an AMD GPU; block scaling only if it names the architecture."""
+    unknown = recipe.granularity == "block" and recipe.amd is None
+    return not unknown and unmet_on_amd(recipe.stack, recipe.name, gpu) is None
+
+
 def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
     """List, by stack, the recipes that an installed library has and a visible GPU can run."""
     found: dict[str, list[Recipe]] = {}
@@ -116,15 +122,11 @@ def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
 
 
 def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
-    """List the visible GPUs that can run a recipe, with this CUDA.
-
-    An AMD GPU counts for block scaling only if the recipe names its architecture.
-    """
+    """List the visible GPUs that can run a recipe, with this CUDA."""
 
     def runs(gpu: Gpu) -> bool:
         if gpu.vendor == "amd":
-            unknown = recipe.granularity == "block" and recipe.amd is None
-            return not unknown and unmet_on_amd(recipe.stack, recipe.name, gpu) is None
+            return runs_on_amd(recipe, gpu)
         return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
     return [gpu for gpu in facts.gpus if gpu.visible and has_fp8(gpu) and runs(gpu)]

@@ -9,7 +9,7 @@ not measured, and 32-bit weights without autocast give None. All constants: one 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -40,27 +40,22 @@ ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 11.05 ms for 24 layers of 16 heads and 16 x 1024 tokens, 4.79 ms for 4 layers of 32 heads and 4 x 2048 tokens;
 cuDNN."""
 
-
 ATTENTION_TOKENS = {64: (1024, 952), 128: (2048, 686)}
 """Tokens of the sequence that this share was measured with, and those at which causal attention reaches half
 of its best: 242, 318 and 416 TFLOP/s of width 64 with 1024, 2048 and 8192 tokens, 447 and 551 of width 128
 with 2048 and 8192 (tests/benchmarks/measured/h200_sweep.json.gz). Tiles on the diagonal are computed whole,
 and the shorter the sequence, the more of them are. Without a mask there is one measurement."""
 
-
 NARROW_HEADS_UP_TO = 2048
 """Width of attention up to which heads count as 64 wide, above as 128: as in GPT-2, Llama 1B and 8B."""
 
-
 BACKWARD_OF_ATTENTION = 2.5
 """FLOPs of attention's backward / forward: five products, not two. Source: arXiv 2307.08691."""
-
 
 LOSS_BYTES = {"16bit": 19.0, "fp32": 50.0}
 """Bytes per logit of the cross entropy, forward and backward. fp32, as transformers and most people's own
 ``.float()`` have it: 34 for log-softmax, measured (4.17 ms for 4096 x 128256), 16 counted for the conversions
 and fills; in 16 bits half of the first and 2."""
-
 
 OPTIMIZER_BYTES = 24.0
 """Bytes per trainable parameter of a fused AdamW step in 16 bits: 43.9 ms for 8.03 B. It moves 14."""
@@ -70,14 +65,11 @@ FP32_OPTIMIZER_BYTES = 28.0
 """The same for fp32 parameters: it reads four tensors and writes three. Counted; 762 M took 34.6 and 31.6
 (h200- and h100-whisper_medium)."""
 
-
 KERNELS = 10
 """Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
 
-
 GAP_MS = 0.001
 """Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
-
 
 QUERIES = ("q", "q_proj", "q_b_proj", "query", "wq", "to_q", "linear_q")
 
@@ -94,7 +86,6 @@ FUSED_QUERIES = (
     "linear_qkv",
 )
 """Last part of the name of a Linear that every attention has once."""
-
 
 OWN_FORWARD = "own_forward"
 """Feature of a layer that is FP8 by descent and computes what it wants."""
@@ -238,7 +229,16 @@ def launch_of(linear: Linear) -> Launch:
 
 
 def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
-    """Model attention of each layer with a query projection; causal with a vocabulary.
+    """Model attention of each layer with a query projection; causal with a vocabulary."""
+    causal = has_vocabulary(facts.network)
+    return sum(
+        flops / (gpu.bf16_tflops * 1e9 * attention_efficiency(head, longest, causal=causal))
+        for flops, head, longest in attention_flops(facts)
+    )
+
+
+def attention_flops(facts: Facts) -> Iterator[tuple[float, int, float]]:
+    """Count the FLOPs of attention in a step, by layer, with the widths of a head and of a sequence.
 
     A layer that sees more rows than the tokens, such as an encoder next to a decoder, has longer sequences in
     proportion.
@@ -246,29 +246,18 @@ def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
     length = facts.get("workload.sequence_length")
     tokens = step_tokens(facts)
     if not length or not tokens:
-        return 0.0
+        return
     causal = 0.5 if has_vocabulary(facts.network) else 1.0
-    total = 0.0
     for linear in facts.network.linears:
         last = linear.get("name", "").removesuffix(".base_layer").rpartition(".")[2]
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
-        again = is_recomputed(linear)
         rows = rows_of(linear, facts) or tokens
         longest = length * rows / tokens
-        flops = (
-            4.0
-            * calls_of(linear, facts)
-            * rows
-            * longest
-            * width
-            * causal
-            * (1 + BACKWARD_OF_ATTENTION + (1 if again else 0))
-        )
-        head = 64 if width <= NARROW_HEADS_UP_TO else 128
-        total += flops / (gpu.bf16_tflops * 1e9 * attention_efficiency(head, longest, causal=causal < 1))
-    return total
+        times = 1 + BACKWARD_OF_ATTENTION + is_recomputed(linear)
+        flops = 4.0 * calls_of(linear, facts) * rows * longest * width * causal * times
+        yield flops, 64 if width <= NARROW_HEADS_UP_TO else 128, longest
 
 
 def attention_efficiency(head: int, tokens: float, *, causal: bool) -> float:
@@ -358,7 +347,6 @@ sum over all rows, for which the fused kernels in front of it compute their part
 outside of the matmul. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-vit_large); a decoder with GELU
 and without biases has nothing of it (h100-gpt_124m_whole)."""
 
-
 WEIGHT_CAST_BYTES = 12.0
 """Bytes per fp32 weight under BF16 autocast: the cast in the forward reads 4 and writes 2, that of its
 gradient the reverse. Counted, not fitted."""
@@ -368,7 +356,6 @@ FP32_ADAPTER_BYTES = 29.5
 """Effective bytes per input and output element of an adapter that multiplies in fp32, its three matmuls
 together: 4.9 ms for 14 adapters of rank 16 with 8192 rows (h200-lora_fp32), without tensor cores and in tiles
 wider than their rank."""
-
 
 BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.0, "compiled": 6.9}
 """Effective bytes per input and output element of the Linears next to it, forward and backward: kernel time

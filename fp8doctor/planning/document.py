@@ -115,6 +115,12 @@ def answer(found: Sequence[Row], options: Options) -> str:
     """Say in a line what to use on one GPU, with the range, the others and the memory."""
     gpu = found[0].gpu
     on = f"On {options.gpus} x {gpu}" if options.gpus > 1 else f"On {gpu}"
+    if bounds := [each for each in found if each.basis == "bound"]:
+        most = max(bounds, key=lambda each: each.speedup_high or 0.0)
+        return (
+            f"{on} there is a bound, no estimate: FP8 makes the step at most {most.speedup_high:.2f}x as "
+            f"fast ({words(most)}). Time it there."
+        )
     timed = [each for each in found if each.speedup is not None]
     fitting = [each for each in timed if each.fits]
     if not timed:
@@ -161,6 +167,11 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "fp8doctor assumes that all experts get equal shares of the tokens."
+    if bounded := dict.fromkeys(each.gpu for each in found if each.basis == "bound"):
+        yield (
+            f"{' and '.join(bounded)}: bounds, not estimates, because no table has the times of matmuls and "
+            "casts. They take FP8 matmuls as twice as fast as BF16, as in the datasheet, and casts as free."
+        )
     if measured(facts):
         yield f"Scaled from the times that the report measured on {facts.trial.gpu}, part by part."
     if options.step_ms is not None:

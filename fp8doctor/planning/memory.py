@@ -7,6 +7,7 @@ what lies before it, unless the weight gradient stays in BF16. tests/planning/te
 
 from __future__ import annotations
 
+from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
@@ -20,7 +21,9 @@ MOST_SAMPLES = 1 << 16
 """Largest batch that is shown. A choice of this tool."""
 
 
-def peak_of(share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, compiled: bool) -> Peak:
+def peak_of(
+    share: Share, options: Options, gpu: GpuSpec | AmdSpec, recipe: Recipe | None, *, compiled: bool
+) -> Peak:
     """Estimate the peak in BF16 or with a recipe."""
     bytes_of = OPTIMIZERS[options.optimizer]
     weights = share.parameters.all
@@ -76,6 +79,6 @@ def computed_again(layer: Layer, recipe: Recipe | None) -> bool:
     return is_converted(layer, recipe) and not layer.from_attention
 
 
-def largest_batch(peak: Peak, options: Options, gpu: GpuSpec) -> int:
+def largest_batch(peak: Peak, options: Options, gpu: GpuSpec | AmdSpec) -> int:
     """Find the most samples of a micro-batch that fit; 0 if one does not."""
     return min(MOST_SAMPLES, peak.samples(gpu.memory_gib, options.batch) or 0)

@@ -9,20 +9,23 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.recipe_support import runs_on_amd
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Gpu
 from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_specs
+from fp8doctor.planning.bounds import speedup_bound
 from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.memory import largest_batch, peak_of
 from fp8doctor.planning.options import STACKS, Options
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
 from fp8doctor.planning.step import Part, Step, step_of
-from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
+from fp8doctor.recipes import RECIPES, TORCHAO, Recipe, of_stack, runs_on
 
 LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
@@ -41,6 +44,7 @@ class Row(Record, frozen=True, kw_only=True):
     speedup: float | None = None
     speedup_low: float | None = None
     speedup_high: float | None = None
+    """On GPUs that are bounded only, what the datasheet allows, and the only number of time."""
     bf16_tokens_per_s: float | None = None
     """Of one GPU."""
     tokens_per_s: float | None = None
@@ -56,7 +60,7 @@ class Row(Record, frozen=True, kw_only=True):
     bf16_largest_batch: int | None = None
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    basis: Literal["measured", "modelled"] = "modelled"
+    basis: Literal["measured", "modelled", "bound"] = "modelled"
     why: str = ""
     """Why there are no times."""
 
@@ -95,9 +99,10 @@ def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row
     job = Job(share, options, measured(facts))
     specs = gpu_specs(gpus)
     if options.step_ms is not None:
-        estimates = (row.bf16_step_ms for gpu in specs for row in _of_gpu(job, gpu))
-        if base := next(filter(None, estimates), None):
-            job = job._replace(scale=options.step_ms / base)
+        base = next((row.bf16_step_ms for row in _of_gpu(job, specs[0])), None)
+        if base is None:
+            raise UserError(f"--step-ms scales estimates of the first GPU, and {specs[0].name} has none")
+        job = job._replace(scale=options.step_ms / base)
     return tuple(row for gpu in specs for row in _of_gpu(job, gpu))
 
 
@@ -117,8 +122,11 @@ def recipe_of(row: Row) -> Recipe:
     return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
-def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
-    """Estimate the recipes on one GPU, each beside BF16 in the same framework."""
+def _of_gpu(job: Job, gpu: GpuSpec | AmdSpec) -> Iterator[Row]:
+    """Estimate the recipes on one GPU, each beside BF16 in the same framework, or bound them."""
+    if isinstance(gpu, AmdSpec):
+        yield from (_bounded(job, gpu, recipe) for recipe in wanted(job.options))
+        return
     for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
         forms = {compiled: job.step(gpu, None, stack=stack, compiled=compiled) for compiled in (True, False)}
         known = [each for each in forms.values() if each is not None]
@@ -131,7 +139,27 @@ def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
                 yield _row(job, gpu, recipe, without_times, bf16, compiled=False)
 
 
-def _without_times(job: Job, gpu: GpuSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
+def _bounded(job: Job, gpu: AmdSpec, recipe: Recipe) -> Row:
+    """Bound a recipe's speedup; what Transformer Engine keeps in memory there is not known."""
+    row = replace(_without_times(job, gpu, recipe.stack, None, compiled=True), recipe=recipe.name)
+    if not runs_on_amd(recipe, Gpu(name=gpu.name, architecture=gpu.architecture)):
+        return replace(row, why="does not run there")
+    row = replace(row, basis="bound", speedup_high=speedup_bound(job.share, job.options, gpu, recipe))
+    return row if STACKS[row.stack] != TORCHAO.name else _with_memory(job, gpu, recipe, row, compiled=True)
+
+
+def _with_memory(job: Job, gpu: GpuSpec | AmdSpec, recipe: Recipe, row: Row, *, compiled: bool) -> Row:
+    """Add the peak of a recipe, and whether it fits."""
+    peak = peak_of(job.share, job.options, gpu, recipe, compiled=compiled)
+    return replace(
+        row,
+        memory_gib=peak.gib,
+        fits=peak.gib <= USABLE * gpu.memory_gib,
+        largest_batch=largest_batch(peak, job.options, gpu),
+    )
+
+
+def _without_times(job: Job, gpu: GpuSpec | AmdSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
     """Describe the GPU and the faster BF16, which is ``compiled`` or not."""
     peak = peak_of(job.share, job.options, gpu, None, compiled=compiled)
     return Row(
@@ -156,13 +184,7 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *,
         return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
         return replace(row, why="does not run there")
-    peak = peak_of(job.share, job.options, gpu, recipe, compiled=compiled)
-    row = replace(
-        row,
-        memory_gib=peak.gib,
-        fits=peak.gib <= USABLE * gpu.memory_gib,
-        largest_batch=largest_batch(peak, job.options, gpu),
-    )
+    row = _with_memory(job, gpu, recipe, row, compiled=compiled)
     step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
         return replace(row, why="casts not measured" if bf16 else "a part of the model has no numbers")

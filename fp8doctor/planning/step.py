@@ -23,6 +23,7 @@ from fp8doctor.cost.step_cost import (
     uncompiled,
     with_linears,
 )
+from fp8doctor.facts import Facts
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.planning.communication import exposed
 from fp8doctor.planning.conversion import is_converted, weights_cast
@@ -86,10 +87,7 @@ def step_of(
             launch = STACKS[own.stack].compiled if compiled else STACKS[own.stack].eager
             host += calls * launch.host_ms
             kernels += calls * launch.kernels
-    checkpointed = "" if options.checkpointing == "full" else None
-    linears = (replace(each, checkpointed=checkpointed) for each in share.facts.network.linears)
-    marked = with_linears(share.facts, tuple(linears))
-    parts["attention"] = attention_ms(marked, gpu) / options.tp / options.pp
+    parts["attention"] = attention_ms(as_checkpointed(share, options), gpu) / options.tp / options.pp
     parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
     busy = sum(parts.values())
     forward = {part: ms * options.accumulate for part, ms in parts.items()}
@@ -100,6 +98,13 @@ def step_of(
     forward["communication"] = links.micro_batch_ms * options.accumulate + links.step_ms
     forward["bubble"] = (busy + links.micro_batch_ms) * (options.pp - 1)
     return Step(forward, BALANCE * on_gpu <= on_host <= on_gpu / BALANCE)
+
+
+def as_checkpointed(share: Share, options: Options) -> Facts:
+    """Mark the layers that the backward computes again."""
+    checkpointed = "" if options.checkpointing == "full" else None
+    linears = (replace(each, checkpointed=checkpointed) for each in share.facts.network.linears)
+    return with_linears(share.facts, tuple(linears))
 
 
 def linear_ms(

@@ -58,13 +58,13 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
     first = found[0]
     of_stacks = list({each.stack: each for each in found}.values())
     apart = len({each.bf16_step_ms for each in of_stacks}) > 1
-    shown = [each for each in found if each.step_ms is not None and each.compiled]
+    shown = [each for each in found if not each.why and each.compiled]
     yield f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB"
     rows = [_bf16(each, apart=apart) for each in (of_stacks if apart else of_stacks[:1])]
     yield Table(HEADS, (*rows, *map(_row, shown)), "limited by")
     without: dict[str, list[str]] = {}
     for row in found:
-        if row.step_ms is None:
+        if row.why:
             without.setdefault(row.why, []).append(_name(row))
     told = (
         f"{why}{f': {names}' if shown else ''}" for why, each in without.items() if (names := ", ".join(each))
@@ -92,8 +92,10 @@ def _row(row: Row) -> tuple[str, ...]:
         _name(row),
         _number(row.step_ms, 1),
         _number(row.tokens_per_s, 0),
-        f"{row.speedup:.2f}x",
-        f"{row.speedup_low:.2f} to {row.speedup_high:.2f}",
+        f"{row.speedup:.2f}x" if row.speedup else "-",
+        f"{row.speedup_low:.2f} to {row.speedup_high:.2f}"
+        if row.speedup
+        else f"at most {row.speedup_high:.2f}",
         _number(row.memory_gib, 1),
         _batch(row.largest_batch),
         _limits(row.limits),
