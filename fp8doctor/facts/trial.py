@@ -332,8 +332,8 @@ class Trial(Record, frozen=True, kw_only=True):
     recorded by older versions, which had such processes."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
-    """Budget in which the variants that were left out for time are expected to fit too; None if none was, and
-    if nothing tells."""
+    """Budget in which the variants that were left out for time are expected to fit too, or those that decide
+    if one of them was; None if none was, and if nothing tells."""
     elapsed_s: float | None = NOT_RECORDED
     """Seconds from the start of the command to the end of the trial; of the trial alone if a script is
     watched, and in recordings of commands whose budget began with the trial."""

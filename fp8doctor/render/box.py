@@ -263,7 +263,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     grave = gravest(report) or (None if faster else next(iter(unfixed), None))
     more = more_time(report.facts)
     if more and report.verdict.status == "fp8_slower":
-        yield f"Leave FP8 off, or time the other variants too: {more}"
+        yield f"Leave FP8 off, or time more variants: {more}"
     elif grave:
         yield f"{_hidden(report) or 'No fix is known.'} See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises" or recorded(report.facts, "script_error"):

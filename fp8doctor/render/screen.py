@@ -342,7 +342,7 @@ def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], he
     """Name the next commands: for a shell, or for Python if that holds the report."""
     codes = (*(step.code for step in steps), *(finding.code for finding in beside))
     first, option = next(filter(None, codes), ""), more_time(report.facts)
-    more = f"{option} to time the other variants too" if option else ""
+    more = f"{option} to time more variants" if option else ""
     if held_in:
         yield f'{held_in}.save("report.json")'
         yield from filter(None, [more])

@@ -31,7 +31,14 @@ from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Budget, Cost, build_until, costs_of, enough_for_all_s, no_time_for
+from fp8doctor.trial.measure.budget import (
+    Budget,
+    Cost,
+    build_until,
+    costs_of,
+    enough_for_the_rest_s,
+    no_time_for,
+)
 from fp8doctor.trial.measure.host_bound_probe import add_if_host_bound
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -120,7 +127,7 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
     """Build, time and prove the variants, then add the optional parts."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
-    enough_s = enough_for_all_s(attempts, run.budget)
+    enough_s = enough_for_the_rest_s(attempts, run.budget)
     run.begin(Stage.TIMING)
     samples = _samples(attempts, tracer)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
@@ -175,7 +182,7 @@ def _gaining(samples: Samples, plan: Plan, plans: Sequence[VariantPlan]) -> list
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
     """Add the final rounds, pairs and numerics, and keep the times if the GPU is lost.
 
-    ``against`` forbids the final rounds, ``enough_s`` is a budget that all variants would fit in.
+    ``against`` forbids the final rounds, ``enough_s`` is a budget that those left out would fit in.
     """
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run

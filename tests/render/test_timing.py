@@ -350,8 +350,8 @@ def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_
 def test_more_time_is_asked_for_in_the_words_of_who_holds_the_model() -> None:
     short = of(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0, enough_s=90.0).facts
     live = msgspec.structs.replace(short, target=Target(kind="live", name="Net", attribute=None))
-    assert "--budget 90 to time the other variants too" in first_screen(diagnose(short)).next
-    assert "budget_s=90 to time the other variants too" in first_screen(diagnose(live)).next
+    assert "--budget 90 to time more variants" in first_screen(diagnose(short)).next
+    assert "budget_s=90 to time more variants" in first_screen(diagnose(live)).next
 
 
 @pytest.mark.parametrize(

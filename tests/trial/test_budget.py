@@ -246,8 +246,14 @@ def enough(*built: tuple[str, bool, float, float]) -> float:
         VariantPlan("prescribed", as_it_is, ("compile-blocks",), True, "as_is", compiled=True),
         no_number=Budget(10.0).used_up,
     )
-    found = budget.enough_for_all_s([*done, late], Budget(10.0))
+    explored = (
+        Attempt(replace(late.plan, name=name, explored=True), no_number=late.no_number) for name in "ab"
+    )
+    found = budget.enough_for_the_rest_s([*done, late], Budget(10.0))
     assert found is not None
+    assert found == budget.enough_for_the_rest_s([*done, late, *explored], Budget(10.0)), (
+        "it has to decide only"
+    )
     return found
 
 

@@ -367,8 +367,8 @@ def _compiled(ready: Ready) -> bool:
     return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
 
 
-def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
-    """Return the budget in which no variant would be left out for time.
+def enough_for_the_rest_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
+    """Return the budget for the variants that were left out for time: those that decide, if any, else all.
 
     It does not count on the compiler's caches. None if none was left out, or that is not known.
     """
@@ -382,7 +382,9 @@ def enough_for_all_s(attempts: Sequence[Attempt], budget: Budget) -> float | Non
                 return None
             left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
     explored = [each.plan.name for each in attempts if explores(each.plan)]
-    return budget.enough_s(costs, left, explored) if left else None
+    decide = {each.plan.name for each in attempts if is_needed(each.plan, costs)}
+    needed = {name: cost for name, cost in left.items() if name in decide}
+    return budget.enough_s(costs, needed or left, explored) if left else None
 
 
 def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:
