@@ -58,7 +58,7 @@ def arm_in_time(trial: Trial, name: str) -> Arm | None:
 
     Raises `Unrecorded` if only time was lacking: then the answer is unknown.
     """
-    planned = next((each for each in trial.arms if each.name == name and _lacked_time(each)), None)
+    planned = next((each for each in trial.arms if each.name == name and lacked_time(each)), None)
     if planned is not None:
         raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
     return arm(trial, name)
@@ -85,20 +85,21 @@ def best_bf16(facts: Facts) -> Arm | None:
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 
 
-def left_out_bf16(facts: Facts) -> Arm | None:
+def left_out_bf16(trial: Trial) -> Arm | None:
     """Find the compiled BF16 that was left out for time and may be the fastest.
 
     That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
     """
     compiled = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED)
-    left_out = {each.name: each for each in facts.trial.arms if _lacked_time(each)}
+    left_out = {each.name: each for each in trial.arms if lacked_time(each)}
     own = left_out.get(ArmName.BF16_AS_COMPILED)
-    if own or any(arm(facts.trial, name) for name in compiled):
+    if own or any(arm(trial, name) for name in compiled):
         return own
     return left_out.get(ArmName.BF16_COMPILED)
 
 
-def _lacked_time(planned: Arm) -> bool:
+def lacked_time(planned: Arm) -> bool:
+    """Return whether the budget left no time for a variant."""
     return not planned.tried and why_of(planned) in LEFT_OUT_FOR_TIME
 
 

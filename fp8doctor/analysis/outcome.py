@@ -66,7 +66,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     if as_is is None or bf16 is None:
         return None
     speedup = ratio_on_screen(bf16, as_is)
-    if left_out_bf16(facts) is not None and speedup.high >= 1:
+    if left_out_bf16(facts.trial) is not None and speedup.high >= 1:
         return None
     most = if_recorded(_kernel_bound, facts)
     limit = most.speedup if most and most.basis == "measured" else math.inf

@@ -9,6 +9,7 @@ from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
     best_fp8,
+    changes_in_bf16,
     fair_bf16,
     left_out_bf16,
     ratio_on_screen,
@@ -28,8 +29,9 @@ from fp8doctor.analysis.outcome import (
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.speedup_bound import Ceiling
+from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
-from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName
+from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
@@ -101,6 +103,22 @@ class TrialView(Struct, frozen=True):
         return self.prescribed is None and any(why_of(each) in LEFT_OUT_FOR_TIME for each in whole)
 
     @property
+    def fp8_is_undecided(self) -> bool:
+        """Return whether the plan is BF16 because no time was left for FP8 with the whole plan."""
+        return self.gives_up_fp8 and self.plan_lacked_time and not self.cannot_win
+
+    @property
+    def open_in_bf16(self) -> frozenset[str]:
+        """Name what helps BF16 too and was timed in FP8 alone, though the plan leaves FP8 off."""
+        if not self.gives_up_fp8:
+            return frozenset()
+        timed = [each for each in self.facts.trial.arms if each.tried]
+        in_bf16 = {name for each in timed if is_in_bf16(each.name) for name in each.get("treatments", ())}
+        shared = (changes_in_bf16(each.name, ()) for each in timed)  # of those that name no treatment
+        every = that_help_bf16_too(name for each in timed for name in each.get("treatments", ()))
+        return every.difference(in_bf16, *shared)
+
+    @property
     def cannot_win(self) -> bool:
         """Return whether FP8 is at most even with BF16, by reliable times."""
         doubtful = self.facts.get("trial.reliable") is False
@@ -122,7 +140,7 @@ def trial_view(facts: Facts) -> TrialView:
         as_is=if_recorded(arm, trial, ArmName.AS_IS),
         prescribed=if_recorded(arm, trial, ArmName.PRESCRIBED),
         bf16=if_recorded(best_bf16, facts),
-        left_out_bf16=if_recorded(left_out_bf16, facts),
+        left_out_bf16=if_recorded(left_out_bf16, trial),
         fp8=fp8,
         fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
         achievable=None if hidden else best,

@@ -110,7 +110,7 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
         else "FP8 stays slower than BF16 with everything that was tried"
         if view.all_fp8_loses
         else "No FP8 that was timed is faster than BF16 for sure",
-        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view)),
+        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view), for_now=view.fp8_is_undecided),
     )
 
 
@@ -177,6 +177,9 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if not view.uses_fp8:
         most = f"{view.most.speedup:.2f}x the speed of BF16" if view.most else "BF16's speed"
         return f"FP8 cannot give more than about {most} here"
+    budget_s = view.facts.trial.get("budget_s")
+    if view.fp8_is_undecided and budget_s:
+        return f"the budget of {budget_s:g} s was too short to time {untimed_plan(view)}"
     every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
     timed = list(filter(is_finite, every))
     if every and not timed:
@@ -188,7 +191,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
         return f"FP8 gains too little, {took} at best"
     if len(timed) == 1:
-        budget_s, lacked = view.facts.trial.get("budget_s"), waits_for_time(view.facts.trial)
+        lacked = waits_for_time(view.facts.trial)
         why = f": the budget of {budget_s:g} s was too short" if budget_s and lacked else ""
         other = f"{whole} was not timed" if (whole := untimed_plan(view)) else "no other FP8 was timed"
         return f"FP8 takes {took} as you run it, and {other}{why}"

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.arms import left_out_bf16, uses_fp8
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import trial_view
@@ -166,7 +166,7 @@ def more_time_s(trial: Trial | None) -> float | None:
     if trial is None:
         return None
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
-    waits = no_arm or if_recorded(waits_for_time, trial)
+    waits = no_arm or if_recorded(waits_for_time, trial) or if_recorded(left_out_bf16, trial)
     budget_s = trial.get("budget_s")
     return _enough_s(trial, budget_s) if waits and budget_s else None
 

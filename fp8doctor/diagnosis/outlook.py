@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, ratio_on_screen, uses_fp8
+from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.modelled_speedup import KEPT
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
@@ -16,10 +16,10 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import why_not_modelled
-from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup, untimed_plan
+from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
 from fp8doctor.diagnosis.next_step import more_time
-from fp8doctor.facts import Arm, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts import Arm, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, quotient
 
@@ -70,19 +70,35 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
             changes_fp8(step) for step in steps if step.treatment.name != STAY_IN_BF16
         ):
             return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total, steps)}{faster}."
-        left_out = view.uses_fp8 and not view.cannot_win and waits_for_time(view.facts.trial)
-        rest = f" {_left_out(view)}" if left_out else ""
+        rest = " ".join(["", *(_left_out(view, steps) if view.uses_fp8 else ())])
         return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}.{rest}"
-    return _against(view, total, _beginning(total, steps, end))
+    fixes = "these fixes" if len(steps) > 1 else "this fix"
+    return _against(view, total, _beginning(total, steps, end), fixes)
 
 
-def _left_out(view: TrialView) -> str:
-    """Say which FP8 the budget left no time for, and how to time it."""
-    whole, option = untimed_plan(view), more_time(view.facts)
-    if whole:
-        how = f": {option} does" if option else ""
-        return f"This trial did not time {whole}{how}."
-    return f"Not every FP8 variant was timed{f': {option} times the others' if option else ''}."
+def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
+    """Say what the budget left no time for and may be faster than this BF16, and how to time it."""
+    option, trial = more_time(view.facts), view.facts.trial
+    if untimed := [*(["compiled BF16"] if view.left_out_bf16 else ()), *_fixes_open_in_bf16(trial, steps)]:
+        how = f": {option} does" if option and not view.fp8_is_undecided else ""
+        budget_s = trial.get("budget_s")
+        short = f"The budget{f' of {budget_s:g} s' if budget_s else ''} was too short to time"
+        yield f"{short} {' and '.join(untimed)}, which may be faster{how}."
+    if view.fp8_is_undecided:
+        yield f"FP8 is undecided{f': run with {option}' if option else ''}."
+    elif waits_for_time(trial) and not untimed and not view.cannot_win:
+        yield f"Not every FP8 variant was timed{f': {option} times the others' if option else ''}."
+
+
+def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
+    """Name the BF16 with those fixes of the plan that the budget left no time to time in BF16."""
+    late = [each.get("treatments", ()) for each in trial.arms if is_in_bf16(each.name) and lacked_time(each)]
+    open_fixes = [n for n, step in enumerate(steps, 1) if any(step.treatment.name in each for each in late)]
+    return [f"BF16 with {_numbered(open_fixes)}"] if open_fixes else []
+
+
+def _numbered(fixes: Sequence[int]) -> str:
+    return f"{'fix' if len(fixes) == 1 else 'fixes'} {' and '.join(map(str, fixes))}"
 
 
 def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
@@ -107,14 +123,17 @@ def _with_all(steps: Sequence[Step]) -> str:
     return "With all fixes" if len(steps) > 1 else "With this fix"
 
 
-def _against(view: TrialView, total: Arm, beginning: str) -> str:
+def _against(view: TrialView, total: Arm, beginning: str, fixes: str) -> str:
     """Compare a step with its BF16 and with the step as it is."""
     now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(view.facts, total)
     changed = view.as_is is not None and total.name != ArmName.AS_IS
     gain = f", {_compared(total, view.as_is, 'now')}" if changed and view.as_is else ""
     joined = ";" if gain else ","
     if measure is None:
-        return f"{now}{gain}; BF16 with the same changes was not timed."
+        return (
+            f"{now}{gain}; BF16 with the same changes was not timed, so whether FP8 is faster than BF16 with "
+            f"{fixes} is open."
+        )
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
         return f"{now}{gain}; compiled BF16, which may be faster, was not timed."
@@ -151,9 +170,9 @@ FORMS: dict[str, str] = {
 def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
     """Name a BF16 variant; one that has other fixes of the plan, by their numbers."""
     made_of = bf16.get("treatments", ())
-    numbers = [str(n) for n, step in enumerate(steps, 1) if step.treatment.name in made_of]
+    numbers = [n for n, step in enumerate(steps, 1) if step.treatment.name in made_of]
     if numbers and bf16.name not in FORMS:
-        return f"BF16 with {'fix' if len(numbers) == 1 else 'fixes'} {' and '.join(numbers)}"
+        return f"BF16 with {_numbered(numbers)}"
     return FORMS.get(bf16.name) or (
         "BF16 with the same fixes" if changes_in_bf16(bf16.name, made_of) else "BF16"
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import base_of, changes_in_bf16
+from fp8doctor.analysis.arms import base_of
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.noise import gpu_contention
@@ -19,7 +19,6 @@ from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
-    that_help_bf16_too,
 )
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import SEVERITIES
@@ -213,12 +212,13 @@ def _settled(view: TrialView) -> set[str]:
     If the plan leaves FP8 off, those that help BF16 too count only if they were timed in BF16.
     """
     trial = view.facts.trial
-    of = [each for each in trial.arms if each.tried and recorded(each, "treatments") and base_of(trial, each)]
-    timed = {name for each in of for name in each.treatments}
-    if view.gives_up_fp8:
-        in_bf16 = frozenset().union(*(changes_in_bf16(each.name, each.treatments) for each in of))
-        timed -= that_help_bf16_too(timed) - in_bf16
-    return timed | set(if_recorded(_too_large_together, view) or ())
+    timed = {
+        name
+        for each in trial.arms
+        if each.tried and recorded(each, "treatments") and base_of(trial, each)
+        for name in each.treatments
+    }
+    return (timed - view.open_in_bf16) | set(if_recorded(_too_large_together, view) or ())
 
 
 def _enables_fp8(step: Step, view: TrialView) -> bool:

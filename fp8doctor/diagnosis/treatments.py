@@ -56,11 +56,15 @@ ORDINARY_WEIGHTS = Treatment(
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
 
 
-def stay_in_bf16(facts: Facts, why: str = "") -> Treatment:
-    """Write how to train without FP8, in the fastest BF16 that was timed."""
+def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
+    """Write how to train without FP8, in the fastest BF16 that was timed.
+
+    ``for_now`` says that FP8 may turn out to be faster.
+    """
     bf16 = bf16_of_the_plan(facts)
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
     lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
+    how = f" for now{how}" if for_now else how
     return Treatment(
         name=STAY_IN_BF16,
         summary=f"stay in BF16{how}: {why or nothing_helps(all_fp8_loses(facts))}",

@@ -9,10 +9,12 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import if_recorded
 from fp8doctor.finding import Finding, Saving
@@ -120,6 +122,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
         for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
         if each.code not in told
     ]
+    if report.verdict.basis == "measured":
+        causes = [*(_cause_from(each) for each in _not_compiled(report) if each.code not in told), *causes]
     timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
     most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
@@ -132,6 +136,13 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     codes = told.union(each.code for each in shown)
     errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
     return [*map(_cause_from, errors), *shown]
+
+
+def _not_compiled(report: Document) -> Iterator[Finding]:
+    """Find that FP8 is not compiled, if the plan leaves FP8 off before compiled FP8 was timed."""
+    if trial_view(report.facts).fp8_is_undecided:
+        found = (each for each in report.findings if each.area == COMPILATION and each.severity != "info")
+        yield from (each for each in found if each.treatment and traits(each.treatment.name).compiles)
 
 
 def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> Cause:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_gpu
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -119,5 +120,6 @@ def not_timed(step: Step, facts: Facts) -> str:
     """Say that a trial did not time this fix; empty if its gain is known, or if no fix was timed."""
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
+    done = done and step.treatment.name not in trial_view(facts).open_in_bf16
     known = done or step.saving_ms is not None or step.treatment.kind == "shell"
     return "" if not tried or known else "not timed"
