@@ -1,4 +1,4 @@
-"""Commands that print a page, not a report: ``compare``, ``trace`` and ``why``."""
+"""Commands that print a page, not a report: ``compare``, ``health``, ``trace`` and ``why``."""
 
 from __future__ import annotations
 
@@ -191,6 +191,39 @@ def read(file: Path) -> TracedStep:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     except UnreadableDocument as error:
         raise UserError(f"cannot read {file} as a trace of a GPU: {error}") from None
+
+
+@click.command()
+@click.argument("first", type=FILE)
+@click.argument("second", type=FILE, required=False)
+@page_options
+@click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
+def health(
+    first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool
+) -> int:
+    """Show FP8's health over a run: which layers lose precision, and since when.
+
+    FIRST is a file from 'fp8doctor run --health'. With a second one, compare the two runs. No GPU and no
+    torch are needed.
+    """
+    files = [first] if second is None else [first, second]
+    wanted = PageOptions.checked(format, output, files)
+
+    from fp8doctor.health.record import read_health
+    from fp8doctor.health.verdict import conclude
+    from fp8doctor.render import health_page
+
+    judged = [(found, conclude(found)) for found in map(read_health, files)]
+    deliver_page(
+        wanted,
+        lambda: health_page.as_json(judged),
+        lambda: (
+            health_page.comparison(judged[0], judged[1])
+            if second is not None
+            else health_page.page(judged[0], verbose=verbose or wanted.format == "html")
+        ),
+    )
+    return OK
 
 
 @click.command()

@@ -11,8 +11,17 @@ import click
 
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import complain, complain_of_known
-from fp8doctor.cli.delivery import FAILED, OK, checked_options, deliver, deliver_early, judged
-from fp8doctor.cli.options import count, gate_options, number, report_options, seconds, with_options
+from fp8doctor.cli.delivery import (
+    FAILED,
+    OK,
+    checked_options,
+    deliver,
+    deliver_early,
+    judged,
+    keep_apart,
+    writable,
+)
+from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.running.script_messages import STEPS, WARMUP
@@ -90,6 +99,21 @@ class Run(ProjectCommand):
         "has ended.",
     ),
     click.option("--device", metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."),
+    click.option(
+        "--health",
+        metavar="FILE",
+        type=FILE,
+        help="Sample FP8's health to the script's end; append it to a file for 'fp8doctor health FILE'.",
+    ),
+    count(
+        "--every",
+        "Steps between two samples of --health. Default: 100, more if samples take over 1% of the time.",
+    ),
+    click.option(
+        "--stop-on-nan",
+        is_flag=True,
+        help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
+    ),
 )
 @gate_options
 @report_options("stderr", "never")
@@ -104,6 +128,9 @@ def run(
     budget: float,
     trial: bool | None,
     device: str | None,
+    health: Path | None,
+    every: int | None,
+    stop_on_nan: bool,
     **options: Any,
 ) -> int:
     """Run a training script unchanged, time some of its steps, and report on stderr.
@@ -120,6 +147,7 @@ def run(
     place = checked_place(stop, trial)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
+    path = checked_health(health, every, stop=stop, script=script.file)
     gated = reports and wanted.gate.asks
     settings = WatchOptions(
         script=script.name,
@@ -132,6 +160,9 @@ def run(
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
         checks=tuple(str(Path(folder).absolute()) for folder in options["checks"]),
+        health=path if reports else None,
+        every=every,
+        stop_on_nan=stop_on_nan,
     )
 
     def diagnosed(facts: Facts) -> Document:
@@ -185,6 +216,18 @@ def checked_place(stop: bool, trial: bool | None) -> RankPlace | None:
     if place is not None and (stop or trial):
         raise UserError(FOR_ONE_PROCESS.format("--stop" if stop else "--trial", place.world_size))
     return place
+
+
+def checked_health(health: Path | None, every: int | None, *, stop: bool, script: Path | None) -> str | None:
+    """Return the absolute path for FP8's health. Raises `UserError` or a usage error."""
+    if health is None:
+        if every is not None:
+            raise click.UsageError("--every is the distance of the samples of --health. Name a file with it.")
+        return None
+    if stop:
+        raise click.UsageError("--stop ends the script, and --health samples it to its end. Leave one out.")
+    keep_apart([("--health", writable(health))], script)
+    return str(health.absolute())
 
 
 def could_be_timed(facts: Facts | None) -> bool:

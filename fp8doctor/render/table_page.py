@@ -34,13 +34,40 @@ class Code(Struct, frozen=True):
     code: str
 
 
+SHADES = "·░▒▓█"
+"""Of a `Heatmap`, from sound to worst; ``-`` is unknown."""
+
+
+class Heatmap(Struct, frozen=True):
+    """Rows of numbers over time, as shades."""
+
+    title: str
+    columns: tuple[str, ...]
+    """What each column is, for readers of HTML; the first and the last are shown."""
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...]
+    limits: tuple[float, ...]
+    """A number from the n-th on has at least the n-th shade."""
+
+    def shade(self, number: float) -> int:
+        """Return 0 for a sound number, up to the count of limits."""
+        return sum(number >= each for each in self.limits)
+
+    def as_table(self) -> Table:
+        """Draw it in characters."""
+        drawn = (
+            (name, "".join("-" if each is None else SHADES[self.shade(each)] for each in numbers))
+            for name, numbers in self.rows
+        )
+        return Table((self.title,), tuple(drawn), text=f"{self.columns[0]} to {self.columns[-1]}")
+
+
 class Sheet(Struct, frozen=True):
     """A page, in reading order."""
 
     heading: tuple[str, ...]
     """Short parts, side by side."""
     verdict: tuple[str, ...]
-    parts: tuple[Table | Code | str, ...]
+    parts: tuple[Table | Code | Heatmap | str, ...]
     basis: str
     """How the numbers were taken."""
 
@@ -60,7 +87,7 @@ def as_text(sheet: Sheet, *, width: int, colour: bool = False, ascii: bool = Fal
         elif isinstance(part, Code):
             paragraphs.append([f"    {line}" for line in printable_lines(part.code)])
         else:
-            head, *rows = _lines(part, width)
+            head, *rows = _lines(part.as_table() if isinstance(part, Heatmap) else part, width)
             paragraphs.append([paint(head, DIM), *rows])
     paragraphs.append([paint(line, DIM) for line in _prose(sheet.basis, width)])
     text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
@@ -92,6 +119,7 @@ def _markdown(sheet: Sheet) -> Iterator[str]:
         if isinstance(part, Code):
             yield fenced(part.code)
             continue
+        part = part.as_table() if isinstance(part, Heatmap) else part
         heads = (*part.heads, part.text) if part.text else part.heads
         rows = [tuple(map(escaped, row)) for row in part.rows]
         yield table(tuple(map(escaped, heads)), rows, len(part.heads) - 1, texts=bool(part.text))

@@ -1,4 +1,4 @@
-"""Count a step's backward passes, which are its micro-batches.
+"""See a step's backward passes, which are its micro-batches.
 
 A model may be called several times for one: a query and its document, a generator and its critic.
 """
@@ -16,12 +16,13 @@ from fp8doctor.stacks.torch_private import in_backward
 
 
 class Backwards:
-    """Calls ``ran()`` for each backward pass of this thread from `begin` to `end`.
+    """Calls ``ran(roots)`` for each backward pass of this thread from `begin` to `end`.
 
-    ``Tensor.backward`` reads the patched function. The passes inside of a recomputed region are none.
+    ``Tensor.backward`` reads the patched function. The passes inside of a recomputed region are none. ``ran``
+    may return a function to call after the pass.
     """
 
-    def __init__(self, ran: Callable[[], None]) -> None:
+    def __init__(self, ran: Callable[[Any], Callable[[], None] | None]) -> None:
         self._ran, self._thread = ran, get_ident()
 
     def begin(self) -> None:
@@ -30,13 +31,17 @@ class Backwards:
         watch = self
 
         def backward(*arguments: Any, **settings: Any) -> Any:
+            then = None
             if get_ident() == watch._thread and in_backward() is False:
-                watch._ran()
+                then = watch._ran(arguments[0] if arguments else settings.get("tensors"))
             try:
-                return own(*arguments, **settings)
+                result = own(*arguments, **settings)
             except BaseException as error:
                 without_own_frame(error)
                 raise
+            if then is not None:
+                then()
+            return result
 
         self._own, self._placed = own, backward
         torch.autograd.backward = backward

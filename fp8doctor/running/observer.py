@@ -24,6 +24,7 @@ from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
+from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
@@ -97,10 +98,15 @@ class ScriptObserver:
         self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
+        self.long: LongWatch | None = None
+        """Watches to the script's end."""
 
     def install(self) -> None:
         """Watch conversions and the steps of all optimizers."""
         self.begin()
+        if not self.settings.stop:
+            self.long = LongWatch(self.settings, self.channel.send)
+            self.long.install()
         self.handle = register_optimizer_step_post_hook(self.hook)
 
     def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
@@ -149,6 +155,8 @@ class ScriptObserver:
             except BaseException as error:  # a handler of the script's raised it
                 without_own_frames(error)
                 raise
+        if self.long is not None and not self.channel.forked:
+            self.long.stepped(optimizer, sample=self.done)
 
     def stepped(self, optimizer: Optimizer, closure: bool) -> None:
         """Note a step. Failures never reach the script."""
@@ -233,7 +241,10 @@ class ScriptObserver:
     def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
         """Examine the job now, in case no more is seen."""
         self.examined = stepper
-        self.facts = self.examination.early(owner_of(optimizer, self.living), optimizer)
+        found = owner_of(optimizer, self.living)
+        self.facts = self.examination.early(found, optimizer)
+        if self.long is not None:
+            self.long.know(found, optimizer)
         collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.channel.send(Observed(self.facts.to_dict(), complete=False))
 
@@ -247,6 +258,8 @@ class ScriptObserver:
         found = owner_of(optimizer, self.living)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
+        if self.long is not None:
+            self.long.release()
         self.window = StepWindow(
             self.settings.steps,
             main.steps,
@@ -255,6 +268,7 @@ class ScriptObserver:
             capture=not main.closure,
             keep=self.settings.budget_s is not None,
             mark=not function,
+            tell=None if self.long is None else self.long.called,
         )
         self.window.begin()
 
@@ -264,9 +278,12 @@ class ScriptObserver:
         self.window.end()
         observation = self.window.observation(self.names(), self.share)
         self.captured = self.window.captured
+        found = owner_of(optimizer, self.living)
         self.job, self.facts = self.examination.whole(
-            owner_of(optimizer, self.living), optimizer, self.window, observation, closure=main.closure
+            found, optimizer, self.window, observation, closure=main.closure
         )
+        if self.long is not None:
+            self.long.know(found, optimizer)
         self.forget()
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.budget_s is None:
@@ -330,6 +347,8 @@ class ScriptObserver:
         try:
             if why is None:
                 with after_the_script():
+                    if self.long is not None:
+                        self.long.ended()
                     self.move_captured(job, next(job.model.parameters()).device)
                     self.time_copies()
         except BaseException as error:
@@ -375,6 +394,8 @@ class ScriptObserver:
     def closed(self) -> int:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
         steps = self.main.steps if self.main is not None else 0
+        if self.long is not None:
+            self.guarded(self.long.ended)
         if self.recording is not None:
             self.recording.end(CUT_SHORT)
             self.finish()

@@ -143,6 +143,12 @@ class WatchOptions(NamedTuple):
     """Absolute paths of folders with third-party checks."""
     module: bool = False
     """Started with ``-m``."""
+    health: str | None = None
+    """Absolute path of the file for FP8's health, or None."""
+    every: int | None = None
+    """Steps between its samples; None if the sampler chooses."""
+    stop_on_nan: bool = False
+    """Stop the script at the first loss or gradient that is not finite."""
 
 
 @dataclass

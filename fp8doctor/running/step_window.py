@@ -23,7 +23,7 @@ from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.autocasts_opened import AutocastsOpened
 from fp8doctor.running.backwards import Backwards
-from fp8doctor.running.calls import Calls
+from fp8doctor.running.calls import Called, Calls
 from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.stacks.torch_private import (
@@ -84,16 +84,17 @@ class StepWindow:
         capture: bool,
         keep: bool = False,
         mark: bool = True,
+        tell: Called | None = None,
     ) -> None:
         """Watch calls of ``modules``.
 
         ``inside`` are modules within compiled regions that have not run yet. ``capture`` notes the batch of
         one call, and ``keep`` copies its data for a trial. Without ``mark`` no call is watched: the modules
-        only give the device.
+        only give the device. ``tell`` hears of calls too.
         """
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
-        self._captures, self._keep = capture, keep
+        self._captures, self._keep, self._tell = capture, keep, tell
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls, self._waits = (
@@ -190,7 +191,7 @@ class StepWindow:
         with without_modes():
             return tuple(each.loss() for each in self._done)
 
-    def _ran_backward(self) -> None:
+    def _ran_backward(self, roots: Any) -> None:
         self._step.backwards += 1
 
     def _waited(self, begin: Moment, end: Moment) -> None:
@@ -199,6 +200,8 @@ class StepWindow:
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
             return None
+        if self._tell is not None:
+            self._tell(module, args, kwargs)
         step, self.seen = self._step, True
         step.calls += 1
         step.shares = kwargs.get(OF_ALL) is not None

@@ -2,6 +2,7 @@
 
 A stack never imports its library. Adding a module with ``ORDER`` and ``recognise`` adds a stack. Optional:
 ``PREFIX``, the packages of its classes; ``scaling(module)``, the record of how a layer scales;
+``casts(module)``, how it casts input, weight and gradient;
 ``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
 """
 
@@ -48,6 +49,22 @@ class Layer:
     """``NOT_RECORDED``, with a gap, if the library keeps its record elsewhere."""
     weight_class: str | None = None
     role: Literal["body", "router", "experts"] = "body"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """How a layer casts one of its tensors to FP8."""
+
+    dtype: str
+    rows: Literal["tensor", "row"] = "tensor"
+    """A scale for the whole tensor, or for each row of its last side."""
+    scale: Tensor | None = None
+    """The scale in use (number of the tensor * scale = FP8 number); None if the tensor's own magnitude gives
+    it."""
+    history: Tensor | None = None
+    """Largest magnitudes of earlier steps that the scale comes from, or None."""
+    power_of_2: bool = False
+    """The scale is rounded down to a power of two."""
 
 
 class NoCounterpart(Exception):
@@ -136,6 +153,15 @@ def scaling(module: Module) -> Scaling | None:
         ),
         None,
     )
+
+
+def casts_of(module: Module) -> dict[str, Cast]:
+    """Return how a module casts ``input``, ``weight`` and ``gradient``, as far as its stack tells."""
+    for stack in stacks_of(type(module)):
+        if hasattr(stack, "casts") and (found := stack.casts(module)):
+            casts: dict[str, Cast] = found
+            return casts
+    return {}
 
 
 def fp8_copies(module: Module) -> list[Tensor]:

@@ -85,6 +85,25 @@ def meta(module: Module) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def delayed(module: Module, operand: str) -> tuple[Any, Any] | None:
+    """Return scale in use and amax history of a delayed cast, or None (2.0 to 2.20).
+
+    A matmul has three places forward (input, weight, output), and two backward, of which the first is the
+    gradient. Of a fused MLP: the first matmul's input and weight, the second's gradient.
+    """
+    known = meta(module) or {}
+    state = known.get("scaling_bwd" if operand == "gradient" else "scaling_fwd")
+    scale, history = getattr(state, "scale", None), getattr(state, "amax_history", None)
+    if scale is None or history is None:
+        return None
+    place = 2 * (int(known.get("num_gemms", 1)) - 1) if operand == "gradient" else OPERANDS.index(operand)
+    return scale[place], history[:, place]
+
+
+OPERANDS = ("input", "weight")
+"""Order of a matmul's forward scales (2.0 to 2.20)."""
+
+
 def workspaces(module: Module) -> list[Any]:
     """List the FP8 weights that a module keeps between steps (2.0 to 2.20)."""
     found = state_of(module).get("_fp8_workspaces")

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.recipes import RECIPES, TORCHAO, by_class
-from fp8doctor.stacks import Layer, NoCounterpart, plain
+from fp8doctor.stacks import Cast, Layer, NoCounterpart, plain
 from fp8doctor.stacks.looking import (
     ancestor,
     is_a,
@@ -99,6 +99,31 @@ def scaling(module: nn.Module) -> Scaling | None:
     dtypes = dict.fromkeys(str(read(cast, "target_dtype")).removeprefix("torch.") for cast in casts)
     forward = tuple(dtype for dtype in dtypes if dtype.startswith("float8"))
     return Scaling(stack=STACK, forward_dtypes=forward, amax_history_len=None, amax_compute_algo=None)
+
+
+OPERAND_CASTS = {
+    "input": "cast_config_input",
+    "weight": "cast_config_weight",
+    "gradient": "cast_config_grad_output",
+}
+
+
+def casts(module: nn.Module) -> dict[str, Cast]:
+    """Return a Float8Linear's casts for its output and its input's gradient (0.10 to 0.18)."""
+    config: Any = state_of(module).get("config")
+    if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
+        return {}
+    found = {}
+    for operand, name in OPERAND_CASTS.items():
+        cast = read(config, name)
+        kind, scales = str(read(cast, "target_dtype")), _word(read(cast, "scaling_granularity"))
+        if _word(read(cast, "scaling_type")) != "disabled" and kind.startswith("torch.float8"):
+            found[operand] = Cast(
+                dtype=kind.removeprefix("torch."),
+                rows="row" if scales == "axiswise" else "tensor",
+                power_of_2=read(config, "round_scales_to_power_of_2") is True,
+            )
+    return found
 
 
 def tensor_class(weight: Tensor) -> str | None:

@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fp8doctor.facts import Scaling
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
-from fp8doctor.stacks import Layer, NoCounterpart, te_private
+from fp8doctor.stacks import Cast, Layer, NoCounterpart, te_private
 from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of
 from fp8doctor.stacks.te_in_plain_torch import in_plain_torch
 from fp8doctor.stacks.tensors import dtype_name, plain, subclass
@@ -179,6 +179,45 @@ def scaling(module: nn.Module) -> Scaling | None:
         if callable(algorithm)
         else None,
     )
+
+
+GRADIENT_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e5m2", "E5M2": "float8_e5m2"}
+"""``Format`` -> dtype of the backward (``common/recipe``, 2.20)."""
+
+
+def casts(module: nn.Module) -> dict[str, Cast]:
+    """Return a module's casts in its last FP8 forward, for one scale per tensor.
+
+    Delayed scaling keeps scales and histories per matmul: input, weight, output; gradient, its input's
+    gradient. The last matmul of a module takes the gradient, the first the input.
+    """
+    recipe = recipe_of(module)
+    format = read(read(recipe, "fp8_format"), "name", "HYBRID")
+    name = type(recipe).__name__
+    if not state_of(module).get("fp8") or name not in ("DelayedScaling", "Float8CurrentScaling"):
+        return {}
+    found = {
+        operand: Cast(dtype=dtypes.get(format, "float8_e4m3fn"))
+        for operand, dtypes in (
+            ("input", FORWARD_OF_FORMAT),
+            ("weight", FORWARD_OF_FORMAT),
+            ("gradient", GRADIENT_OF_FORMAT),
+        )
+    }
+    if name == "DelayedScaling":
+        for operand, cast in found.items():
+            kept = te_private.delayed(module, operand)
+            if kept is None:
+                return {}
+            found[operand] = replace(cast, scale=kept[0], history=kept[1])
+    if not sees_its_input(module):
+        del found["input"]
+    return found
+
+
+def sees_its_input(module: nn.Module) -> bool:
+    """Tell if a module's first matmul takes the module's own input, not a norm of it."""
+    return "LayerNorm" not in (ancestor(type(module), PREFIX, GEMM_MODULES) or "LayerNorm")
 
 
 def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:

@@ -59,6 +59,8 @@ def observer(heard: Heard) -> Iterator[ScriptObserver]:
     observer.install()
     yield observer
     observer.handle.remove()
+    if observer.long is not None:
+        observer.long.ended()
     if observer.window is not None:
         observer.window.end()
     if observer.recording is not None:

@@ -13,20 +13,19 @@ shares stay unknown.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8doctor.facts import LayerNumerics, Trial
 from fp8doctor.stacks import NoCounterpart, recognise
+from fp8doctor.stacks.casts import Casts, Difference
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.stacks.transformer_engine import as_before
@@ -48,11 +47,6 @@ without it."""
 
 MOST_LAYERS = 128
 """Layers that are measured; of more, a fixed sample. The cut of an 8B Llama has 84."""
-
-FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-CHUNK = 1 << 22
-"""Elements that are compared at a time, in fp32."""
 
 
 def with_numerics(trial: Trial, bench: Bench, until: float, against: str | None = None) -> Trial:
@@ -144,7 +138,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Called:
+class Called:
     """Arguments of a layer's call, and the gradient of its output if there is one."""
 
     arguments: tuple[Any, ...]
@@ -174,14 +168,14 @@ class _Alone:
                 return
             if result.requires_grad:
                 result.register_hook(  # type: ignore[no-untyped-call]
-                    lambda gradient: self._measure(layer, _Called(arguments, settings, gradient))
+                    lambda gradient: self._measure(layer, Called(arguments, settings, gradient))
                 )
             elif torch.is_grad_enabled() and layer.name not in self.found:
-                self._measure(layer, _Called(arguments, settings, None))
+                self._measure(layer, Called(arguments, settings, None))
 
         return hook
 
-    def _measure(self, layer: _Layer, called: _Called) -> None:
+    def _measure(self, layer: _Layer, called: Called) -> None:
         """Measure one layer. If it fails, the others are measured."""
         if layer.name in self.measured_with_gradient or time.monotonic() > self.until:
             return
@@ -197,12 +191,12 @@ class _Alone:
             _log.debug("a layer alone raises", exc_info=True)
             self.failures.append(f"a layer alone raises {sentence(error)}")
 
-    def _compared(self, layer: _Layer, called: _Called) -> LayerNumerics:
+    def _compared(self, layer: _Layer, called: Called) -> LayerNumerics:
         with self.around_bf16():
-            reference = _results(layer.bf16, layer.bf16.forward, called)
+            reference = results(layer.bf16, layer.bf16.forward, called)
         casts = Casts()
         with self.around_fp8(), as_before(layer.fp8) if _is_te(layer.fp8) else nullcontext(), casts:
-            result = _results(layer.fp8, layer.fp8, called)
+            result = results(layer.fp8, layer.fp8, called)
         pairs = {name: Difference.of(reference[name], result[name]) for name in reference}
         return LayerNumerics(
             name=layer.name,
@@ -216,7 +210,7 @@ class _Alone:
         )
 
 
-def _results(module: nn.Module, forward: Callable[..., Any], called: _Called) -> dict[str, torch.Tensor]:
+def results(module: nn.Module, forward: Callable[..., Any], called: Called) -> dict[str, torch.Tensor]:
     """Call a layer once; return ``output`` and, given a gradient, those of ``input`` and ``weight``."""
     with torch.enable_grad():
         arguments, settings = _detached(called.arguments), _detached(called.settings)
@@ -247,84 +241,3 @@ def _detached(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _detached(each) for key, each in value.items()}
     return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Distance of a result from its reference."""
-
-    sqnr_db: float | None
-    typical_sqnr_db: float | None
-    """Median over the rows that are not all zero in the reference."""
-    non_finite: int
-
-    @classmethod
-    def of(cls, reference: torch.Tensor, result: torch.Tensor) -> Difference:
-        reference = (
-            reference.reshape(-1, reference.shape[-1]) if reference.ndim > 1 else reference.reshape(1, -1)
-        )
-        result = result.reshape(reference.shape)
-        powers = [_powers(*rows) for rows in _chunks(reference, result)]
-        signal, noise, worse = (torch.cat(each) for each in zip(*powers, strict=True))
-        rows = (signal > 0) & signal.isfinite() & noise.isfinite()
-        typical = float((signal[rows] / noise[rows]).median()) if bool(rows.any()) else 0.0
-        return cls(
-            _decibels(float(signal.sum()) / float(noise.sum())) if bool(noise.any()) else None,
-            _decibels(typical),
-            int(worse.sum()),
-        )
-
-
-def _powers(reference: torch.Tensor, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute each row's power and noise power, and count elements that are finite only in the reference."""
-    a, b = reference.float(), result.float()
-    worse = a.isfinite() & ~b.isfinite()
-    return a.square().sum(1, dtype=torch.float64), (a - b).square().sum(1, dtype=torch.float64), worse.sum(1)
-
-
-def _chunks(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    rows = max(1, CHUNK // max(1, matrices[0].shape[1]))
-    return zip(*(torch.split(each, rows) for each in matrices), strict=True)
-
-
-def _decibels(ratio: float) -> float | None:
-    return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
-
-
-class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches casts to FP8 that are written in torch, for elements that they clip or flush to zero."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.clipped: list[torch.Tensor] = []
-        self.flushed: list[torch.Tensor] = []
-        """Shares in per cent, cast by cast."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.clamp.default and len(args) == 3:
-            if (limit := _largest(args[1], args[2])) is not None:
-                self.clipped.append(_share(args[0].abs() > limit, args[0].numel()))
-        elif func is torch.ops.aten._to_copy.default and result.dtype in FP8_TYPES:
-            before, most = args[0], torch.finfo(result.dtype).max
-            self.clipped.append(_share(before.abs() > _largest(-most, most), before.numel()))
-            present = before != 0
-            self.flushed.append(_share(present & (result.bfloat16() == 0), present.sum().clamp(min=1)))
-        return result
-
-    def largest_pct(self, shares: list[torch.Tensor]) -> float | None:
-        """Return the largest share of one cast; None without a cast."""
-        return max(map(float, shares)) if self.flushed else None
-
-
-def _share(which: torch.Tensor, of: int | torch.Tensor) -> torch.Tensor:
-    return 100 * which.sum() / of
-
-
-def _largest(low: Any, high: Any) -> float | None:
-    """Return the magnitude that rounds beyond an FP8 type's largest; None for bounds of no such type."""
-    for dtype in FP8_TYPES:
-        information = torch.finfo(dtype)
-        if high == information.max and low == -high:
-            return information.max + information.eps * 2.0 ** math.floor(math.log2(information.max)) / 2
-    return None

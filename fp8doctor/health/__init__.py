@@ -1,0 +1,1 @@
+"""FP8's health over a long training: records, their file, what they say. Without torch."""

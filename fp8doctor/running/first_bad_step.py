@@ -1,0 +1,202 @@
+"""Find the first step whose loss or gradient is not finite, and the layer where it started.
+
+The loss is read before the optimizer steps, when its forward is long done. The weights are still those that
+gave it, so the batch runs forward once more, and the first module with an output that is not finite is named.
+Gradients that are not finite show in the next step's loss, so nothing waits for them. A backward pass spoils
+all layers before the one where it started, so the last spoiled layer is named.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.health.record import FirstBad
+from fp8doctor.running.calls import Calls
+from fp8doctor.running.layer_sampler import rerun, shown, torch_autocast
+from fp8doctor.running.losses import StepLosses
+from fp8doctor.stacks import recognise
+from fp8doctor.stacks.looking import class_name, modules_of
+from fp8doctor.stacks.tensors import tensors
+from fp8doctor.stacks.torch_private import in_backward, without_modes
+from fp8doctor.stacks.transformer_engine import PREFIX as TRANSFORMER_ENGINE
+from fp8doctor.trial.state.library_state import open_autocast
+from fp8doctor.wording import plural
+
+_log = logging.getLogger("fp8doctor")
+
+KEPT = 2
+"""Steps whose gradients are kept: weights that are not finite spoil the next step's loss."""
+
+LARGEST = 2**26
+"""Most bytes of a batch that is kept until the next one comes. A choice."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of the model's last call, and what was open around it."""
+
+    module: weakref.ref[nn.Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    around: tuple[Callable[[], AbstractContextManager[object]], ...]
+
+
+class BadStepWatch:
+    """Watches losses and gradients of a training until the first that is not finite."""
+
+    def __init__(self, losses: StepLosses, tell: Callable[[FirstBad], object]) -> None:
+        self._losses, self._tell = losses, tell
+        self._model: weakref.ref[nn.Module] | None = None
+        self._last: _Call | None = None
+        self._recent: deque[tuple[int, list[int], list[torch.Tensor]]] = deque(maxlen=KEPT)
+        """Largest magnitudes of gradients, on the device."""
+        self._calls: Calls | None = None
+        self.found: FirstBad | None = None
+
+    def watch(self, model: nn.Module, called: tuple[nn.Module, ...], parameters: list[Any]) -> None:
+        """Name layers of this model; ``called`` are the modules whose calls give the batch."""
+        self._model = weakref.ref(model)
+        self._losses.watch(parameters)
+        self.release()
+        self._calls = Calls(called, self.called)
+        self._calls.begin()
+
+    def release(self) -> None:
+        """Take the marks off the model's class, and forget the batch."""
+        if self._calls is not None:
+            self._calls.end()
+        self._calls = self._last = None
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep a call's arguments until the next."""
+        if in_backward() is not False or not torch.is_grad_enabled():
+            return
+        given = list(tensors((args, kwargs)))
+        small = sum(each.numel() * each.element_size() for each in given) <= LARGEST
+        around = (open_autocast(), torch_autocast(given))
+        self._last = _Call(weakref.ref(module), args, kwargs, around) if small else None
+
+    def before_step(self, step: int) -> None:
+        """Look at the loss. Waits for the forward, which the GPU has done long before the host is here."""
+        if self.found is None and (loss := self._losses.loss()) is not None and not math.isfinite(loss):
+            self.ended()
+            if self.found is None:
+                self._report(step, "loss", *self._where())
+
+    def after_step(self, step: int) -> None:
+        """Keep the gradients' magnitudes until a loss is not finite."""
+        if self.found is None and self._losses.largest is not None:
+            self._recent.append((step, *self._losses.largest))
+
+    def ended(self) -> None:
+        """Look at the last gradients."""
+        while self.found is None and self._recent:
+            self._look(*self._recent.popleft())
+
+    def _look(self, step: int, places: list[int], largest: list[torch.Tensor]) -> None:
+        numbers = zip(places, (float(each) for each in largest), strict=True)
+        spoiled = [place for place, each in numbers if not math.isfinite(each)]
+        if not spoiled:
+            return
+        model = self._model() if self._model is not None else None
+        parameters = self._losses.parameters
+        bad = {id(parameters[place]) for place in spoiled}
+        owners = [] if model is None else [each for each in _owners(model) if id(each[2]) in bad]
+        if not owners:
+            self._report(step, "gradient", None, None, "")
+            return
+        name, module = owners[-1][:2]
+        kind = next(each[3] for each in owners if each[1] is module)
+        whole = len(owners) == sum(1 for each in _owners(model) if each[2].requires_grad) if model else False
+        note = (
+            "The gradients of all parameters are not finite."
+            if whole
+            else f"The gradients of {plural(len(owners), 'parameter')} up to this layer are not finite, and "
+            "those behind it are."
+        )
+        self._report(step, "gradient", (name, module), f"gradient of its {kind}", note)
+
+    def _where(self) -> tuple[tuple[str, nn.Module] | None, str | None, str]:
+        """Find where a loss that is not finite started."""
+        model = self._model() if self._model is not None else None
+        if model is None:
+            return None, None, ""
+        with torch.no_grad():
+            for name, module, parameter, kind in _owners(model):
+                if not bool(parameter.isfinite().all()):
+                    return (name, module), kind, "It was not finite before this step."
+        try:
+            with without_modes():
+                return self._run_again(model)
+        except Exception:
+            _log.debug("the batch could not be run again", exc_info=True)
+            return None, None, "All weights are finite. The batch could not be run again."
+
+    def _run_again(self, model: nn.Module) -> tuple[tuple[str, nn.Module] | None, str | None, str]:
+        last = self._last
+        called = last.module() if last is not None else None
+        if last is None or called is None:
+            return None, None, "All weights are finite. The batch was not seen."
+        if any(class_name(type(each)).startswith(TRANSFORMER_ENGINE) for each in model.modules()):
+            return None, None, "All weights are finite. Transformer Engine's layers are not run again."
+        if not all(_finite(each) for each in tensors((last.args, last.kwargs))):
+            return None, None, "The batch itself is not finite."
+        spoiled: list[tuple[str, nn.Module, str]] = []
+        names = {id(module): name for name, module in modules_of(model)}
+
+        def note(module: nn.Module, given: Any, output: Any) -> None:
+            if not spoiled and not all(map(_finite, tensors(output))):
+                tensor = "output" if all(map(_finite, tensors(given))) else "input"
+                spoiled.append((names[id(module)], module, tensor))
+
+        with rerun(called) as again, torch.no_grad(), ExitStack() as around:
+            for context in last.around:
+                around.enter_context(context())
+            for _, module in modules_of(model):
+                around.callback(module.register_forward_hook(note).remove)
+            again(*last.args, **last.kwargs)
+        if not spoiled:
+            return None, None, "The model's output is finite: the loss function gave it."
+        name, module, tensor = spoiled[0]
+        return (name, module), tensor, "All weights are finite, and all that was computed before it."
+
+    def _report(
+        self, step: int, what: str, where: tuple[str, nn.Module] | None, tensor: str | None, note: str
+    ) -> None:
+        name, fp8, started = None, None, ""
+        if where is not None:
+            name = shown(where[0]) or "the model"
+            fp8 = any(each.use == "training" for each in recognise(where[1], {}))
+            kind = f"{type(where[1]).__name__}, {'FP8' if fp8 else 'not FP8'}"
+            started = f" It started in {name} ({kind}): {tensor}."
+        sentence = f"step {step:,}: the {what} is not finite.{started} {note}".strip()
+        self.found = FirstBad(step, what, name, tensor, fp8, sentence)
+        self._recent.clear()
+        self.release()
+        self._tell(self.found)
+
+
+def _owners(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter, str]]:
+    """List module, parameter and its name in the module, in the model's order; shared ones once."""
+    seen: set[int] = set()
+    found = []
+    for name, module in modules_of(model):
+        for key, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append((name, module, parameter, key))
+    return found
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -1,0 +1,401 @@
+"""Measure the casts of the FP8 layers in one of the script's own steps.
+
+Layers outside compiled code get a forward hook for that step alone: their input, weight and the gradient of
+their output are measured when they come. A compiled region keeps its code and gets no hook. When the gradient
+of its output arrives, it runs once more, not compiled, on the first sample of the batch, with copies of its
+buffers and the random state put back, and the layers are measured there. Layers whose library gives no scales
+run once more, alone, and their casts are watched.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8doctor.examine.compile_marks import compile_mark
+from fp8doctor.health.record import CastHealth, HealthLayer, significant
+from fp8doctor.running.calls import Calls
+from fp8doctor.running.step_window import OF_ALL
+from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
+from fp8doctor.stacks.casts import Casts, Measured, decibels, measured
+from fp8doctor.stacks.looking import ClassCache, class_name, modules_of, parameters_of
+from fp8doctor.stacks.tensors import local, subclass, tensors, with_tensors
+from fp8doctor.stacks.torch_private import behind_compile, without_modes
+from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
+from fp8doctor.trial.layers.numerics import Called, results
+from fp8doctor.trial.state.library_state import open_autocast
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
+
+WRAPPERS = (torch_private.COMPILED_CHILD, torch_private.CHECKPOINTED_CHILD, torch_private.FSDP1_CHILD)
+"""Children that are no part of a layer's name for its user."""
+
+IN_A_COMPILED_FUNCTION = "a compiled function calls it, and a hook would compile that again"
+SHARDED = "its compiled block is sharded, and running it again would need the other processes"
+TE_COMPILED = "it is compiled, and running it again would change Transformer Engine's scales"
+NO_SCALES = "fp8doctor does not read how this recipe scales"
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """One layer, not kept alive."""
+
+    layer: HealthLayer
+    module: weakref.ref[nn.Module]
+    region: int | None
+    """Index of the compiled region around it."""
+
+
+class LayerSampler:
+    """Finds the FP8 layers of a model, and measures them from `begin` to `end`."""
+
+    def __init__(self, model: nn.Module, *, compiled_function: bool = False) -> None:
+        """List the layers. With ``compiled_function``, unmarked layers may be compiled too."""
+        self._regions: list[weakref.ref[nn.Module]] = []
+        self._watched: list[_Watched] = []
+        outer: list[str] = []
+        caches: dict[type, ClassCache] = {}
+        for name, module in modules_of(model):
+            kind = type(module)
+            within = next((at for at, each in enumerate(outer) if _below(name, each)), None)
+            mark = compile_mark(module, name, caches.setdefault(kind, ClassCache(kind)))
+            if within is None and mark is not None and mark.compiles:
+                outer.append(name)
+                within = len(self._regions)
+                self._regions.append(weakref.ref(module))
+            found = [each for each in recognise(module, {}) if each.use == "training"]
+            if not found or found[0].engaged is False:
+                continue
+            unseen = IN_A_COMPILED_FUNCTION if compiled_function and within is None else None
+            self._watched.append(
+                _Watched(
+                    HealthLayer(
+                        shown(name),
+                        class_name(kind),
+                        found[0].stack,
+                        found[0].recipe if isinstance(found[0].recipe, str) else None,
+                        unseen or self._why_unseen(module, found[0].stack, within),
+                    ),
+                    weakref.ref(module),
+                    within,
+                )
+            )
+
+    @property
+    def layers(self) -> tuple[HealthLayer, ...]:
+        return tuple(each.layer for each in self._watched)
+
+    def _why_unseen(self, module: nn.Module, stack: str, region: int | None) -> str | None:
+        if stack == TRANSFORMER_ENGINE:
+            return TE_COMPILED if region is not None else None if casts_of(module) else NO_SCALES
+        whole = self._regions[region]() if region is not None else None
+        if whole is not None and any(
+            class_name(type(each)).startswith("torch.distributed") for each in whole.parameters()
+        ):
+            return SHARDED
+        return None
+
+    def begin(self) -> None:
+        """Watch the coming step."""
+        self._numbers: dict[tuple[int, str], Measured] = {}
+        self.notes: dict[str, None] = {}
+        self._replayed: set[int] = set()
+        self._expected: set[int] = set()
+        self._hooks = ExitStack()
+        open_regions = {each.region for each in self._watched if each.layer.unseen is None}
+        regions = {
+            id(module): at
+            for at, each in enumerate(self._regions)
+            if at in open_regions and (module := each()) is not None
+        }
+        for at, each in enumerate(self._watched):
+            module = each.module()
+            if module is not None and each.layer.unseen is None and each.region is None:
+                self._hook(module, at)
+        calls = Calls(
+            (module for each in self._regions if (module := each()) is not None and id(module) in regions),
+            lambda module, args, kwargs: self._called(regions[id(module)], module, args, kwargs),
+        )
+        calls.begin()
+        self._hooks.callback(calls.end)
+
+    def end(self) -> tuple[tuple[CastHealth | None, CastHealth | None, CastHealth | None], ...]:
+        """Stop watching, and read the numbers. Waits for the GPU."""
+        self.release()
+        for at, watched in enumerate(self._watched):  # a weight is always there
+            module = watched.module()
+            if module is not None and (at, "weight") not in self._numbers:
+                self._weight(at, module)
+        numbers, self._numbers = self._numbers, {}
+        floats = _read([each.floats for each in numbers.values()])
+        counts = _read([each.counts for each in numbers.values()])
+        found = {
+            key: in_words(each, *values)
+            for (key, each), *values in zip(numbers.items(), floats, counts, strict=True)
+        }
+        return tuple(
+            (found.get((at, "input")), found.get((at, "weight")), found.get((at, "gradient")))
+            for at in range(len(self._watched))
+        )
+
+    def release(self) -> None:
+        """Take off all hooks."""
+        self._hooks.close()
+
+    # Layers outside compiled code
+
+    def _hook(self, module: nn.Module, at: int) -> None:
+        """Hook a layer before the script's own hooks, which may replace its output."""
+        hook = partial(self._forward, at)
+        self._hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
+
+    def _forward(self, at: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Measure input and weight now, and the gradient when it comes."""
+        with self._guarded(), without_modes():
+            given = _floating((args, kwargs))
+            result = next(tensors(output), None)
+            if given is None or result is None or _captured(result):
+                return
+            casts = casts_of(module)
+            self._measure(at, "input", given, casts.get("input"))
+            self._weight(at, module)
+            if not result.requires_grad or at in self._expected:
+                return  # a reentrant checkpoint's first pass, or another call
+            self._expected.add(at)
+            called = None if casts else (args, kwargs, open_autocast(), given._version)
+            result.register_hook(partial(self._arrived, at, module, called))  # type: ignore[no-untyped-call]
+
+    def _arrived(self, at: int, module: nn.Module, called: Any, gradient: torch.Tensor) -> None:
+        """Measure a gradient; ``called`` is kept of layers that are to run alone."""
+        with self._guarded(), without_modes():
+            if called is None:
+                self._measure(at, "gradient", gradient, casts_of(module).get("gradient"))
+                return
+            args, kwargs, around, version = called
+            given = _floating((args, kwargs))
+            if given is not None and given._version == version:
+                self._alone(at, module, Called(args, kwargs, gradient), around)
+
+    def _weight(self, at: int, module: nn.Module) -> None:
+        with self._guarded(), without_modes():
+            weight = next(
+                (each for each in parameters_of(module).values() if each is not None and each.ndim == 2), None
+            )
+            if weight is not None and local(weight) is weight and subclass(weight) is None:
+                self._measure(at, "weight", weight, casts_of(module).get("weight"))
+
+    def _measure(self, at: int, operand: str, tensor: torch.Tensor, cast: Cast | None) -> None:
+        if cast is not None and (at, operand) not in self._numbers:
+            with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+                self._numbers[at, operand] = measured(tensor, cast)
+
+    def _alone(
+        self, at: int, module: nn.Module, called: Called, around: Callable[[], AbstractContextManager[object]]
+    ) -> None:
+        """Run a layer once more with its input and gradient, and watch its casts."""
+        twin = _twin(module)
+        weight = next((each for each in parameters_of(twin).values() if each is not None), None)
+        given = next(
+            each for each in tensors((called.arguments, called.settings)) if each.is_floating_point()
+        )
+        operands = {"input": given, "weight": weight, "gradient": called.gradient}
+        with random_state_kept(), around(), Casts() as casts:
+            results(twin, twin, called)
+        for scaled, kind in casts.seen:
+            for operand, tensor in operands.items():
+                if tensor is not None and (at, operand) not in self._numbers and _same(scaled, tensor):
+                    found = measured(scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
+                    amax = torch.linalg.vector_norm(tensor.detach(), math.inf, dtype=torch.float32)
+                    floats = (*found.floats[:3], amax, *found.floats[4:])
+                    self._numbers[at, operand] = replace(found, floats=floats)
+                    break
+
+    # Compiled regions
+
+    def _called(self, region: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if region in self._replayed or not torch.is_grad_enabled():
+            return None
+        given = list(tensors((args, kwargs)))
+        versions = [each._version for each in given]
+        around, autocast = open_autocast(), torch_autocast(given)
+
+        def returned(output: Any) -> None:
+            result = next((each for each in tensors(output) if each.requires_grad), None)
+            if result is None or region in self._replayed or _captured(result):
+                return
+            self._replayed.add(region)
+
+            def arrived(gradient: torch.Tensor) -> None:
+                with self._guarded(), without_modes():
+                    if [each._version for each in given] == versions:
+                        with autocast(), around():
+                            self._replay(region, module, args, kwargs, gradient)
+
+            result.register_hook(arrived)  # type: ignore[no-untyped-call]
+
+        return returned
+
+    def _replay(self, region: int, module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
+        """Run a region on one sample, not compiled, and measure its layers."""
+        size = next((each.shape[0] for each in tensors((args, kwargs)) if each.ndim), 1)
+        first = partial(with_tensors, of=lambda each: _first(each, size))
+        if gradient.ndim:
+            gradient = _first(gradient, size)
+        elif kwargs.get(OF_ALL) is None:
+            gradient = gradient / size  # the mean over the samples
+        outputs: dict[int, torch.Tensor] = {}
+
+        def note(at: int, layer: nn.Module, given: Any, named: Any, output: Any) -> None:
+            self._forward(at, layer, given, named, output)
+            outputs.setdefault(at, next(tensors(output)))
+
+        with rerun(module) as again, ExitStack() as hooks:
+            for at, each in enumerate(self._watched):
+                layer = each.module()
+                if each.region == region and layer is not None:
+                    hook = partial(note, at)
+                    hooks.callback(layer.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
+            with torch.enable_grad():
+                output = next(
+                    each for each in tensors(again(*first(args), **first(kwargs))) if each.requires_grad
+                )
+        torch.autograd.grad(
+            output, list(outputs.values()), gradient.to(output.dtype).reshape(output.shape), allow_unused=True
+        )
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Note what fails; nothing of it reaches the script."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self.notes["the GPU's memory is too small to sample some layers"] = None
+        except Exception as error:
+            _log.debug("a layer could not be sampled", exc_info=True)
+            self.notes[f"a layer could not be sampled: {sentence(error)}"] = None
+
+
+@contextmanager
+def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Give a call of the module that is not compiled and changes neither buffers nor random numbers."""
+    inner = behind_compile(module) or module
+    buffers = {name: each.clone() for name, each in inner.named_buffers()}
+    with random_state_kept(), torch.compiler.set_stance("force_eager"):
+        yield lambda *args, **kwargs: torch.func.functional_call(inner, buffers, args, kwargs)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put the random states of Python, NumPy and torch back afterwards."""
+    numpy: Any = sys.modules.get("numpy.random")
+    kept = random.getstate(), numpy.get_state() if numpy else None
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            if numpy:
+                numpy.set_state(kept[1])
+
+
+def _read(rows: list[tuple[torch.Tensor, ...]]) -> list[list[float]]:
+    """Read numbers from their devices, one transfer for each."""
+    found: list[list[float]] = [[] for _ in rows]
+    for device in dict.fromkeys(row[0].device for row in rows):
+        places = [place for place, row in enumerate(rows) if row[0].device == device]
+        stacked = torch.stack([each.reshape(()) for place in places for each in rows[place]])
+        for place, values in zip(places, stacked.reshape(len(places), -1).tolist(), strict=True):
+            found[place] = values
+    return found
+
+
+def in_words(cast: Measured, floats: list[float], counts: list[float]) -> CastHealth:
+    """Turn the numbers of `measured` into a record."""
+    signal, noise, typical, amax, scaled, history = floats
+    clipped, before, after, finite = counts
+    return CastHealth(
+        sqnr_db=_db(signal / noise if noise else 0.0),
+        saturated_pct=significant(100 * clipped / max(1, cast.elements)),
+        flushed_pct=significant(100 * max(0.0, before - after) / max(1.0, before)),
+        amax=significant(amax),
+        used=None if cast.most is None else significant(scaled / cast.most),
+        of_history=significant(amax / history) if cast.remembers and history > 0 else None,
+        non_finite=max(round(cast.elements - finite), int(not math.isfinite(amax))),
+        typical_db=_db(typical),
+    )
+
+
+def _db(ratio: float) -> float | None:
+    """Convert a ratio of norms."""
+    found = decibels(ratio**2)
+    return None if found is None else round(found, 2)
+
+
+def shown(name: str) -> str:
+    """Return a module's name without those of wrappers."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _floating(values: Any) -> torch.Tensor | None:
+    """Return the first tensor with numbers of a call."""
+    return next((each for each in tensors(values) if each.is_floating_point()), None)
+
+
+def _below(name: str, region: str) -> bool:
+    return not region or name == region or name.startswith(f"{region}.")
+
+
+def _first(tensor: torch.Tensor, size: int) -> torch.Tensor:
+    """Take the first sample of a tensor with so many, for a graph of its own."""
+    part = (tensor[:1] if tensor.ndim and size > 1 and tensor.shape[0] == size else tensor).detach()
+    return part.requires_grad_().clone() if tensor.requires_grad else part
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Copy a layer over the same parameters, without its hooks and with tensors of its own."""
+    twin = copy.copy(module)
+    state: dict[str, Any] = vars(twin)
+    for name, value in list(state.items()):
+        if isinstance(value, torch.Tensor):
+            state[name] = value.detach().clone()
+        elif name.endswith("_hooks") and isinstance(value, dict):
+            state[name] = type(value)()
+    state["_buffers"] = {
+        name: None if each is None else each.clone() for name, each in state["_buffers"].items()
+    }
+    state.pop(torch_private.COMPILED_CALL, None)
+    return twin
+
+
+def _same(scaled: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Tell if a scaled tensor is this one, perhaps transposed: the signs agree."""
+    one = scaled.reshape(-1, scaled.shape[-1]).sign()
+    other = tensor.detach().reshape(-1, tensor.shape[-1]).sign()
+    return any(
+        one.shape == each.shape and bool((one == each.to(one.dtype)).all()) for each in (other, other.t())
+    )
+
+
+def _captured(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def torch_autocast(given: list[torch.Tensor]) -> Callable[[], AbstractContextManager[object]]:
+    """Return a context that opens torch's current autocast again: hooks run outside of it."""
+    device = given[0].device.type if given else "cpu"
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)

@@ -1,0 +1,139 @@
+"""Read the loss and the gradients of each step where its backward passes begin and end.
+
+Nothing waits for the GPU until someone asks: numbers stay on the device, or are copied to pinned memory and
+an event tells when they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fp8doctor.running.backwards import Backwards
+from fp8doctor.stacks.tensors import local
+from fp8doctor.stacks.torch_private import without_modes
+
+_log = logging.getLogger("fp8doctor")
+
+SHARE = 0.004
+"""Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
+
+
+class _Fetched:
+    """A loss on its way from a device to the host."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self._event: Any = None
+        self._loss = loss.detach().reshape(1).clone()
+        if loss.is_cuda:
+            device, self._loss = self._loss, torch.empty(1, dtype=loss.dtype, pin_memory=True)
+            self._loss.copy_(device, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(loss.device))
+
+    def read(self) -> float:
+        """Return the number; wait if it has not arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return float(self._loss)
+
+
+class StepLosses:
+    """Notes losses and gradients from `begin` to `end`; `next_step` forgets a step's."""
+
+    def __init__(self) -> None:
+        self._backwards = Backwards(self._ran)
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._losses: list[_Fetched] = []
+        self.largest: tuple[list[int], list[torch.Tensor]] | None = None
+        """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
+        self.norm: torch.Tensor | None = None
+        """Norm of all gradients after the last pass, if `wants_norm`."""
+        self.wants_norm = self.active = False
+        self._rest = 0
+        """Steps to come whose gradients are not read."""
+        self._took_s = self._last_s = 0.0
+
+    def begin(self) -> None:
+        """Watch the backward passes."""
+        self._backwards.begin()
+        self.active = True
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._backwards.end()
+        self.active = False
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Read the gradients of these parameters; they are not kept alive."""
+        self._parameters = [weakref.ref(each) for each in parameters]
+
+    @property
+    def parameters(self) -> list[torch.Tensor | None]:
+        return [each() for each in self._parameters]
+
+    def next_step(self) -> None:
+        """Forget this step's numbers."""
+        self._losses, self.largest, self.norm = [], None, None
+        now_s = time.perf_counter()
+        step_s, self._last_s = now_s - self._last_s, now_s
+        self._rest = (
+            math.ceil(self._took_s / (SHARE * step_s)) - 1 if self._took_s else max(0, self._rest - 1)
+        )
+        self._took_s = 0.0
+
+    def loss(self) -> float | None:
+        """Return the step's loss, None if no backward pass had one. Waits for the GPU's forward."""
+        return sum(each.read() for each in self._losses) if self._losses else None
+
+    def _ran(self, roots: Any) -> Callable[[], None] | None:
+        try:
+            with torch.no_grad(), without_modes():
+                for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
+                    if type(root) is torch.Tensor and root.numel() == 1 and not _captured(root):
+                        self._losses.append(_Fetched(root))
+        except Exception:
+            _log.debug("a loss could not be read", exc_info=True)
+        return self._after if self._parameters and (self.wants_norm or not self._rest) else None
+
+    def _after(self) -> None:
+        """Measure the gradients."""
+        began_s = time.perf_counter()
+        try:
+            with torch.no_grad(), without_modes():
+                self.largest = self._norms(math.inf)
+                if self.wants_norm:
+                    norms = self._norms(2.0)[1]
+                    whole = torch.stack([each.to(norms[0].device) for each in norms])
+                    self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
+        except Exception:
+            _log.debug("the gradients could not be read", exc_info=True)
+        if not self.wants_norm:
+            self._took_s += time.perf_counter() - began_s
+
+    def _norms(self, order: float) -> tuple[list[int], list[torch.Tensor]]:
+        """Compute a norm of each gradient."""
+        groups: dict[tuple[Any, Any], tuple[list[int], list[torch.Tensor]]] = {}
+        for place, parameter in enumerate(self.parameters):
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None and gradient.layout == torch.strided and gradient.numel():
+                gradient = local(gradient)
+                places, gradients = groups.setdefault((gradient.device, gradient.dtype), ([], []))
+                places.append(place)
+                gradients.append(gradient)
+        norms: list[torch.Tensor] = []
+        for _, gradients in groups.values():
+            if not _captured(gradients[0]):
+                norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
+        return [place for places, _ in groups.values() for place in places], norms
+
+
+def _captured(tensor: torch.Tensor) -> bool:
+    """Tell if the script captures a CUDA graph, which would include our work."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

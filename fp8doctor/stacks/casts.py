@@ -1,0 +1,178 @@
+"""Measure casts to FP8: rounding error, saturated, flushed and non-finite elements.
+
+A stack describes its layers' casts (`fp8doctor.stacks.casts_of`): type, scale in use, amax history. Casts of
+other layers are watched while the layer runs alone (`Casts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fp8doctor.stacks import Cast
+
+FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+CHUNK = 1 << 22
+"""Elements that are compared at a time, in fp32."""
+
+SAMPLED = 1 << 20
+"""Elements of a tensor that a cast is judged by, in whole rows."""
+
+TINY = 1e-12
+"""Least magnitude that a scale is computed from, as in torchao (``EPS``)."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers of a cast, on the device until someone reads them."""
+
+    floats: tuple[torch.Tensor, ...]
+    """Norms of tensor and rounding error, the median ratio of a row's, the largest magnitude, that times the
+    scale in use, the largest in the history."""
+    counts: tuple[torch.Tensor, ...]
+    """Elements that were clipped, present before and after, and finite."""
+    elements: int
+    most: float | None
+    """Largest number of the FP8 type, if a scale is in use."""
+    remembers: bool
+    """There is a history."""
+
+
+def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
+    """Measure a cast of a tensor, without waiting for the GPU.
+
+    The largest magnitude is the whole tensor's. All else is of at most `SAMPLED` elements, rows at even
+    distances.
+    """
+    rows = tensor.detach()
+    rows = rows.reshape(-1, rows.shape[-1]) if rows.ndim > 1 else rows.reshape(1, -1)
+    amax = torch.linalg.vector_norm(rows, math.inf, dtype=torch.float32)
+    part = rows[:: max(1, -(-rows.numel() // SAMPLED))].float()
+    kind = getattr(torch, cast.dtype)
+    most = torch.finfo(kind).max
+    scale = cast.scale
+    if scale is None:
+        largest = amax if cast.rows == "tensor" else part.abs().amax(-1, keepdim=True)
+        scale = most / largest.clamp(min=TINY)
+        if cast.power_of_2:
+            scale = torch.exp2(torch.floor(torch.log2(scale)))
+    scaled = part * scale
+    rounded = scaled.clamp(-most, most).to(kind).float()
+    by_row = scale.reshape(-1)
+    signal = torch.linalg.vector_norm(scaled, dim=-1) / by_row
+    noise = torch.linalg.vector_norm(rounded - scaled, dim=-1) / by_row
+    return Measured(
+        (
+            torch.linalg.vector_norm(signal),
+            torch.linalg.vector_norm(noise),
+            (signal / noise).nanmedian(),
+            amax,
+            amax if cast.scale is None else amax * cast.scale,
+            amax if cast.history is None else cast.history.max(),
+        ),
+        (
+            torch.count_nonzero(scaled.abs() > bound(kind)),
+            torch.count_nonzero(scaled),
+            torch.count_nonzero(rounded),
+            torch.count_nonzero(part.isfinite()),
+        ),
+        part.numel(),
+        most if cast.scale is not None else None,
+        cast.history is not None,
+    )
+
+
+def bound(kind: torch.dtype) -> float:
+    """Return the magnitude that rounds beyond an FP8 type's largest."""
+    information = torch.finfo(kind)
+    return information.max + information.eps * 2.0 ** math.floor(math.log2(information.max)) / 2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Distance of a result from its reference."""
+
+    sqnr_db: float | None
+    typical_sqnr_db: float | None
+    """Median over the rows that are not all zero in the reference."""
+    non_finite: int
+
+    @classmethod
+    def of(cls, reference: torch.Tensor, result: torch.Tensor) -> Difference:
+        reference = (
+            reference.reshape(-1, reference.shape[-1]) if reference.ndim > 1 else reference.reshape(1, -1)
+        )
+        result = result.reshape(reference.shape)
+        powers = [_powers(*rows) for rows in _chunks(reference, result)]
+        signal, noise, worse = (torch.cat(each) for each in zip(*powers, strict=True))
+        rows = (signal > 0) & signal.isfinite() & noise.isfinite()
+        typical = float((signal[rows] / noise[rows]).median()) if bool(rows.any()) else 0.0
+        return cls(
+            decibels(float(signal.sum()) / float(noise.sum())) if bool(noise.any()) else None,
+            decibels(typical),
+            int(worse.sum()),
+        )
+
+
+def _powers(reference: torch.Tensor, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute each row's power and noise power, and count elements that are finite only in the reference."""
+    a, b = reference.float(), result.float()
+    worse = a.isfinite() & ~b.isfinite()
+    return a.square().sum(1, dtype=torch.float64), (a - b).square().sum(1, dtype=torch.float64), worse.sum(1)
+
+
+def _chunks(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    rows = max(1, CHUNK // max(1, matrices[0].shape[1]))
+    return zip(*(torch.split(each, rows) for each in matrices), strict=True)
+
+
+def decibels(ratio: float) -> float | None:
+    """Convert a ratio of powers; None for 0, infinity and NaN."""
+    return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches casts to FP8 that are written in torch: what they clip, flush to zero, round."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.clipped: list[torch.Tensor] = []
+        self.flushed: list[torch.Tensor] = []
+        """Shares in percent, cast by cast."""
+        self.seen: list[tuple[torch.Tensor, str]] = []
+        """Each cast's scaled tensor, before it is clipped, and its FP8 type."""
+        self._before_clipping: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.clamp.default and len(args) == 3:
+            if (limit := _largest(args[1], args[2])) is not None:
+                self.clipped.append(_share(args[0].abs() > limit, args[0].numel()))
+                self._before_clipping[id(result)] = (result, args[0])
+        elif func is torch.ops.aten._to_copy.default and result.dtype in FP8_TYPES:
+            before, most = args[0], torch.finfo(result.dtype).max
+            self.clipped.append(_share(before.abs() > _largest(-most, most), before.numel()))
+            present = before != 0
+            self.flushed.append(_share(present & (result.bfloat16() == 0), present.sum().clamp(min=1)))
+            whole = self._before_clipping.get(id(before), (before, before))[1]
+            self.seen.append((whole, str(result.dtype).removeprefix("torch.")))
+        return result
+
+    def largest_pct(self, shares: list[torch.Tensor]) -> float | None:
+        """Return the largest share of one cast; None without a cast."""
+        return max(map(float, shares)) if self.flushed else None
+
+
+def _share(which: torch.Tensor, of: int | torch.Tensor) -> torch.Tensor:
+    return 100 * which.sum() / of
+
+
+def _largest(low: Any, high: Any) -> float | None:
+    """Return the magnitude that rounds beyond an FP8 type's largest; None for bounds of no such type."""
+    return next((bound(kind) for kind in FP8_TYPES if high == torch.finfo(kind).max and low == -high), None)

@@ -1,0 +1,129 @@
+"""The first loss or gradient that is not finite: the layer and tensor where it started."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor.running import losses
+from fp8doctor.running.observer import ScriptObserver
+from fp8doctor.running.script_messages import Note, Progress, WatchOptions
+from tests.running.conftest import Heard
+from tests.running.loops import Net
+from tests.running.sampled import float8
+
+BAD = 8
+"""The step in which something goes wrong."""
+
+
+class Spoiled(torch.autograd.Function):
+    """An identity whose gradient has one element that is not finite."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        gradient = gradient.clone()
+        gradient.view(-1)[3] = math.nan
+        return gradient
+
+
+def weight(model: Any, x: torch.Tensor) -> None:
+    model.blocks[1].down.weight.data[0, 0] = math.nan
+
+
+def overflow(model: Any, x: torch.Tensor) -> None:
+    model.blocks[1].up.weight.data.fill_(3e38)
+
+
+def batch(model: Any, x: torch.Tensor) -> None:
+    x[0, 0] = math.inf
+
+
+def gradient(model: Any, x: torch.Tensor) -> None:
+    model.blocks[1].down.register_forward_hook(lambda *each: Spoiled.apply(each[2]))
+
+
+def train(model: nn.Module, spoil: Callable[[Any, torch.Tensor], None] | None) -> int:
+    """Train with clipping, which spreads what is not finite to all weights; return the steps."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(1, 12):
+        x = torch.randn(8, 16)
+        if step == BAD and spoil is not None:
+            spoil(getattr(model, "_orig_mod", model), x)
+        try:
+            model(x).pow(2).mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        except SystemExit as stopped:
+            return step if stopped.code == 1 else 0
+        optimizer.zero_grad()
+    return step
+
+
+CASES = {
+    weight: "the loss is not finite. It started in blocks.1.down ({}): weight. It was not finite before",
+    overflow: "the loss is not finite. It started in blocks.1.up ({}): output. All weights are finite",
+    batch: "the loss is not finite. The batch itself is not finite.",
+    gradient: "the gradient is not finite. It started in blocks.1.down ({}): gradient of its weight.",
+}
+
+
+@pytest.mark.parametrize("spoil", CASES)
+@pytest.mark.parametrize("kind", ["fp8", "bf16", "compiled"])
+def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, heard: Heard) -> None:
+    model: Any = Net(3) if kind == "bf16" else float8()
+    if kind == "compiled":
+        model = torch.compile(model, backend="aot_eager")
+    train(model, spoil)
+    assert observer.long is not None
+    observer.long.ended()
+    said = [each.text for each in heard.messages if isinstance(each, Progress)]
+    layer = "Linear, not FP8" if kind == "bf16" else "Float8Linear, FP8"
+    if kind == "compiled" and spoil is gradient:
+        return  # the graph was compiled without the hook: nothing is spoiled
+    assert said == [heard.notes[-1]]
+    assert said[0].startswith(f"step {BAD}: {CASES[spoil].format(layer)}")
+
+
+@pytest.fixture(autouse=True)
+def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a millisecond would have their gradients read in some steps only."""
+    monkeypatch.setattr(losses, "SHARE", math.inf)
+
+
+@pytest.mark.parametrize(("spoil", "step"), [(overflow, BAD), (gradient, BAD + 1)])
+def test_the_script_is_stopped_if_asked(spoil: Any, step: int, heard: Heard) -> None:
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None, stop_on_nan=True)
+    observer = ScriptObserver(heard, settings)
+    observer.install()
+    try:
+        assert train(float8(), spoil) == step
+    finally:
+        observer.handle.remove()
+        observer.closed()
+        observer.let_go()
+
+
+def test_a_scaler_that_skips_its_first_steps_is_no_fault(observer: ScriptObserver, heard: Heard) -> None:
+    model = Net(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    skipped = 0
+    for _ in range(8):
+        before = scaler.get_scale()
+        scaler.scale((1e4 * model(torch.randn(8, 16))).pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped += scaler.get_scale() < before
+    assert skipped
+    assert not any(isinstance(each, Progress) for each in heard.messages)
+    assert not any(isinstance(each, Note) and "not finite" in each.text for each in heard.messages)
