@@ -1,9 +1,9 @@
 """How to turn a recipe on in each framework.
 
-Sources: torchao 0.18, accelerate 1.15 and transformers 5.24, as installed; torchtitan's float8.md and
-mxfp8.md of b5bcd76 (2026-08) and docs/float8.md of v0.2.2; axolotl's mixed_precision.qmd; TRL 1.16 and
-Transformer Engine 2.20, by their sources; Megatron Core's guide to low precision. What these do not confirm
-has no lines.
+Sources: torchao 0.18, accelerate 1.15 and transformers 5.24, as installed; the code of torchtitan b5bcd76
+(2026-08; its float8.md and mxfp8.md name older arguments) and docs/float8.md of v0.2.2; axolotl 067b021
+(2026-07), TRL 1.16, Transformer Engine d0067d0 (2.20) and Megatron-LM d98e8a6 (2026-08). What these do not
+confirm has no lines.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fp8doctor.planning.rows import Row, recipe_of
 
 TITAN_CONVERTER = """\
 from torchtitan.components.quantization import {converter}
-# in model_registry(..., quantization=[...]):
-{converter}.Config(recipe_name="{recipe}", {layers}, model_compile_enabled=True)"""
+# in model_registry(..., converters=[...]):
+{converter}.Config({layers}, model_compile_enabled=True)"""
 TITAN_OLD = """\
 # up to v0.2.2{only}:
 ./run_train.sh --model.converters="quantize.linear.float8"{arguments} --compile.enable"""
@@ -38,8 +38,14 @@ TRL = """\
 export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO
 # and SFTConfig(bf16=False, fp16=False, torch_compile=True): with its default, bf16, nothing is converted"""
 
-MEGATRON = {"delayed": "delayed", "current": "tensorwise"}
-"""Recipe of Transformer Engine -> ``--fp8-recipe``."""
+MEGATRON = {
+    "delayed": "--fp8-format hybrid --fp8-recipe delayed",
+    "current": "--fp8-format hybrid --fp8-recipe tensorwise",
+    "blockwise": "--fp8-format e4m3 --fp8-recipe blockwise",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
+    "nvfp4": "--fp4-format e2m1 --fp4-recipe nvfp4",
+}
+"""Recipe of Transformer Engine -> arguments of Megatron."""
 
 
 def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
@@ -70,14 +76,14 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
         gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
         yield "torchtitan", TITAN_OLD.format(only="; later ones have rowwise only", arguments=gather)
         yield "trl", TRL
+        gather = "\nfp8_enable_fsdp_float8_all_gather: true\nfsdp_version: 2" if gathers else ""
+        yield "axolotl", f"fp8: true{gather}\ntorch_compile: true"
     else:
         converter = TITAN_CONVERTER.format(
-            converter="Float8LinearConverter", recipe=name, layers='filter_fqns=["output"]'
+            converter="Float8LinearConverter", layers=f'recipe_name="{name}", filter_fqns=["lm_head"]'
         )
         arguments = f" --quantize.linear.float8.recipe_name {name}"
         yield "torchtitan", f"{converter}\n{TITAN_OLD.format(only='', arguments=arguments)}"
-    gather = "\nfp8_enable_fsdp_float8_all_gather: true" if gathers else ""
-    yield "axolotl", f"fp8: true\nfp8_config:\n  recipe: {name}{gather}\ntorch_compile: true"
 
 
 def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -86,9 +92,7 @@ def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "pytorch", with_imports(f"{quantize_mxfp8(layers)}\n{compile_treatment(facts, layers).code}")
     yield (
         "torchtitan",
-        TITAN_CONVERTER.format(
-            converter="MXFP8LinearConverter", recipe="mxfp8_rceil", layers='fqns=["layers"]'
-        ),
+        TITAN_CONVERTER.format(converter="MXFP8LinearConverter", layers='fqns=["layers"]'),
     )
 
 
@@ -116,5 +120,5 @@ def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:
     if row.recipe in MEGATRON:
         yield (
             "megatron",
-            f"--transformer-impl transformer_engine --fp8-format hybrid --fp8-recipe {MEGATRON[row.recipe]}",
+            f"--transformer-impl transformer_engine --bf16 {MEGATRON[row.recipe]}",
         )

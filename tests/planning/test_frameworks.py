@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from msgspec.structs import replace
+from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
+from transformers import TrainingArguments
 
 from fp8doctor.cli.plan import FRAMEWORKS
 from fp8doctor.planned import facts_of
@@ -17,6 +23,7 @@ from fp8doctor.planning.options import Options
 from fp8doctor.planning.rows import Row
 from fp8doctor.recipes import RECIPES
 from tests.examine.models import llama
+from tests.stand_ins.accelerate_state import forget
 
 
 def lines(stack: str, recipe: str, **options: int) -> dict[str, str]:
@@ -53,12 +60,68 @@ def test_every_line_can_be_read(stack: str, recipe: str) -> None:
     found = lines(stack, recipe)
     for framework in found.keys() & {"pytorch", "accelerate", "te"}:
         ast.parse(found[framework])
-    if "axolotl" in found:
-        assert yaml.safe_load(found["axolotl"]) == {
-            "fp8": True,
-            "fp8_config": {"recipe": recipe},
-            "torch_compile": True,
-        }
+
+
+@pytest.fixture
+def no_state() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("no_state")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_accelerate_converts_with_the_recipe(recipe: str) -> None:
+    """accelerate 1.15 leaves out the first and the last Linear."""
+    names: dict[str, Any] = {}
+    exec(compile(lines("torchao", recipe)["accelerate"], "accelerate", "exec"), names)
+    model = names["accelerator"].prepare(llama(dtype=torch.bfloat16))
+    converted = [each for each in model.modules() if isinstance(each, Float8Linear)]
+    expected = Float8LinearConfig.from_recipe_name(recipe)
+    assert len(converted) == 13
+    assert all(each.config.cast_config_input == expected.cast_config_input for each in converted)
+
+
+@pytest.mark.usefixtures("no_state")
+def test_a_trainer_reads_what_the_lines_for_trl_export(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SFTConfig of TRL 1.16 is a TrainingArguments of transformers whose bf16 is on by default."""
+    exported = lines("torchao", "tensorwise")["trl"].splitlines()[0].removeprefix("export ").split()
+    for each in exported:
+        monkeypatch.setenv(*each.split("="))
+    for bf16, precision in ((False, "fp8"), (True, "bf16")):
+        given = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, bf16=bf16, report_to="none")
+        assert given.mixed_precision == precision
+    assert Accelerator(mixed_precision="fp8", cpu=True).fp8_backend == "AO"
+
+
+def test_axolotl_has_only_tensorwise() -> None:
+    """axolotl 067b021: AxolotlTrainer.additional_accelerator_args makes a Float8LinearConfig without recipe;
+    check_fp8_config refuses the gather without fsdp_version 2."""
+    assert yaml.safe_load(lines("torchao", "tensorwise", dp=8)["axolotl"]) == {
+        "fp8": True,
+        "fp8_enable_fsdp_float8_all_gather": True,
+        "fsdp_version": 2,
+        "torch_compile": True,
+    }
+    assert not any("axolotl" in lines("torchao", each) for each in ("rowwise", "rowwise_with_gw_hp", "mxfp8"))
+
+
+def test_torchtitan_gets_the_arguments_of_its_code() -> None:
+    """torchtitan b5bcd76: MXFP8LinearConverter.Config has no recipe, models have an lm_head, and
+    model_registry takes converters."""
+    rowwise, mxfp8 = (lines("torchao", each)["torchtitan"] for each in ("rowwise", "mxfp8"))
+    assert 'Config(recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled=True)' in rowwise
+    assert 'Config(fqns=["layers"], model_compile_enabled=True)' in mxfp8
+    assert all("model_registry(..., converters=[...])" in each for each in (rowwise, mxfp8))
+
+
+def test_megatron_has_every_recipe_of_transformer_engine() -> None:
+    """Megatron-LM d98e8a6: transformer_config.py, core/transformer/moe/README.md."""
+    assert lines("te", "delayed")["megatron"].endswith("--bf16 --fp8-format hybrid --fp8-recipe delayed")
+    assert "--fp8-format e4m3 --fp8-recipe mxfp8" in lines("te", "mxfp8")["megatron"]
+    assert "--fp4-format e2m1 --fp4-recipe nvfp4" in lines("te", "nvfp4")["megatron"]
 
 
 def test_the_command_line_knows_every_framework() -> None:
@@ -66,7 +129,6 @@ def test_the_command_line_knows_every_framework() -> None:
 
 
 def test_what_no_library_confirms_has_no_lines() -> None:
-    assert "megatron" not in lines("te", "mxfp8")
     assert "trl" not in lines("torchao", "rowwise")
     assert "later ones have rowwise only" in lines("torchao", "tensorwise")["torchtitan"]
 
