@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fp8doctor.analysis.arms import arm, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import (
@@ -102,7 +102,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         if known and now.static_gib is not None and bf16.static_gib is not None
         else None
     )
-    parts = parts_of(now, bf16)
+    parts, best = parts_of(now, bf16), best_bf16(facts)
     where = (
         f" Of this, {static:.1f} GiB are weights, buffers and optimizer state; the rest lives within the "
         "step."
@@ -117,7 +117,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     faster = speed is not None and speed.status == "fp8_faster"
     return Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
-        title=f"FP8 takes {extra:.1f} GiB more than BF16",
+        title=f"FP8 takes {_more_in_words(extra, best, now.peak_gib, compiled=compiled)}",
         explanation=f"The step peaks at {now.peak_gib:.1f} GiB; in BF16, also {'' if compiled else 'not '}"
         f"compiled, at {bf16.peak_gib:.1f} GiB.{where}{causes_in_words(facts, frozen, copies)}",
         evidence={
@@ -135,6 +135,18 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=change,
     )
+
+
+def _more_in_words(extra: float, best: Arm | None, peak_gib: float, *, compiled: bool) -> str:
+    """Compare with the best BF16, as every other line does, and with BF16 compiled alike."""
+    best_gib = best.get("peak_gib") if best else None
+    over_best = peak_gib - best_gib if best_gib else extra
+    alike = "both are compiled" if compiled else "neither is compiled"
+    if f"{over_best:.1f}" == f"{extra:.1f}":
+        return f"{extra:.1f} GiB more than BF16"
+    if over_best <= 0:
+        return f"{extra:.1f} GiB more than BF16 if {alike}"
+    return f"{over_best:.1f} GiB more than BF16 ({extra:.1f} if {alike})"
 
 
 def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) -> str:

@@ -104,12 +104,16 @@ def memory_row(facts: Facts) -> str:
 
 
 def _parts(peak: Peak) -> str:
-    """Write the parts of an estimated peak."""
-    held = peak.held
-    named = (("weights, gradients and optimizer", held.in_both), ("FP8 copies", held.fp8_copies))
+    """Write the parts that are held at the peak, which add up to it."""
+    held, kept = peak.held, peak.activations
+    last = "gradients" if held.gradients > (kept or 0.0) else "activations"
+    named = (
+        ("weights and optimizer", held.weights + held.optimizer),
+        ("FP8 copies", held.fp8_copies),
+        (last, max(held.gradients, kept or 0.0)),
+    )
     told = [f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB]
-    kept = peak.activations
-    return ", ".join([*told, "activations unknown" if kept is None else f"activations {kept:.1f}"])
+    return ", ".join([*told, *(["activations unknown"] if kept is None else [])])
 
 
 def fit(facts: Facts) -> Fit | None:

@@ -157,5 +157,6 @@ def test_attention_in_the_open_leaves_activations_unknown() -> None:
 def test_without_a_batch_activations_are_not_guessed() -> None:
     told = memory_row(replace(DECODER_468M, gpus=(), workload=Workload()))
     assert told == (
-        "at least 3.5 GiB at the peak (weights, gradients and optimizer 3.5, activations unknown, estimated)"
+        "at least 3.5 GiB at the peak (weights and optimizer 2.6, gradients 0.9, activations unknown, "
+        "estimated)"
     )
