@@ -181,11 +181,13 @@ def _kernel_bound(facts: Facts) -> Ceiling | None:
 
 
 class RelativeSpeed(Struct, frozen=True):
-    """A timed step, compared with BF16."""
+    """A timed step, compared with the BF16 that has the same changes."""
 
     bf16: Arm
+    best: Arm
+    """The best BF16 without changes, as the window of the step timed it."""
     speedup: Interval
-    """Time of BF16 / time of the step."""
+    """Time of ``bf16`` / time of the step."""
     in_bf16: bool
     """True for a step in BF16, which neither gains nor loses by FP8."""
     is_noise: bool
@@ -212,9 +214,9 @@ def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     if bf16 is None:
         return None
     if is_of_first_window(timed.name) or (base and is_of_first_window(base)):
-        bf16 = arm(facts.trial, in_first_window(bf16.name)) or bf16
+        bf16, best = (arm(facts.trial, in_first_window(each.name)) or each for each in (bf16, best))
     speedup = ratio(bf16, timed)
-    return RelativeSpeed(bf16, speedup, in_bf16, is_noise(bf16, timed, facts.trial))
+    return RelativeSpeed(bf16, best, speedup, in_bf16, is_noise(bf16, timed, facts.trial))
 
 
 def all_fp8_loses(facts: Facts) -> bool:

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
-from fp8doctor.analysis.outcome import relative_to_bf16, verdict_when_quiet
+from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.document import Document, Step
@@ -139,7 +140,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
         machine=machine(facts, report.modelled_gpu),
-        facts=job_facts(facts, report.verdict.tokens_per_s),
+        facts=job_facts(facts, report.verdict.tokens_per_s, report.findings),
         answer=said,
         variants=tuple(_variants(timed, report)),
         method=timed.basis if timed else "",
@@ -191,37 +192,43 @@ def _parts(arm: Arm) -> Iterator[tuple[str, float]]:
 
 
 def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
-    """Write a step's speed as a multiple of BF16's, and its tone."""
+    """Write a step's speed as a multiple of the best BF16's, and its tone by the BF16 with its changes."""
     if not is_finite(arm):
         return NOT_FINITE, "bad"
     found = relative_to_bf16(facts, arm)
     if found is None:
         return "", "plain"
-    if arm is found.bf16:
+    if arm is found.best:
         return "1x", "plain"
-    if found.is_noise:
+    if is_noise(found.best, arm, facts.trial):
         return NOISY, "plain"
     tone: Tone = "good" if found.gains else "bad" if found.loses else "plain"
-    return times(found.bf16.step_ms, arm.step_ms), tone
+    return times(found.best.step_ms, arm.step_ms), tone
 
 
 def _compared(timing: Timing | None, facts: Facts) -> str:
-    """Name the variants compared with another BF16, or timed in another window."""
+    """Compare variants with the BF16 that has their changes, and name those timed in another window."""
     rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
     labels = {arm.name: label for label, arm in rows}
     best = if_recorded(best_bf16, facts)
     before = arm(facts.trial, in_first_window(best.name)) if best else None
-    held = [
-        f"{label} is compared with {labels.get(in_any_window(found.bf16.name), '')}"
-        for label, each in rows
-        if (found := if_recorded(relative_to_bf16, facts, each)) and found.bf16 not in (best, before)
-    ]
-    sentences = [f"{'; '.join(held)}."] if held else []
+    alike: dict[str, list[str]] = {}
+    for label, each in rows:
+        found = if_recorded(relative_to_bf16, facts, each)
+        if found and found.bf16 is not found.best and (of := labels.get(in_any_window(found.bf16.name))):
+            alike.setdefault(of, []).append(f"{_like_for_like(found, each)} for {label}")
+    sentences = [f"Compared with {of}: {' · '.join(each)}." for of, each in alike.items()]
     earlier = [label for label, each in rows if if_recorded(_is_of_first_window, each)]
     if best and before and earlier:
         took = f"{labels.get(best.name, '')} took {in_ms(before.step_ms)}"
         sentences.append(f"Timed earlier, when {took}: {' · '.join(earlier)}.")
     return " ".join(sentences)
+
+
+def _like_for_like(found: RelativeSpeed, timed: Arm) -> str:
+    """Write a step's speed as a multiple of that of the BF16 with its changes."""
+    speed = times(found.bf16.step_ms, timed.step_ms)
+    return f"{speed} (noisy)" if found.is_noise else speed
 
 
 def _is_of_first_window(timed: Arm) -> bool:
