@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import left_out_bf16, uses_fp8
+from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import trial_view
@@ -25,7 +26,8 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     step = next((each for each in prescription if each.code), None)
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
-    fails = recorded(facts, "script_error")
+    memory = if_recorded(fit, facts)
+    fails = recorded(facts, "script_error") or (memory is not None and memory.is_too_large)
     if verdict.basis != "measured" and not fails and verify is not None and not _is_one_of_several(facts):
         return Next(command=_timed(facts) or verify, saving_ms=None, verify=verify)
     return None

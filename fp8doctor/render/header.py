@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
@@ -11,7 +11,9 @@ from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_
 from fp8doctor.analysis.memory_fit import memory_row
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
+from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS
 from fp8doctor.wording import percent, plural
 
@@ -167,14 +169,16 @@ UNKNOWN = "unknown"
 """Stands for a fact that was not recorded."""
 
 
-def job_facts(facts: Facts, tokens_per_s: float | None) -> tuple[tuple[str, str], ...]:
+def job_facts(
+    facts: Facts, tokens_per_s: float | None, findings: Sequence[Finding] = ()
+) -> tuple[tuple[str, str], ...]:
     """Describe what decides about FP8, a label and a line for each; empty without a model."""
     if not recorded(facts, "network"):
         return ()
     rate = (("Tokens/s", f"{tokens_per_s:,.0f} as you run it"),) if tokens_per_s else ()
     return (
         ("Linears", if_recorded(fp8_share, facts) or UNKNOWN),
-        ("Compiled", if_recorded(_compiled, facts) or UNKNOWN),
+        ("Compiled", if_recorded(_compiled, facts, findings) or UNKNOWN),
         ("Checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
         ("LoRA", if_recorded(_lora, facts) or UNKNOWN),
         ("Attention", if_recorded(_attention, facts) or UNKNOWN),
@@ -222,14 +226,19 @@ def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
-def _compiled(facts: Facts) -> str:
+def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Count what is compiled, or what asks for it if a finding says that not all of it is."""
     blocks, linears = facts.blocks(), facts.linears()
     if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
-        done, count = sum(each.compiled for each in blocks), sum(each.count for each in blocks)
-        return f"{done} of {plural(count, 'block')}"
-    if not linears:
+        done, count, noun = sum(each.compiled for each in blocks), sum(each.count for each in blocks), "block"
+    else:
+        done, count, noun = sum(each.compiled is not None for each in linears), len(linears), "Linear"
+    if not count:
         return UNKNOWN
-    return f"{sum(linear.compiled is not None for linear in linears)} of {plural(len(linears), 'Linear')}"
+    doubts = (each for each in findings if each.area == "compilation" and not is_what_it_seems([each]))
+    doubt = next(doubts, None) if done else None
+    told = f"{done} of {plural(count, noun)}"
+    return f"asked for in {told}, but see {doubt.code}" if doubt else told
 
 
 def _checkpointing(facts: Facts) -> str:
