@@ -65,6 +65,13 @@ class ModelledSpeedup(Struct, frozen=True):
     """What has to be done first, in words, if the step as it is was not modelled."""
     recipes: dict[str, float] = {}
     """Of a model without FP8: every recipe to convert it with -> its speedup, the fastest first."""
+    bf16_now: float | None = None
+    """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
+
+    @property
+    def now(self) -> float | None:
+        """Time of the best BF16 / time of the step as it is, in FP8 or in BF16; None if it is unknown."""
+        return self.bf16_now if self.recipes else self.as_is
 
     @property
     def best(self) -> float:
@@ -186,7 +193,7 @@ def _in_known_form(facts: Facts) -> tuple[Facts, str]:
             word = ""
         elif linear.features.get("emulate"):
             linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
-        elif linear.get("recipe") == "custom":
+        elif linear.get("recipe") == "custom" or not _runs(linear, facts):
             linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
         else:
             word = ""
@@ -197,6 +204,12 @@ def _in_known_form(facts: Facts) -> tuple[Facts, str]:
         facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
         words.add(AUTOCAST)
     return facts, " and ".join(sorted(filter(None, words)))
+
+
+def _runs(linear: Linear, facts: Facts) -> bool:
+    """Return whether the modelled GPU runs the recipe of an FP8 layer."""
+    gpu = modelled_gpu(facts)
+    return gpu is None or runs_on(recipe_of(linear), capability_of(gpu))
 
 
 def multiplies_in_fp32_only(facts: Facts) -> bool:
@@ -269,7 +282,9 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     (step, first), speedups = found[0], {each.name: best.step_ms / step.step_ms for step, each in found}
     off = _may_be_off(step, best, fused=first.granularity == "tensor")
     best_of_all = speedups[first.name]
-    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups)
+    now = None if after else modelled_step(facts)
+    bf16_now = best.step_ms / now.step_ms if now else None
+    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups, bf16_now)
 
 
 def _best_bf16(facts: Facts) -> ModelledStep | None:

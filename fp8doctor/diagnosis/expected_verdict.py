@@ -132,9 +132,11 @@ KEEPS_LAYERS = (
     "MOD010",
     "MOD011",
     "CKP002",
+    "GPU002",
+    "MOD013",
 )
 """Areas and checks whose fixes change neither which layers are in FP8 nor their shapes, or put FP8 where only
-weights are: the fixed step is the modelled one."""
+weights are: the fixed step is the modelled one. A recipe that does not run is modelled as tensorwise."""
 
 
 def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:

@@ -13,7 +13,12 @@ from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_host_bound
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import (
+    KEEP_IN_BF16,
+    MORE_TOKENS,
+    STAY_IN_BF16,
+    traits,
+)
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Step
@@ -190,6 +195,9 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     took = in_ms(best.step_ms)
     if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
         return f"FP8 gains too little, {took} at best"
+    if end.changes:
+        fixed = f"with every fix it takes {in_ms(end.arm.step_ms)}"
+        return f"{fixed}, the fastest FP8 that was timed {took}"
     if len(timed) == 1:
         lacked = waits_for_time(view.facts.trial)
         why = f": the budget of {budget_s:g} s was too short" if budget_s and lacked else ""

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
-from fp8doctor.analysis.modelled_speedup import KEPT
+from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import why_not_modelled
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
 from fp8doctor.diagnosis.next_step import more_time
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
@@ -26,6 +27,10 @@ from fp8doctor.wording import in_ms, in_times, quotient
 SMALL_PCT = 1.0
 """Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
 timed against its own copy may differ by."""
+
+
+NO_GAIN = "The gain over now is not estimated."
+"""Says that the cost model does not know the step as it is, or not what the plan changes."""
 
 
 class End(Struct, frozen=True):
@@ -184,23 +189,53 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
         return "FP8 cannot win here (estimated)." if stays else ""
+    current = expected_speedup(report.facts, report.findings)
+    now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
     if stays:
-        faster = in_times(1 / expects.best)
-        return f"The best BF16 is about {faster} faster than FP8 would be (estimated for {expects.gpu})."
+        return _without_fp8(expects, now)
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
         return f"{compiles.title}." if compiles else ""
     advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
-    now = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
-    fixes = now if expects.after == KEPT else _with_all(steps)
-    beginning = "With FP8" if expects.recipes and not converts else fixes if steps else now
+    as_is = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
+    fixes = as_is if expects.after == KEPT else _with_all(steps)
+    beginning = "With FP8" if expects.recipes and not converts else fixes if steps else as_is
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
-    speed = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for {expects.gpu})"
-    return f"{beginning}: {speed}{advice}."
+    is_best = bool(steps and now and f"{now:.2f}" == "1.00")
+    of = "now, which is the best BF16" if is_best else "the best BF16"
+    speed = f"about {expects.best:.2f}x the speed of {of} (estimated for {expects.gpu}){advice}."
+    gain = "" if is_best else _gain(expects.best / now if now else 1.0, steps)
+    unknown = steps and not (gain or is_best or report.verdict.status in GRAVE)
+    return f"{beginning}: {gain and f'{gain}, '}{speed}{f' {NO_GAIN}' if unknown else ''}"
+
+
+def _without_fp8(expects: ModelledSpeedup, now: float | None) -> str:
+    """Say what a plan that stays in BF16 gives, and what FP8 would cost."""
+    slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
+    if now is None:
+        return f"FP8 would be {slower} than the best BF16 {basis}."
+    if 1 / now < 1 + EVEN:
+        return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
+    faster = f"About {in_times(1 / now)} faster than now"
+    if in_times(1 / now) == in_times(1 / expects.best):
+        return f"{faster} {basis}."
+    return f"{faster}. FP8 with every fix would be {slower} than that {basis}."
+
+
+def _gain(faster: float, steps: Sequence[Step]) -> str:
+    """Say what the plan is estimated to gain over the step as it is; empty if that is unknown."""
+    if faster >= 1.01:
+        return f"about {in_times(faster)} faster than now"
+    saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.basis == "modelled"]
+    if not saved:
+        return ""
+    most = max(saved, key=lambda each: each.low)
+    range_ms = f"{most.low:,.0f} to {most.high:,.0f}" if len(steps) == 1 else f"at least {most.low:,.0f}"
+    return f"{range_ms} ms/step less than now"
 
 
 def loses_as_modelled(report: Document) -> bool:

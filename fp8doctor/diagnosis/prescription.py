@@ -17,6 +17,8 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
+    LARGER_BATCH,
+    MORE_TOKENS,
     ON_THIS_GPU,
     STAY_IN_BF16,
 )
@@ -45,6 +47,9 @@ from fp8doctor.facts.arm_names import (
     in_any_window,
 )
 from fp8doctor.finding import Finding, Saving, Treatment
+
+ANOTHER_BATCH = {MORE_TOKENS, LARGER_BATCH}
+"""Treatments that give the optimizer another batch, so FP8 pays: without a time no part of a plan in BF16."""
 
 FREE_THE_GPU = "free-the-gpu"
 """The treatment of a GPU that is slowed or shared."""
@@ -182,7 +187,7 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
             step.treatment.name in end.changes
             or broken.intersection(step.mends)
             or _is_about_accuracy(step)
-            or step.treatment.name not in settled
+            or step.treatment.name not in (settled | (ANOTHER_BATCH if view.gives_up_fp8 else set()))
         )
     ]
     first: list[Step] = []

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from fp8doctor.analysis.arms import fair_bf16
 from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.treatment_table import LARGER_BATCH, MORE_TOKENS, STAY_IN_BF16
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import in_ms
+from fp8doctor.render.box import TOO_LARGE
+from fp8doctor.wording import in_ms, times
 from tests.diagnosis.test_plan_agrees import EVERY, replayed
 
 
@@ -40,3 +45,85 @@ def test_the_best_bf16_of_a_promise_is_that_of_the_title(path: Path) -> None:
     named = re.findall(r"the best BF16 \(([\d,.]+ ms)\)", screen.answer.then.sentence)
     if named and view.bf16 and measure and measure.name != ArmName.AS_IS:
         assert named == [in_ms(view.bf16.step_ms)]
+
+
+@EVERY
+def test_an_estimated_plan_says_what_it_gains(path: Path) -> None:
+    """A job that is broken gains nothing in speed before it is repaired."""
+    report, screen, _ = replayed(path)
+    then = screen.answer.then.sentence
+    broken = report.verdict.status in GRAVE or STAY_IN_BF16 in {s.treatment.name for s in report.prescription}
+    if screen.fixes and "estimated for" in then and not broken:
+        assert re.search(r"(than|over|of) now|stays as it is", then)
+    assert "than FP8 would be" not in then, "it is the user's own step that stays"
+
+
+@EVERY
+def test_memory_is_compared_with_one_bf16(path: Path) -> None:
+    """The row of the job's facts, the table and the finding."""
+    report, screen, _ = replayed(path)
+    row = dict(screen.facts).get("Memory", "")
+    peaks = re.match(r"([\d.]+) of [\d.]+ GiB at the peak.*, ([\d.]+) in BF16", row)
+    found = next((each for each in report.findings if each.code == "MEM001"), None)
+    if peaks and found:
+        more = re.search(r"([\d.]+) GiB more than BF16", found.title)
+        assert more
+        assert float(more[1]) == pytest.approx(float(peaks[1]) - float(peaks[2]), abs=0.11)
+
+
+@EVERY
+def test_the_parts_of_a_peak_add_up_to_it(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    row = dict(screen.facts).get("Memory", "")
+    found = re.search(r"(?:about )?([\d.]+) (?:of [\d.]+ )?GiB at the peak[^(]*\(([^)]*\d)[^)]*\)", row)
+    if found and "at least" not in row and "LayerDrop" not in row and "to" not in row.split("GiB")[0]:
+        parts = [float(each) for each in re.findall(r"[a-z] ([\d.]+)", found[2])]
+        assert sum(parts) == pytest.approx(float(found[1]), abs=0.05 * (len(parts) + 1))
+
+
+@EVERY
+def test_what_compiles_without_effect_is_not_called_compiled(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    without = {each.code for each in report.findings if each.severity != "info"} & {"CMP002", "CMP005"}
+    row = dict(screen.facts).get("Compiled", "0")
+    assert not without or row.startswith(("0", "asked for")), row
+
+
+@EVERY
+def test_no_trial_is_offered_that_does_not_fit(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    if screen.answer.what == TOO_LARGE:
+        assert not any("times it" in each for each in screen.next)
+        assert "time it" not in " ".join(screen.answer.fix).lower()
+
+
+@EVERY
+def test_fp8_below_the_bf16_of_a_fix_is_compared_with_the_end(path: Path) -> None:
+    """FP8 with a later fix may be faster than BF16 without it, and is no plan: BF16 with it is faster."""
+    report, _, view = replayed(path)
+    for step in report.prescription:
+        took = re.search(r"the fastest FP8 that was timed(?: takes)? ([\d,.]+) ms", step.treatment.summary)
+        if took and step.saving_ms and step.saving_ms.to_ms and view.end:
+            faster = float(took[1].replace(",", "")) < step.saving_ms.to_ms
+            assert not faster or in_ms(view.end.arm.step_ms) in step.treatment.summary
+
+
+@EVERY
+def test_a_plan_that_stays_in_bf16_asks_for_no_larger_batch(path: Path) -> None:
+    """But one that was timed, on a GPU."""
+    report, _, view = replayed(path)
+    names = {step.treatment.name for step in report.prescription}
+    asks = names & {MORE_TOKENS, LARGER_BATCH}
+    assert STAY_IN_BF16 not in names or not view.end or asks <= {*view.end.changes}
+
+
+@EVERY
+def test_the_column_of_speeds_has_one_bf16(path: Path) -> None:
+    """It is the row of 1x; a row of an earlier window is named below the table, with that window's BF16."""
+    _, screen, view = replayed(path)
+    if view.on_gpu and view.bf16:
+        one = next(row for row in screen.variants if row.speed == "1x")
+        earlier = screen.compared.partition("Timed earlier")[2]
+        for row in screen.variants:
+            if row.speed.endswith("x") and row is not one and row.label not in earlier:
+                assert row.speed == times(one.ms, row.ms), row.label
