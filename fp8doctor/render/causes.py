@@ -123,7 +123,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
         if each.code not in told
     ]
     if report.verdict.basis == "measured":
-        causes = [*(_cause_from(each) for each in _not_compiled(report) if each.code not in told), *causes]
+        found = (each for each in _not_compiled(report) if each.code not in told and each not in proven)
+        causes = [*map(_cause_from, found), *causes]
     timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
     most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):

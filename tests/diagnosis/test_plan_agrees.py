@@ -19,7 +19,7 @@ from fp8doctor.facts import recorded
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.report import Report, load_report
 from fp8doctor.wording import in_ms
-from tests.checks.arms import too_late
+from tests.checks.arms import ran, too_late
 from tests.recordings import files, name_of
 
 TESTS = Path(__file__).parents[1]
@@ -199,3 +199,20 @@ def test_bf16_that_lacked_time_is_told_with_the_budget_that_times_it(late: list[
     assert screen.answer.fix[1] == (
         "2. Give the adapters the base's dtype, before you create the optimizer (not timed)."
     )
+
+
+def test_missing_compilation_is_named_once_if_only_the_whole_plan_lacked_time() -> None:
+    report, _, _ = benchmark("h100-gemma_2b_lora")
+    trial = report.facts.trial
+    arms = [
+        too_late(each.name, *each.treatments)
+        if each.name == "prescribed"
+        else ran(each.name, 130.0, treatments=each.treatments, base=each.base)
+        if each.name == "compile-blocks"
+        else each
+        for each in trial.arms
+    ]
+    why = first_screen(diagnose(replace(report.facts, trial=replace(trial, arms=tuple(arms))))).answer.why
+    assert [each for each in why if "not compiled" in each] == [
+        "126 of 126 FP8 Linears are not compiled: 290.9 of 420.9 ms/step."
+    ]
