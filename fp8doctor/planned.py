@@ -15,9 +15,9 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
-from fp8doctor.planning.document import PlanDocument, plan_document
+from fp8doctor.planning.job_options import Options, options_for
 from fp8doctor.planning.measured import saved_facts
-from fp8doctor.planning.options import Options, options_for
+from fp8doctor.planning.plan_document import PlanDocument, plan_document
 
 
 class Plan(PlanDocument, frozen=True, kw_only=True):

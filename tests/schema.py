@@ -8,7 +8,7 @@ from pathlib import Path
 import fp8doctor
 from fp8doctor.diagnosis.document import schema
 from fp8doctor.facts.record import schema_of
-from fp8doctor.planning.document import PlanDocument
+from fp8doctor.planning.plan_document import PlanDocument
 
 PACKAGE = Path(fp8doctor.__file__).parent
 FILE, PLAN = PACKAGE / "report.schema.json", PACKAGE / "plan.schema.json"

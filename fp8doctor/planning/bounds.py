@@ -10,10 +10,10 @@ from __future__ import annotations
 from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.cost.gemm import amdahl
 from fp8doctor.cost.step_cost import attention_flops
-from fp8doctor.planning.conversion import gathers_fp8, is_converted
-from fp8doctor.planning.options import OPTIMIZERS, Options
+from fp8doctor.planning.converted import gathers_fp8, is_converted
+from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Share
-from fp8doctor.planning.step import RECOMPUTED, as_checkpointed
+from fp8doctor.planning.step_time import RECOMPUTED, as_checkpointed
 from fp8doctor.recipes import Recipe
 
 

@@ -16,9 +16,9 @@ from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis.conversion import convert
 from fp8doctor.facts import Facts
-from fp8doctor.planning.conversion import gathers_fp8
-from fp8doctor.planning.options import Options
-from fp8doctor.planning.rows import Row, recipe_of
+from fp8doctor.planning.converted import gathers_fp8
+from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.planning.job_options import Options
 
 TITAN_CONVERTER = """\
 from torchtitan.components.quantization import {converter}

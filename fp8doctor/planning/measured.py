@@ -14,9 +14,9 @@ from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.gpus import GpuSpec, has_datasheet, modelled_gpu
-from fp8doctor.planning.options import options_for
+from fp8doctor.planning.job_options import options_for
 from fp8doctor.planning.share import share_of
-from fp8doctor.planning.step import Step, step_of
+from fp8doctor.planning.step_time import Step, step_of
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, recipe_of
 
 GROUPS = {

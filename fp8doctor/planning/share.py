@@ -13,7 +13,7 @@ from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.job_options import Options
 
 KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
 """Last parts of the names of layers that make keys and values, of which there are fewer heads."""

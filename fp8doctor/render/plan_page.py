@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.planning.document import PlanDocument, Setup
-from fp8doctor.planning.rows import Row
+from fp8doctor.planning.estimates import Row
+from fp8doctor.planning.plan_document import PlanDocument, Setup
 from fp8doctor.render.header import quantity
 from fp8doctor.render.table_page import Code, Sheet, Table
 

@@ -18,9 +18,9 @@ from transformers import TrainingArguments
 
 from fp8doctor.cli.plan import FRAMEWORKS
 from fp8doctor.planned import facts_of
+from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.frameworks import setups
-from fp8doctor.planning.options import Options
-from fp8doctor.planning.rows import Row
+from fp8doctor.planning.job_options import Options
 from fp8doctor.recipes import RECIPES
 from tests.examine.models import llama
 from tests.stand_ins.accelerate_state import forget

@@ -7,9 +7,9 @@ import pytest
 from fp8doctor.cost import gpu_spec
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.communication import tensor_exposed
-from fp8doctor.planning.conversion import weights_cast
-from fp8doctor.planning.options import Options
-from fp8doctor.planning.rows import rows
+from fp8doctor.planning.converted import weights_cast
+from fp8doctor.planning.estimates import rows
+from fp8doctor.planning.job_options import Options
 from fp8doctor.recipes import RECIPES
 from tests.configurations import LLAMA_8B
 

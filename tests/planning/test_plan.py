@@ -11,7 +11,7 @@ from torch import nn
 
 import fp8doctor
 from fp8doctor import Plan
-from fp8doctor.planning.rows import Row
+from fp8doctor.planning.estimates import Row
 from tests.configurations import LLAMA_8B
 
 

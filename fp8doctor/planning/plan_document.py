@@ -11,10 +11,10 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
+from fp8doctor.planning.estimates import Row, rows
 from fp8doctor.planning.frameworks import setups
+from fp8doctor.planning.job_options import Options
 from fp8doctor.planning.measured import measured
-from fp8doctor.planning.options import Options
-from fp8doctor.planning.rows import Row, rows
 from fp8doctor.version import VERSION
 
 SCHEMA_VERSION = 1

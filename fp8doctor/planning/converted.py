@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.job_options import Options
 from fp8doctor.planning.share import Layer
 from fp8doctor.recipes import STACKS, Recipe
 

@@ -2,7 +2,7 @@
 
 The peak is at the start of the backward, or in the optimizer's step if gradients are larger than activations.
 Compiled, a layer keeps its output and its input in 16 bits; in torchao's FP8 the input is computed again from
-what lies before it, unless the weight gradient stays in BF16. tests/planning/test_memory.py has its error.
+what lies before it, unless the weight gradient stays in BF16. tests/planning/test_peaks.py has its error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.conversion import is_converted
-from fp8doctor.planning.options import OPTIMIZERS, Options
+from fp8doctor.planning.converted import is_converted
+from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share
 from fp8doctor.recipes import STACKS, Recipe
 

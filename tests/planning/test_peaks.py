@@ -9,8 +9,8 @@ import pytest
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.gpus import gpu_spec
-from fp8doctor.planning.memory import peak_of
-from fp8doctor.planning.options import Options
+from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.peaks import peak_of
 from fp8doctor.planning.share import share_of
 from fp8doctor.recipes import RECIPES
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, reports

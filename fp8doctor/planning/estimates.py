@@ -19,12 +19,12 @@ from fp8doctor.facts import Facts, Gpu
 from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_specs
 from fp8doctor.planning.bounds import speedup_bound
+from fp8doctor.planning.job_options import STACKS, Options
 from fp8doctor.planning.measured import Form, Measured, measured
-from fp8doctor.planning.memory import largest_batch, peak_of
-from fp8doctor.planning.options import STACKS, Options
+from fp8doctor.planning.peaks import largest_batch, peak_of
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
-from fp8doctor.planning.step import Part, Step, step_of
+from fp8doctor.planning.step_time import Part, Step, step_of
 from fp8doctor.recipes import RECIPES, TORCHAO, Recipe, of_stack, runs_on
 
 LIMITING = 0.10
