@@ -1,14 +1,14 @@
 """Records of FP8's health and their file: JSON lines, appended one by one.
 
 A header is written when the job starts and after each restart, then a line per sampled step. Each line is one
-write to a file opened for appending: a process that is killed leaves whole lines and at most one torn one.
+write to a file opened for appending: a killed process leaves whole lines and at most one torn one.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,11 @@ FORMAT = 1
 """Version of the file's format. Fields are added at the end, never renamed."""
 
 OPERANDS = ("input", "weight", "gradient")
-"""Tensors that a layer casts, in the order of a sample: its input, its weight, the gradient of its output."""
-
-DIGITS = 5
-"""Significant digits of a saved number."""
+"""Tensors that a layer casts: its input, its weight, the gradient of its output."""
 
 
 class CastHealth(msgspec.Struct, frozen=True, array_like=True):
-    """What one cast did to one tensor; None if it is unknown."""
+    """The numbers of one cast of one tensor; None if unknown."""
 
     sqnr_db: float | None = None
     """Power of the tensor / power of the rounding error, in dB; None if the error is zero."""
@@ -40,14 +37,24 @@ class CastHealth(msgspec.Struct, frozen=True, array_like=True):
     amax: float | None = None
     """Largest magnitude; None if not finite."""
     used: float | None = None
-    """Largest magnitude / the largest that the scale in use can hold; None if the tensor's own gives the
+    """Largest magnitude / the largest that the scale in use can hold; None if the tensor itself gives the
     scale. Above 1 it saturates."""
     of_history: float | None = None
     """Largest magnitude / the largest in the layer's amax history; None without a history."""
     non_finite: int | None = None
     """Elements that are not finite, of those that were counted."""
     typical_db: float | None = None
-    """Ratio of the row in the middle, in dB; None if more than half of the rows are exact, or zero."""
+    """Ratio of the row in the middle, in dB; None if it is exact, or zero."""
+
+    @property
+    def lowest_db(self) -> float | None:
+        """Return the lower of the two ratios; 0 if something is not finite."""
+        known = [db for db in (self.sqnr_db, self.typical_db) if db is not None]
+        return 0.0 if self.non_finite else min(known, default=None)
+
+
+Casts = tuple[CastHealth | None, CastHealth | None, CastHealth | None]
+"""Of one layer, in the order of `OPERANDS`."""
 
 
 class HealthLayer(msgspec.Struct, frozen=True):
@@ -74,7 +81,6 @@ class Header(msgspec.Struct, frozen=True, tag="job"):
     layers: tuple[HealthLayer, ...]
     torch: str | None = None
     device: str | None = None
-    notes: tuple[str, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
@@ -82,14 +88,14 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
 
     step: int
     loss: float | None
-    """The loss that the backward passes started from, summed over micro-batches; None if unknown, or not
-    finite with a step in ``FirstBad``."""
+    """The loss that the backward passes started from, summed over micro-batches; None if unknown or not
+    finite."""
     gradient_norm: float | None
     """Norm of all gradients of this process, before clipping."""
-    layers: tuple[tuple[CastHealth | None, CastHealth | None, CastHealth | None], ...]
-    """In the order of the header's layers, and of `OPERANDS`."""
+    layers: tuple[Casts, ...]
+    """In the order of the header's."""
     cost_ms: float | None = None
-    """What the sample added to its step."""
+    """Time that the sample added to its step."""
     step_ms: float | None = None
     """Time of a step without a sample."""
     notes: tuple[str, ...] = ()
@@ -112,10 +118,9 @@ Line = Header | Sample | FirstBad
 
 
 class HealthFile:
-    """Appends lines to a file; a torn last line is closed first. Raises `UserError`."""
+    """Appends lines to a file, after the end of a torn one. Raises `UserError`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         try:
             self._number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             size = os.fstat(self._number).st_size
@@ -128,20 +133,14 @@ class HealthFile:
         """Write one line. Raises OSError."""
         os.write(self._number, msgspec.json.encode(line) + b"\n")
 
-    def close(self) -> None:
-        os.close(self._number)
-
 
 def significant(number: float) -> float | None:
-    """Round a number to `DIGITS`; None if it is not finite."""
-    return float(f"{number:.{DIGITS}g}") if math.isfinite(number) else None
-
-
-Series = dict[tuple[str, str], list[tuple[int, CastHealth]]]
+    """Round a number to five digits; None if it is not finite."""
+    return float(f"{number:.5g}") if math.isfinite(number) else None
 
 
 class Health(msgspec.Struct, frozen=True):
-    """All that a file holds."""
+    """The content of a file."""
 
     name: str
     headers: tuple[Header, ...]
@@ -160,45 +159,45 @@ class Health(msgspec.Struct, frozen=True):
     def steps(self) -> tuple[int, ...]:
         return tuple(sample.step for _, sample in self.samples)
 
-    def series(self) -> Series:
+    def series(self) -> dict[tuple[str, str], list[tuple[int, CastHealth]]]:
         """List each cast of each layer over the sampled steps."""
-        found: Series = {}
+        found: dict[tuple[str, str], list[tuple[int, CastHealth]]] = {}
         for header, sample in self.samples:
             for layer, casts in zip(header.layers, sample.layers, strict=False):
-                for operand, cast in zip(OPERANDS, casts, strict=False):
+                for operand, cast in zip(OPERANDS, casts, strict=True):
                     if cast is not None:
                         found.setdefault((layer.name, operand), []).append((sample.step, cast))
         return found
 
-    def lost(self) -> dict[str, dict[int, float]]:
-        """Return the largest share of a tensor that each layer lost, in percent, by step."""
+    def lowest_db(self) -> dict[str, dict[int, float]]:
+        """Return the lowest ratio of each layer's tensors, in dB, by step."""
         found: dict[str, dict[int, float]] = {}
         for (layer, _), series in self.series().items():
             by_step = found.setdefault(layer, {})
             for step, cast in series:
-                share = 100.0 if cast.non_finite else max(cast.flushed_pct or 0.0, cast.saturated_pct or 0.0)
-                by_step[step] = max(share, by_step.get(step, 0.0))
-        return {name: found[name] for name in self.layers if name in found}
+                if (db := cast.lowest_db) is not None:
+                    by_step[step] = min(db, by_step.get(step, db))
+        return {name: found[name] for name in self.layers if found.get(name)}
 
 
 def read_health(path: Path) -> Health:
     """Read a file. Raises `UserError` if it holds no health of a job."""
     try:
-        text = path.read_bytes()
+        lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    decode = decoder(Line)
     headers: list[Header] = []
     samples: list[tuple[Header, Sample]] = []
     bad: list[FirstBad] = []
     torn = 0
-    for line in _lines(text):
-        if line is None:
+    for text in filter(None, lines):
+        try:
+            line = decode.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             torn += 1
-        elif isinstance(line, Header):
-            if line.format > FORMAT:
-                raise UserError(
-                    f"{path} was written by fp8doctor {line.version}, which is newer than {VERSION}"
-                )
+            continue
+        if isinstance(line, Header):
             headers.append(line)
         elif isinstance(line, FirstBad):
             bad.append(line)
@@ -208,18 +207,9 @@ def read_health(path: Path) -> Health:
             samples.append((headers[-1], line))
     if not headers:
         raise UserError(f"{path} holds no health of a job; 'fp8doctor run --health FILE train.py' writes one")
+    if headers[-1].format > FORMAT:
+        raise UserError(f"{path} was written by fp8doctor {headers[-1].version}, newer than {VERSION}")
     return Health(path.name, tuple(headers), tuple(samples), tuple(bad), torn)
-
-
-def _lines(text: bytes) -> Iterator[Line | None]:
-    """Yield the lines; None for one that cannot be read."""
-    decode = decoder(Line)
-    for line in text.split(b"\n"):
-        if line.strip():
-            try:
-                yield decode.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                yield None
 
 
 def last_step(path: Path) -> int:

@@ -14,15 +14,12 @@ from fp8doctor.render.table_page import Code, Heatmap, Sheet, Table
 from fp8doctor.version import VERSION
 from fp8doctor.wording import labels, percent, plural
 
-LIMITS_PCT = (1.0, 5.0, 20.0, 50.0)
-"""Shares from which the map gets darker."""
+LIMITS_DB = (20.0, 15.0, 10.0, 5.0)
+"""Ratios below which the map gets darker. Sound E5M2 tensors have about 26 dB, E4M3 32."""
 
-COLUMNS, ROWS = 48, 24
+COLUMNS, ROWS, WORST = 48, 24, 5
 """Largest size of the map without ``-v``: a column is the worst of its samples, and the worst layers are
-shown."""
-
-WORST = 5
-"""Layers of the table, and notes."""
+shown; rows of the table."""
 
 Judged = tuple[Health, HealthVerdict]
 Part = Table | Code | Heatmap | str
@@ -33,25 +30,28 @@ def page(judged: Judged, *, verbose: bool = False) -> Sheet:
     health, verdict = judged
     header = health.headers[-1]
     heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device)
+    by_layer = health.lowest_db()
+    worst = sorted(by_layer, key=lambda name: min(by_layer[name].values()))
     parts: list[Part] = [*_concluded(verdict.conclusions)]
-    lost = health.lost()
-    if lost:
-        parts += [*_map(health, lost, verbose=verbose), _worst(health, lost)]
+    if by_layer:
+        parts += [*_map(health, by_layer, set(by_layer if verbose else worst[:ROWS])), _last(health, worst)]
     return Sheet(tuple(filter(None, heading)), (verdict.summary,), tuple(parts), " ".join(_basis(health)))
 
 
 def comparison(one: Judged, other: Judged) -> Sheet:
     """Lay out two runs side by side."""
-    runs = (one[0], other[0])
-    names = labels(*(each.name for each in runs))
+    runs, names = (one[0], other[0]), labels(one[0].name, other[0].name)
     end = min(each.steps[-1] if each.steps else 0 for each in runs)
     losses = [
         next((sample.loss for _, sample in reversed(run.samples) if sample.step <= end), None) for run in runs
     ]
+    lowest = [
+        min((db for by in run.lowest_db().values() for db in by.values()), default=None) for run in runs
+    ]
     rows = (
         ("last step", *(f"{each.steps[-1]:,}" if each.steps else "-" for each in runs)),
         (f"loss up to step {end:,}", *map(_number, losses)),
-        ("largest share lost", *(percent(max(_highest(each.lost()).values(), default=0.0)) for each in runs)),
+        ("lowest signal to error, dB", *map(_number, lowest)),
         ("layers with a fault", *(str(len(verdict.layers)) for _, verdict in (one, other))),
     )
     parts: list[Part] = [Table(("", *names), rows)]
@@ -59,9 +59,8 @@ def comparison(one: Judged, other: Judged) -> Sheet:
         parts += [f"{name}: {verdict.summary}", *_concluded(verdict.conclusions)]
     summary = f"No loss is known in both runs up to step {end:,}."
     if losses[0] is not None and losses[1] is not None:
-        higher = losses[1] - losses[0]
-        word = "higher" if higher > 0 else "lower"
-        summary = f"The loss of {names[1]} is {abs(higher):.3g} {word} at step {end:,}."
+        word = "higher" if losses[1] > losses[0] else "lower"
+        summary = f"The loss of {names[1]} is {abs(losses[1] - losses[0]):.3g} {word} at step {end:,}."
     return Sheet((f"fp8doctor {VERSION}", f"{names[1]} against {names[0]}"), (summary,), tuple(parts), "")
 
 
@@ -73,11 +72,10 @@ def as_json(judged: Sequence[Judged]) -> str:
             "verdict": msgspec.to_builtins(verdict),
             "jobs": msgspec.to_builtins(health.headers),
             "samples": msgspec.to_builtins([sample for _, sample in health.samples]),
-            "lost_pct": health.lost(),
         }
         for health, verdict in judged
     ]
-    return json.dumps({"schema_version": 1, "runs": runs}, indent=2) + "\n"
+    return json.dumps({"schema_version": 1, "kind": "health", "runs": runs}, indent=2) + "\n"
 
 
 def _concluded(conclusions: Sequence[Conclusion]) -> Iterator[Part]:
@@ -87,42 +85,35 @@ def _concluded(conclusions: Sequence[Conclusion]) -> Iterator[Part]:
             yield Code(each.code)
 
 
-def _map(health: Health, lost: dict[str, dict[int, float]], *, verbose: bool) -> Iterator[Part]:
-    """Draw the lost share of each layer's tensors over time."""
-    highest = _highest(lost)
-    kept = set(lost if verbose else sorted(lost, key=lambda name: -highest[name])[:ROWS])
+def _map(health: Health, by_layer: dict[str, dict[int, float]], kept: set[str]) -> Iterator[Part]:
+    """Draw the lowest ratio of each layer over time."""
     size = -(-len(health.steps) // COLUMNS)
     columns = [health.steps[at : at + size] for at in range(0, len(health.steps), size)]
+    rows = [
+        (name, tuple(min((by[step] for step in each if step in by), default=None) for each in columns))
+        for name, by in by_layer.items()
+        if name in kept
+    ]
+    steps = (*(column[0] for column in columns[:-1]), health.steps[-1])
     yield Heatmap(
-        "share lost",
-        tuple(f"step {each:,}" for each in (*(column[0] for column in columns[:-1]), health.steps[-1])),
-        tuple(
-            (name, tuple(max((by[step] for step in each if step in by), default=None) for each in columns))
-            for name, by in lost.items()
-            if name in kept
-        ),
-        LIMITS_PCT,
+        "signal to rounding error", tuple(f"step {each:,}" for each in steps), tuple(rows), LIMITS_DB
     )
-    left = f" {len(lost) - len(kept)} layers with less are not shown (-v)." if len(kept) < len(lost) else ""
-    yield (
-        "Elements that FP8 turned to zero or that were too large for it, the worst of input, weight and "
-        f"gradient: ░ from 1%, ▒ 5%, ▓ 20%, █ 50%.{left}"
-    )
+    hidden = len(by_layer) - len(kept)
+    left = f" {plural(hidden, 'sounder layer')} left out (-v)." if hidden else ""
+    yield f"The lowest of input, weight and gradient: ░ below 20 dB, ▒ 15, ▓ 10, █ 5.{left}"
 
 
-def _highest(lost: dict[str, dict[int, float]]) -> dict[str, float]:
-    return {name: max(by.values(), default=0.0) for name, by in lost.items()}
-
-
-def _worst(health: Health, lost: dict[str, dict[int, float]]) -> Table:
-    """List the last sample of the layers that lost most."""
-    series, highest = health.series(), _highest(lost)
+def _last(health: Health, worst: Sequence[str]) -> Table:
+    """List the last sample of the layers that were worst."""
+    series = health.series()
     rows = []
-    for name in sorted(lost, key=lambda name: -highest[name])[:WORST]:
+    for name in worst[:WORST]:
         last = [series[name, each][-1][1] if (name, each) in series else None for each in OPERANDS]
-        db = [None if cast is None else cast.sqnr_db for cast in last]
-        rows.append((name, *map(_number, db), percent(lost[name].get(health.steps[-1], 0.0))))
-    return Table(("signal to error, last sample", *(f"{each} dB" for each in OPERANDS), "lost"), tuple(rows))
+        flushed = max((cast.flushed_pct or 0.0 for cast in last if cast is not None), default=0.0)
+        rows.append(
+            (name, *(_number(None if cast is None else cast.lowest_db) for cast in last), percent(flushed))
+        )
+    return Table(("last sample", *(f"{each} dB" for each in OPERANDS), "flushed"), tuple(rows))
 
 
 def _number(value: float | None) -> str:

@@ -46,11 +46,11 @@ class Heatmap(Struct, frozen=True):
     """What each column is, for readers of HTML; the first and the last are shown."""
     rows: tuple[tuple[str, tuple[float | None, ...]], ...]
     limits: tuple[float, ...]
-    """A number from the n-th on has at least the n-th shade."""
+    """A number below the n-th has at least the n-th shade."""
 
     def shade(self, number: float) -> int:
         """Return 0 for a sound number, up to the count of limits."""
-        return sum(number >= each for each in self.limits)
+        return sum(number < each for each in self.limits)
 
     def as_table(self) -> Table:
         """Draw it in characters."""

@@ -30,7 +30,6 @@ def write(path: Path, start: int, *steps: int) -> None:
     file.append(header("train.py", 10, start, LAYERS))
     for step in steps:
         file.append(sample(step))
-    file.close()
 
 
 def test_a_file_torn_at_any_byte_is_read_and_continued(tmp_path: Path) -> None:
@@ -73,5 +72,5 @@ def test_other_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
     newer.write_text(
         '{"type":"job","format":9,"version":"9.0","script":"a.py","every":1,"step":0,"layers":[]}\n'
     )
-    with pytest.raises(UserError, match=r"written by fp8doctor 9\.0"):
+    with pytest.raises(UserError, match=r"written by fp8doctor 9\.0, newer"):
         read_health(newer)

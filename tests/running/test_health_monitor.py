@@ -22,7 +22,7 @@ def test_a_healthy_training_is_accused_of_nothing(recipe: str, tmp_path: Path) -
     health, verdict = training.judged()
     assert (verdict.status, verdict.conclusions) == ("healthy", ())
     assert health.steps == (2, *range(12, 93, 10))
-    assert verdict.summary.startswith("FP8 is healthy in 6 layers, steps 2 to 92.")
+    assert verdict.summary.startswith("FP8 is healthy in 6 layers, steps 2 to 92. Every tensor was at least ")
 
 
 class Outlier(torch.autograd.Function):
@@ -76,7 +76,7 @@ def test_a_rate_that_diverges_is_not_blamed_on_fp8(tmp_path: Path) -> None:
     assert verdict.rise is not None
     assert 50 <= verdict.rise.since <= 65
     assert "FP8 did not start it" in verdict.summary
-    assert verdict.conclusions == ()
+    assert all(each.text.endswith("This followed the rise of the loss.") for each in verdict.conclusions)
 
 
 class Static(torch.autograd.Function):
@@ -192,7 +192,7 @@ def test_a_history_that_a_spike_has_poisoned(tmp_path: Path, monkeypatch: pytest
     assert {(fault.kind, fault.layer) for fault in found} == {("poisoned_history", "1")}
     assert {fault.operand for fault in found} >= {"input"}
     assert all(40 < fault.since <= 50 for fault in found)
-    assert "its amax history still holds a value" in verdict.conclusions[0].text
+    assert "the amax history still holds a value" in verdict.conclusions[0].text
     assert "Float8CurrentScaling()" in verdict.conclusions[0].code
 
 

@@ -1,0 +1,106 @@
+"""Files that an H100 wrote: every planted fault is named within 100 steps, and no healthy run is accused.
+
+A GPT of 44 million parameters on the source of Python's library (torch 2.11, torchao 0.18, Transformer Engine
+2.20), sampled every 10 or 15 steps. Faults were planted at step 150.
+"""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fp8doctor import cli
+from fp8doctor.health.record import Health, read_health
+from fp8doctor.health.verdict import HealthVerdict, conclude
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.jsonl"
+    path.write_bytes(gzip.decompress((RECORDED / f"h100-{name}.jsonl.gz").read_bytes()))
+    return path
+
+
+def judged(name: str, folder: Path) -> tuple[Health, HealthVerdict]:
+    health = read_health(unpacked(name, folder))
+    return health, conclude(health)
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "low"), [("tensorwise", 33, 25), ("rowwise", 50, 31), ("te_delayed", 100, 25)]
+)
+def test_healthy_runs_are_accused_of_nothing(name: str, samples: int, low: int, tmp_path: Path) -> None:
+    health, verdict = judged(name, tmp_path)
+    assert (len(health.samples), len(health.layers)) == (samples, 24)
+    assert (verdict.status, verdict.conclusions, verdict.rise) == ("healthy", (), None)
+    assert f"Every tensor was at least {low} dB above" in verdict.summary
+    for end in range(2, len(health.samples)):
+        part = Health(health.name, health.headers, health.samples[:end])
+        assert conclude(part).status == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "kinds", "sentence"),
+    [
+        (
+            "poisoned_history",
+            "blocks.3.up",
+            {"poisoned_history"},
+            "still holds a value 47,603 times as large",
+        ),
+        (
+            "stale_history",
+            "blocks.3.qkv",
+            {"poisoned_history"},
+            "since the restart, step 152: the amax history",
+        ),
+        (
+            "underflow",
+            "blocks.3.proj",
+            {"flushed"},
+            "91% of their gradient has flushed to zero since step 227",
+        ),
+    ],
+)
+def test_planted_faults_are_named(
+    name: str, layer: str, kinds: set[str], sentence: str, tmp_path: Path
+) -> None:
+    health, verdict = judged(name, tmp_path)
+    found = [fault for each in verdict.conclusions for fault in each.faults]
+    assert layer in verdict.layers
+    assert {fault.kind for fault in found} == kinds
+    assert all(150 <= fault.since <= 250 for fault in found)
+    assert any(sentence in each.text for each in verdict.conclusions)
+    before = tuple(each for each in health.samples if each[1].step <= 150)
+    assert conclude(Health(health.name, health.headers[:1], before)).status == "healthy"
+
+
+def test_a_rate_that_diverges_is_not_blamed_on_fp8(tmp_path: Path) -> None:
+    _, verdict = judged("diverges", tmp_path)
+    assert (verdict.status, verdict.conclusions) == ("diverges", ())
+    assert "FP8 did not start it" in verdict.summary
+
+
+def test_every_format_and_two_runs(tmp_path: Path) -> None:
+    fault, bf16 = unpacked("stale_history", tmp_path), unpacked("bf16", tmp_path)
+    run = CliRunner()
+    text = run.invoke(cli.main, ["health", str(fault)])
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert "FP8 loses too much in 1 layer of 24." in text.stdout
+    assert "recipe=Float8CurrentScaling()" in text.stdout
+    assert "The job was restarted 1 time." in text.stdout
+    assert max(map(len, text.stdout.splitlines())) <= 100
+    page = run.invoke(cli.main, ["health", str(unpacked("poisoned_history", tmp_path)), "--format", "html"])
+    assert page.stdout.count('scope="row" class="name">blocks.') >= 24
+    assert page.stdout.count('class="shade3"') >= 10
+    markdown = run.invoke(cli.main, ["health", str(fault), "--format", "markdown"]).stdout
+    assert "signal to rounding error" in markdown
+    both = run.invoke(cli.main, ["health", str(bf16), str(fault)]).stdout
+    assert "layers with a fault" in both
+    assert "The loss of stale_history.jsonl is" in both
+    document = run.invoke(cli.main, ["health", str(fault), "--format", "json"]).stdout
+    assert '"kind": "health"' in document
