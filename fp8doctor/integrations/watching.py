@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ from fp8doctor.running.script_messages import STEPS, WARMUP, Message, Note, Obse
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:
+    from fp8doctor.running.health_monitor import HealthMonitor
     from fp8doctor.running.observer import ScriptObserver
 
 _log = logging.getLogger("fp8doctor")
@@ -43,8 +45,9 @@ class Watching:
     Then it reports on stderr or to the file ``output`` (``.json``, ``.md``, else text), and keeps the
     `Report` as ``report``. It raises `ReportFailed` for a finding at or above ``fail_on``, and with
     ``require_fp8`` if no layer trains in FP8 or nothing was examined. Other failures never reach the
-    training: they are printed. ``select`` and ``ignore`` are prefixes of codes. Only the first of several
-    processes watches, reports and raises.
+    training: they are printed. ``select`` and ``ignore`` are prefixes of codes. ``health`` names a file for
+    samples of FP8's health, taken to the training's end every ``every`` steps; without it, as often as costs
+    less than 1%. Only the first of several processes watches, reports, raises and samples.
     """
 
     report: Report | None = None
@@ -60,8 +63,14 @@ class Watching:
         require_fp8: bool = False,
         select: str | Sequence[str] | None = None,
         ignore: str | Sequence[str] | None = None,
+        health: str | Path | None = None,
+        every: int | None = None,
     ) -> None:
         _check_counts(steps, warmup)
+        if every is not None:
+            _check_count("every", every, 1)
+        self._health_file, self._every = Path(health) if health is not None else None, every
+        self._health: HealthMonitor | None = None
         check_fail_on(fail_on)
         self._output = Path(output) if output is not None else None
         self._fail_on, self._require_fp8 = fail_on, require_fp8
@@ -83,10 +92,11 @@ class Watching:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the observer: a copy has watched nothing."""
-        return {**vars(self), "_observer": None}
+        return {**vars(self), "_observer": None, "_health": None}
 
     def _observe(self, model: Any) -> None:
         from fp8doctor.examine.fp8_conversion import is_fp8
+        from fp8doctor.running.health_monitor import monitor
         from fp8doctor.running.observer import ScriptObserver
         from fp8doctor.stacks.looking import modules_of
 
@@ -96,17 +106,20 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
+        if self._health_file is not None and self._health is None:
+            self._health = monitor(self._health_file, self._every, target.name, say)
         self._observer = observer = ScriptObserver(self._heard, self._options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.let_go).atexit = False
 
     def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
         """Note an optimizer step; report after the window's last."""
-        if self._observer is None:
-            return
-        self._observer.stepped(optimizer, closure)
-        if self._observer.done:
-            self._finish()
+        if self._observer is not None:
+            self._observer.stepped(optimizer, closure)
+            if self._observer.done:
+                self._finish()
+        if self._health is not None:
+            self._health.stepped(optimizer, partial(found_model, optimizer) if self._over else None)
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -115,6 +128,8 @@ class Watching:
 
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
+        if self._health is not None:
+            self._health.stop()
         observer = self._observer
         if observer is None:
             return
@@ -201,10 +216,23 @@ class Heard:
             self.notes.append(message.text)
 
 
+def found_model(optimizer: Any) -> tuple[Any, bool] | None:
+    """Find the model that an optimizer trains, and if a compiled function may call it."""
+    from fp8doctor.running.stepped_model import LiveObjects, owner_of
+    from fp8doctor.stacks.torch_private import frames_compiled
+
+    found = owner_of(optimizer, LiveObjects())
+    return None if found is None else (found.model, frames_compiled() > 0 and not found.compiled)
+
+
 def _check_counts(steps: Any, warmup: Any) -> None:
-    for name, value, least in (("steps", steps, FEWEST_STEPS), ("warmup", warmup, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} has to be a whole number, {least} or more, not {value!r}")
+    _check_count("steps", steps, FEWEST_STEPS)
+    _check_count("warmup", warmup, 1)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} has to be a whole number, {least} or more, not {value!r}")
 
 
 def check_fail_on(value: Any) -> None:

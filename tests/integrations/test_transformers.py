@@ -21,6 +21,7 @@ from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from fp8doctor.health.record import read_health
 from fp8doctor.integrations import FP8DoctorCallback
 from fp8doctor.report import ReportFailed
 from fp8doctor.running import step_window
@@ -410,3 +411,20 @@ def _tokenizer() -> Any:
         eos_token="word1",
         pad_token="word2",
     )
+
+
+def test_health_is_sampled_to_the_end(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "health"
+    callback = FP8DoctorCallback(
+        steps=STEPS, warmup=WARMUP, output=tmp_path / "report.md", health=path, every=2
+    )
+    trainer = make(callback, fp8=True, steps=PROFILED + 8)
+    trainer.train()
+    health = read_health(path)
+    assert health.steps == tuple(range(health.steps[0], PROFILED + 9, 2))
+    assert len(health.steps) >= 3
+    assert len(health.layers) == 15
+    assert all(sample.loss and sample.gradient_norm for _, sample in health.samples)
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+    with pytest.raises(ValueError, match="every has to be a whole number, 1 or more, not 0"):
+        FP8DoctorCallback(health=path, every=0)
