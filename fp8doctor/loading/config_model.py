@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,7 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
     if kind not in known:
         raise UserError(
             f"transformers {transformers.__version__} does not know the architecture {quoted(kind)}"
-            f"{_near(kind, known)}; name a model file, or install the version that has it"
+            f"{_near(kind, known, 'name a model file, or install the version that has it')}"
         )
     given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
     refuse_too_many_layers(given)
@@ -174,8 +174,8 @@ def _built(config: Any, transformers: Any) -> Any:
     kind = config.model_type
     masked = type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING
     encodes = masked and not getattr(config, "is_decoder", False)
-    if getattr(config, "is_encoder_decoder", False) or encodes:
-        raise UserError(f"{kind} is an encoder; {ONLY}")
+    if encodes or getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"{kind} {'is' if encodes else 'has'} an encoder; {ONLY}")
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"transformers has no causal language model of the architecture {kind}; {ONLY}")
     try:
@@ -199,21 +199,19 @@ def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
         except Exception:
             logging.getLogger("fp8doctor").debug("it is not in the cache", exc_info=True)
     if file is None:
-        near = "" if "/" in name else _near(name, known)
-        raise UserError(
-            f"no file, checkpoint in the cache or architecture is named {escaped(name)}{near}; "
-            "name a config.json, its folder, or an architecture such as llama"
-        )
+        instead = _near(name, () if "/" in name else known, "name a config.json, its folder, or llama")
+        raise UserError(f"no file, checkpoint in the cache or architecture is named {escaped(name)}{instead}")
     found = read_config(file)
     assert isinstance(found, dict)
     return found
 
 
-def _near(name: str, known: list[str]) -> str:
+def _near(name: str, known: Sequence[str], instead: str) -> str:
+    """Suggest the name that is nearest, if one is, and what to do instead."""
     from difflib import get_close_matches
 
     near = get_close_matches(name[:40].lower(), known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f"; did you mean {near[0]}? If not, {instead}" if near else f"; {instead}"
 
 
 def _is_size(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.share import Layer
+from fp8doctor.planning.share import Layer, Share
 from fp8doctor.recipes import STACKS, Recipe
 
 
@@ -21,6 +21,11 @@ def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
         and linear.in_features % recipe.multiple == 0
         and linear.out_features % recipe.multiple == 0
     )
+
+
+def converts_any(share: Share, recipe: Recipe) -> bool:
+    """Return whether a conversion with this recipe takes any layer."""
+    return any(is_converted(each, recipe) for each in share.layers)
 
 
 def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:

@@ -19,6 +19,7 @@ from fp8doctor.facts import Facts, Gpu
 from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_specs
 from fp8doctor.planning.bounds import speedup_bound
+from fp8doctor.planning.converted import converts_any
 from fp8doctor.planning.job_options import STACKS, Options
 from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.peaks import largest_batch, peak_of
@@ -29,6 +30,11 @@ from fp8doctor.recipes import RECIPES, TORCHAO, Recipe, of_stack, runs_on
 
 LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
+
+
+NOT_THERE = "it does not run there"
+
+CONVERTS_NOTHING = "it converts no layer of this model"
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -143,7 +149,9 @@ def _bounded(job: Job, gpu: AmdSpec, recipe: Recipe) -> Row:
     """Bound a recipe's speedup; what Transformer Engine keeps in memory there is not known."""
     row = replace(_without_times(job, gpu, recipe.stack, None, compiled=True), recipe=recipe.name)
     if not runs_on_amd(recipe, Gpu(name=gpu.name, architecture=gpu.architecture)):
-        return replace(row, why="does not run there")
+        return replace(row, why=NOT_THERE)
+    if not converts_any(job.share, recipe):
+        return replace(row, why=CONVERTS_NOTHING)
     row = replace(row, basis="bound", speedup_high=speedup_bound(job.share, job.options, gpu, recipe))
     return row if STACKS[row.stack] != TORCHAO.name else _with_memory(job, gpu, recipe, row, compiled=True)
 
@@ -183,11 +191,15 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *,
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
-        return replace(row, why="does not run there")
+        return replace(row, why=NOT_THERE)
+    if not converts_any(job.share, recipe):
+        return replace(row, why=CONVERTS_NOTHING)
     row = _with_memory(job, gpu, recipe, row, compiled=compiled)
     step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
     if step is None or bf16 is None:
-        return replace(row, why="casts not measured" if bf16 else "a part of the model has no numbers")
+        return replace(
+            row, why="its casts were not measured" if bf16 else "a part of the model has no numbers"
+        )
     balanced = bf16.in_balance or step.in_balance
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
     return replace(

@@ -97,7 +97,7 @@ def refuse_too_large(found: Sequence[Row], options: Options) -> None:
         return
     least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
     raise UserError(
-        f"a micro-batch of {options.batch} x {options.seq:,} tokens fits on no GPU: BF16 needs "
+        f"a micro-batch of {options.batch:,} x {options.seq:,} tokens fits on no GPU: BF16 needs "
         f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
         "(--dp or --tp), --checkpointing full or a smaller --batch"
     )
@@ -113,44 +113,55 @@ def best_of_stacks(found: Sequence[Row]) -> Iterator[Row]:
 
 def answer(found: Sequence[Row], options: Options) -> str:
     """Say in a line what to use on one GPU, with the range, the others and the memory."""
-    gpu = found[0].gpu
-    on = f"On {options.gpus} x {gpu}" if options.gpus > 1 else f"On {gpu}"
-    if bounds := [each for each in found if each.basis == "bound"]:
+    first = found[0]
+    on = f"On {options.gpus} x {first.gpu}" if options.gpus > 1 else f"On {first.gpu}"
+    bounds = [each for each in found if each.basis == "bound" and each.fits is not False]
+    timed = [each for each in found if each.speedup is not None]
+    fitting = [each for each in timed if each.fits]
+    if not (first.bf16_fits or fitting):
+        return (
+            f"{on} this job does not fit: BF16 needs {first.bf16_memory_gib:,.0f} GiB of "
+            f"{first.gpu_memory_gib:g}{_fp8_needs(found)}."
+        )
+    if bounds:
         most = max(bounds, key=lambda each: each.speedup_high or 0.0)
         return (
             f"{on} there is a bound, no estimate: FP8 makes the step at most {most.speedup_high:.2f}x as "
             f"fast ({words(most)}). Time it there."
         )
-    timed = [each for each in found if each.speedup is not None]
-    fitting = [each for each in timed if each.fits]
     if not timed:
-        return (
-            f"{on} there is no estimate of FP8: {next((each.why for each in found if each.why), 'unknown')}."
-        )
+        return f"{on} there is no estimate of FP8, only of BF16: {first.why}."
     if not fitting:
-        least = min(each.memory_gib or 0.0 for each in timed)
-        return f"{on} FP8 does not fit: it needs {least:,.0f} GiB of {found[0].gpu_memory_gib:g}."
+        return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{_fp8_needs(found)}."
     best = min(fitting, key=lambda each: each.step_ms or 0.0)
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}{', compiled' if best.compiled else ''}"
     if (best.speedup or 0.0) < 1 + EVEN:
         return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
-    said = [f"{on} use {how}: {told}."]
+    return " ".join((f"{on} use {how}: {told}.", *_remarks(best, fitting)))
+
+
+def _fp8_needs(found: Sequence[Row]) -> str:
+    needs = [each.memory_gib for each in found if each.memory_gib is not None]
+    return f", FP8 {min(needs):,.0f}" if needs else ""
+
+
+def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
+    """Say what to know of the best recipe, and which others of its library gain nothing."""
     if (best.speedup_low or 0.0) <= 1:
-        said.append("The range includes no gain, so time it first.")
+        yield "The range includes no gain, so time it first."
     others = {
         each.recipe: each for each in fitting if each.stack == best.stack and each.compiled == best.compiled
     }
-    none = [name for name, each in others.items() if name != best.recipe and (each.speedup or 0.0) < 1 + EVEN]
+    none = [name for name, each in others.items() if (each.speedup or 0.0) < 1 + EVEN]
     if none:
         named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
-        said.append(f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing.")
+        yield f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing."
     saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
     if saved <= -LEAST_GIB:
-        said.append(f"FP8 takes {-saved:.1f} GiB more than BF16.")
+        yield f"FP8 takes {-saved:.1f} GiB more than BF16."
     else:
-        said.append(f"FP8 saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here.")
-    return " ".join(said)
+        yield f"FP8 saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here."
 
 
 def words(row: Row) -> str:

@@ -13,6 +13,9 @@ HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch"
 
 SHOWN_LIMITS = 2
 
+LONGEST_LIMITS = 22
+"""Characters that a line of 100 columns leaves them."""
+
 BASIS = (
     "Estimated: nothing was run. tokens/s and GiB are of one GPU; max batch is what fits with this recipe. "
     "docs/plan.md says what the estimates rest on."
@@ -66,9 +69,7 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
     for row in found:
         if row.why:
             without.setdefault(row.why, []).append(_name(row))
-    told = (
-        f"{why}{f': {names}' if shown else ''}" for why, each in without.items() if (names := ", ".join(each))
-    )
+    told = (f"{', '.join(names)} ({why})" for why, names in without.items())
     if without:
         yield f"No estimate for {first.gpu}: {'; '.join(told)}."
 
@@ -93,9 +94,7 @@ def _row(row: Row) -> tuple[str, ...]:
         _number(row.step_ms, 1),
         _number(row.tokens_per_s, 0),
         f"{row.speedup:.2f}x" if row.speedup else "-",
-        f"{row.speedup_low:.2f} to {row.speedup_high:.2f}"
-        if row.speedup
-        else f"at most {row.speedup_high:.2f}",
+        f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup else f"at most {row.speedup_high:.2f}",
         _number(row.memory_gib, 1),
         _batch(row.largest_batch),
         _limits(row.limits),
@@ -115,7 +114,9 @@ def _batch(fitting: int | None) -> str:
 
 
 def _limits(parts: Sequence[str]) -> str:
-    return ", ".join(parts[:SHOWN_LIMITS])
+    """Name the parts that fit in the last column of a terminal's line."""
+    shown = ", ".join(parts[:SHOWN_LIMITS])
+    return shown if len(shown) <= LONGEST_LIMITS else parts[0]
 
 
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:

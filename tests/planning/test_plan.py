@@ -32,7 +32,7 @@ def test_a_row_for_each_recipe_and_gpu(plain: Plan) -> None:
     assert tensorwise.speedup_low < tensorwise.speedup < tensorwise.speedup_high
     assert tensorwise.fits
     assert found["B200", "mxfp8"].step_ms is not None
-    assert (found["H100", "mxfp8"].step_ms, found["H100", "mxfp8"].why) == (None, "does not run there")
+    assert (found["H100", "mxfp8"].step_ms, found["H100", "mxfp8"].why) == (None, "it does not run there")
     assert plain.parameters == 8_030_261_248
 
 
@@ -171,7 +171,7 @@ def test_a_live_model_is_planned() -> None:
         (LLAMA_8B, {"gpus": " ,"}, "--gpu names no GPU"),
         (LLAMA_8B, {"step_ms": 0}, "--step-ms has to be more than 0, not 0"),
         ({"model_type": "bert"}, {}, "bert is an encoder"),
-        ({"model_type": "t5"}, {}, "t5 is an encoder"),
+        ({"model_type": "t5"}, {}, "t5 has an encoder"),
         ({"model_type": "mamba"}, {}, "fp8doctor knows no attention in 32 of the 32 blocks"),
         ({"model_type": "vit"}, {}, "no causal language model of the architecture vit"),
         ({"model_type": "lama"}, {}, "does not know the architecture lama; did you mean llama?"),
@@ -199,3 +199,30 @@ def test_an_option_of_another_type_is_named() -> None:
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(TypeError, match="gpu"):
         fp8doctor.plan(LLAMA_8B, gpu="H100")
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "sentence"),
+    [
+        (LLAMA_8B, {"gpus": "A100"}, "On A100 there is no estimate of FP8, only of BF16: the GPU has no FP8"),
+        (LLAMA_8B, {"gpus": "H200,L4"}, "On L4 this job does not fit: BF16 needs "),
+        (LLAMA_8B, {"recipe": "mxfp8", "stack": "te"}, "only of BF16: it does not run there."),
+    ],
+)
+def test_the_answer_says_why_there_is_none(config: Any, options: dict[str, Any], sentence: str) -> None:
+    assert sentence in fp8doctor.plan(config, **{"gpus": "H100", **options}).answer
+
+
+def test_a_recipe_that_converts_no_layer_has_no_times() -> None:
+    """2880 features are no multiple of 128."""
+    found = fp8doctor.plan({"model_type": "gpt_oss", "num_hidden_layers": 2}, "B200", stack="torchao")
+    assert {each.recipe: each.why for each in found.rows if each.why} == dict.fromkeys(
+        ("nvfp4", "blockwise"), "it converts no layer of this model"
+    )
+
+
+def test_limits_are_whole_words() -> None:
+    config = {"model_type": "qwen3_moe", "num_hidden_layers": 4}
+    text = fp8doctor.plan(config, "H100", dp=8, seq=512).to_text()
+    assert "communication\n" in text
+    assert "..." not in text
