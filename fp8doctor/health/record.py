@@ -53,7 +53,7 @@ class CastHealth(msgspec.Struct, frozen=True, array_like=True):
         return 0.0 if self.non_finite else min(known, default=None)
 
 
-Casts = tuple[CastHealth | None, CastHealth | None, CastHealth | None]
+Row = tuple[CastHealth | None, CastHealth | None, CastHealth | None]
 """Of one layer, in the order of `OPERANDS`."""
 
 
@@ -92,7 +92,7 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     finite."""
     gradient_norm: float | None
     """Norm of all gradients of this process, before clipping."""
-    layers: tuple[Casts, ...]
+    layers: tuple[Row, ...]
     """In the order of the header's."""
     cost_ms: float | None = None
     """Time that the sample added to its step."""

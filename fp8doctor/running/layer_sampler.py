@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from fp8doctor.examine.compile_marks import compile_mark
-from fp8doctor.health.record import CastHealth, HealthLayer, significant
+from fp8doctor.health.record import CastHealth, HealthLayer, Row, significant
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.step_window import OF_ALL
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
@@ -48,107 +48,70 @@ SHARDED = "its compiled block is sharded, and running it again would need the ot
 TE_COMPILED = "it is compiled, and running it again would change Transformer Engine's scales"
 NO_SCALES = "fp8doctor does not read how this recipe scales"
 
-
-@dataclass(frozen=True)
-class _Watched:
-    """One layer, not kept alive."""
-
-    layer: HealthLayer
-    module: weakref.ref[nn.Module]
-    region: int | None
-    """Index of the compiled region around it."""
+Module = weakref.ref[nn.Module]
 
 
 class LayerSampler:
-    """Finds the FP8 layers of a model, and measures them from `begin` to `end`."""
+    """Finds the FP8 layers of a model, and measures them from `begin` to `end`; keeps no module alive."""
 
     def __init__(self, model: nn.Module, *, compiled_function: bool = False) -> None:
         """List the layers. With ``compiled_function``, unmarked layers may be compiled too."""
-        self._regions: list[weakref.ref[nn.Module]] = []
-        self._watched: list[_Watched] = []
-        outer: list[str] = []
+        self.layers: list[HealthLayer] = []
+        self._modules: list[tuple[Module, Module | None]] = []
+        """Of each layer, and the compiled region around it."""
+        region, region_name = None, ""
         caches: dict[type, ClassCache] = {}
         for name, module in modules_of(model):
-            kind = type(module)
-            within = next((at for at, each in enumerate(outer) if _below(name, each)), None)
-            mark = compile_mark(module, name, caches.setdefault(kind, ClassCache(kind)))
-            if within is None and mark is not None and mark.compiles:
-                outer.append(name)
-                within = len(self._regions)
-                self._regions.append(weakref.ref(module))
-            found = [each for each in recognise(module, {}) if each.use == "training"]
-            if not found or found[0].engaged is False:
+            kind = caches.setdefault(type(module), ClassCache(type(module)))
+            if region is not None and region_name and not f"{name}.".startswith(f"{region_name}."):
+                region = None
+            mark = compile_mark(module, name, kind) if region is None else None
+            if mark is not None and mark.compiles:
+                region, region_name = weakref.ref(module), name
+            found = next((each for each in recognise(module, {}) if each.use == "training"), None)
+            if found is None or found.engaged is False:
                 continue
-            unseen = IN_A_COMPILED_FUNCTION if compiled_function and within is None else None
-            self._watched.append(
-                _Watched(
-                    HealthLayer(
-                        shown(name),
-                        class_name(kind),
-                        found[0].stack,
-                        found[0].recipe if isinstance(found[0].recipe, str) else None,
-                        unseen or self._why_unseen(module, found[0].stack, within),
-                    ),
-                    weakref.ref(module),
-                    within,
-                )
+            unseen = IN_A_COMPILED_FUNCTION if compiled_function and region is None else None
+            recipe = found.recipe if isinstance(found.recipe, str) else None
+            unseen = unseen or _why_unseen(module, found.stack, region)
+            self.layers.append(
+                HealthLayer(shown(name), class_name(type(module)), found.stack, recipe, unseen)
             )
-
-    @property
-    def layers(self) -> tuple[HealthLayer, ...]:
-        return tuple(each.layer for each in self._watched)
-
-    def _why_unseen(self, module: nn.Module, stack: str, region: int | None) -> str | None:
-        if stack == TRANSFORMER_ENGINE:
-            return TE_COMPILED if region is not None else None if casts_of(module) else NO_SCALES
-        whole = self._regions[region]() if region is not None else None
-        if whole is not None and any(
-            class_name(type(each)).startswith("torch.distributed") for each in whole.parameters()
-        ):
-            return SHARDED
-        return None
+            self._modules.append((weakref.ref(module), region))
 
     def begin(self) -> None:
         """Watch the coming step."""
         self._numbers: dict[tuple[int, str], Measured] = {}
         self.notes: dict[str, None] = {}
-        self._replayed: set[int] = set()
         self._expected: set[int] = set()
+        """Layers whose gradient will come, and ids of regions that run again."""
         self._hooks = ExitStack()
-        open_regions = {each.region for each in self._watched if each.layer.unseen is None}
-        regions = {
-            id(module): at
-            for at, each in enumerate(self._regions)
-            if at in open_regions and (module := each()) is not None
-        }
-        for at, each in enumerate(self._watched):
-            module = each.module()
-            if module is not None and each.layer.unseen is None and each.region is None:
-                self._hook(module, at)
-        calls = Calls(
-            (module for each in self._regions if (module := each()) is not None and id(module) in regions),
-            lambda module, args, kwargs: self._called(regions[id(module)], module, args, kwargs),
-        )
+        regions: dict[Module, None] = {}
+        for at, ((module, region), layer) in enumerate(zip(self._modules, self.layers, strict=True)):
+            if layer.unseen is None and region is None:
+                _hook(self._hooks, module(), partial(self._forward, at))
+            elif layer.unseen is None and region is not None:
+                regions[region] = None
+        calls = Calls((alive for each in regions if (alive := each()) is not None), self._called)
         calls.begin()
         self._hooks.callback(calls.end)
 
-    def end(self) -> tuple[tuple[CastHealth | None, CastHealth | None, CastHealth | None], ...]:
+    def end(self) -> tuple[Row, ...]:
         """Stop watching, and read the numbers. Waits for the GPU."""
         self.release()
-        for at, watched in enumerate(self._watched):  # a weight is always there
-            module = watched.module()
-            if module is not None and (at, "weight") not in self._numbers:
+        for at, (reference, _) in enumerate(self._modules):
+            if (module := reference()) is not None:
                 self._weight(at, module)
         numbers, self._numbers = self._numbers, {}
-        floats = _read([each.floats for each in numbers.values()])
-        counts = _read([each.counts for each in numbers.values()])
-        found = {
-            key: in_words(each, *values)
-            for (key, each), *values in zip(numbers.items(), floats, counts, strict=True)
-        }
+        rows: dict[tuple[int, str], CastHealth] = {}
+        for device in {each.numbers[0].device for each in numbers.values()}:
+            of = {key: each for key, each in numbers.items() if each.numbers[0].device == device}
+            read = torch.stack([number.reshape(()) for each in of.values() for number in each.numbers])
+            values = read.reshape(len(of), -1).tolist()
+            rows |= {key: in_words(each, *row) for (key, each), row in zip(of.items(), values, strict=True)}
+        places = range(len(self.layers))
         return tuple(
-            (found.get((at, "input")), found.get((at, "weight")), found.get((at, "gradient")))
-            for at in range(len(self._watched))
+            (rows.get((at, "input")), rows.get((at, "weight")), rows.get((at, "gradient"))) for at in places
         )
 
     def release(self) -> None:
@@ -157,43 +120,35 @@ class LayerSampler:
 
     # Layers outside compiled code
 
-    def _hook(self, module: nn.Module, at: int) -> None:
-        """Hook a layer before the script's own hooks, which may replace its output."""
-        hook = partial(self._forward, at)
-        self._hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
-
     def _forward(self, at: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Measure input and weight now, and the gradient when it comes."""
-        with self._guarded(), without_modes():
-            given = _floating((args, kwargs))
-            result = next(tensors(output), None)
+        with self._guarded():
+            given, result = _floating((args, kwargs)), next(tensors(output), None)
             if given is None or result is None or _captured(result):
                 return
             casts = casts_of(module)
             self._measure(at, "input", given, casts.get("input"))
             self._weight(at, module)
-            if not result.requires_grad or at in self._expected:
-                return  # a reentrant checkpoint's first pass, or another call
-            self._expected.add(at)
-            called = None if casts else (args, kwargs, open_autocast(), given._version)
-            result.register_hook(partial(self._arrived, at, module, called))  # type: ignore[no-untyped-call]
+            if result.requires_grad and at not in self._expected:  # no reentrant checkpoint's first pass
+                self._expected.add(at)
+                called = None if casts else (args, kwargs, open_autocast(), given._version)
+                result.register_hook(partial(self._arrived, at, module, called))  # type: ignore[no-untyped-call]
 
     def _arrived(self, at: int, module: nn.Module, called: Any, gradient: torch.Tensor) -> None:
         """Measure a gradient; ``called`` is kept of layers that are to run alone."""
-        with self._guarded(), without_modes():
+        with self._guarded():
             if called is None:
                 self._measure(at, "gradient", gradient, casts_of(module).get("gradient"))
                 return
             args, kwargs, around, version = called
             given = _floating((args, kwargs))
             if given is not None and given._version == version:
-                self._alone(at, module, Called(args, kwargs, gradient), around)
+                with random_state_kept(), around():
+                    self._alone(at, module, given, Called(args, kwargs, gradient))
 
     def _weight(self, at: int, module: nn.Module) -> None:
-        with self._guarded(), without_modes():
-            weight = next(
-                (each for each in parameters_of(module).values() if each is not None and each.ndim == 2), None
-            )
+        with self._guarded():
+            weight = _matrix(module)
             if weight is not None and local(weight) is weight and subclass(weight) is None:
                 self._measure(at, "weight", weight, casts_of(module).get("weight"))
 
@@ -202,31 +157,27 @@ class LayerSampler:
             with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
                 self._numbers[at, operand] = measured(tensor, cast)
 
-    def _alone(
-        self, at: int, module: nn.Module, called: Called, around: Callable[[], AbstractContextManager[object]]
-    ) -> None:
+    def _alone(self, at: int, module: nn.Module, given: torch.Tensor, called: Called) -> None:
         """Run a layer once more with its input and gradient, and watch its casts."""
         twin = _twin(module)
-        weight = next((each for each in parameters_of(twin).values() if each is not None), None)
-        given = next(
-            each for each in tensors((called.arguments, called.settings)) if each.is_floating_point()
-        )
-        operands = {"input": given, "weight": weight, "gradient": called.gradient}
-        with random_state_kept(), around(), Casts() as casts:
+        operands = {"input": given, "weight": _matrix(twin), "gradient": called.gradient}
+        with Casts() as casts:
             results(twin, twin, called)
         for scaled, kind in casts.seen:
             for operand, tensor in operands.items():
                 if tensor is not None and (at, operand) not in self._numbers and _same(scaled, tensor):
-                    found = measured(scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
+                    self._measure(at, operand, scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
+                    found = self._numbers[at, operand]
                     amax = torch.linalg.vector_norm(tensor.detach(), math.inf, dtype=torch.float32)
-                    floats = (*found.floats[:3], amax, *found.floats[4:])
-                    self._numbers[at, operand] = replace(found, floats=floats)
+                    numbers = (*found.numbers[:3], amax, *found.numbers[4:])
+                    self._numbers[at, operand] = replace(found, numbers=numbers)
                     break
 
     # Compiled regions
 
-    def _called(self, region: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if region in self._replayed or not torch.is_grad_enabled():
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a region again when the gradient of its output arrives; its first call alone."""
+        if id(module) in self._expected or not torch.is_grad_enabled():
             return None
         given = list(tensors((args, kwargs)))
         versions = [each._version for each in given]
@@ -234,21 +185,19 @@ class LayerSampler:
 
         def returned(output: Any) -> None:
             result = next((each for each in tensors(output) if each.requires_grad), None)
-            if result is None or region in self._replayed or _captured(result):
-                return
-            self._replayed.add(region)
+            if result is not None and id(module) not in self._expected and not _captured(result):
+                self._expected.add(id(module))
+                result.register_hook(arrived)  # type: ignore[no-untyped-call]
 
-            def arrived(gradient: torch.Tensor) -> None:
-                with self._guarded(), without_modes():
-                    if [each._version for each in given] == versions:
-                        with autocast(), around():
-                            self._replay(region, module, args, kwargs, gradient)
-
-            result.register_hook(arrived)  # type: ignore[no-untyped-call]
+        def arrived(gradient: torch.Tensor) -> None:
+            with self._guarded():
+                if [each._version for each in given] == versions:
+                    with autocast(), around():
+                        self._run_again(module, args, kwargs, gradient)
 
         return returned
 
-    def _replay(self, region: int, module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
+    def _run_again(self, module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
         """Run a region on one sample, not compiled, and measure its layers."""
         size = next((each.shape[0] for each in tensors((args, kwargs)) if each.ndim), 1)
         first = partial(with_tensors, of=lambda each: _first(each, size))
@@ -256,36 +205,47 @@ class LayerSampler:
             gradient = _first(gradient, size)
         elif kwargs.get(OF_ALL) is None:
             gradient = gradient / size  # the mean over the samples
-        outputs: dict[int, torch.Tensor] = {}
+        outputs: list[torch.Tensor] = []
 
         def note(at: int, layer: nn.Module, given: Any, named: Any, output: Any) -> None:
             self._forward(at, layer, given, named, output)
-            outputs.setdefault(at, next(tensors(output)))
+            outputs.extend(each for each in tensors(output) if each.requires_grad)
 
-        with rerun(module) as again, ExitStack() as hooks:
-            for at, each in enumerate(self._watched):
-                layer = each.module()
-                if each.region == region and layer is not None:
-                    hook = partial(note, at)
-                    hooks.callback(layer.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
-            with torch.enable_grad():
-                output = next(
-                    each for each in tensors(again(*first(args), **first(kwargs))) if each.requires_grad
-                )
-        torch.autograd.grad(
-            output, list(outputs.values()), gradient.to(output.dtype).reshape(output.shape), allow_unused=True
-        )
+        with rerun(module) as again, ExitStack() as hooks, torch.enable_grad():
+            for at, (layer, region) in enumerate(self._modules):
+                if region is not None and region() is module:
+                    _hook(hooks, layer(), partial(note, at))
+            whole = again(*first(args), **first(kwargs))
+        output = next(each for each in tensors(whole) if each.requires_grad)
+        gradient = gradient.reshape(output.shape).to(output.dtype)
+        torch.autograd.grad(output, outputs, gradient, allow_unused=True)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Note what fails; nothing of it reaches the script."""
+        """Note what fails, and let no mode of the script's see our work."""
         try:
-            yield
+            with without_modes():
+                yield
         except torch.OutOfMemoryError:
             self.notes["the GPU's memory is too small to sample some layers"] = None
         except Exception as error:
             _log.debug("a layer could not be sampled", exc_info=True)
             self.notes[f"a layer could not be sampled: {sentence(error)}"] = None
+
+
+def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | None:
+    """Return why a layer's input and gradient cannot be sampled, or None."""
+    if stack == TRANSFORMER_ENGINE:
+        return TE_COMPILED if region is not None else None if casts_of(module) else NO_SCALES
+    whole = region() if region is not None else None
+    kinds = () if whole is None else map(type, whole.parameters())
+    return SHARDED if any(class_name(each).startswith("torch.distributed") for each in kinds) else None
+
+
+def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None]) -> None:
+    """Hook a layer before the script's own hooks, which may replace its output."""
+    if module is not None:
+        hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
 
 
 @contextmanager
@@ -312,21 +272,9 @@ def random_state_kept() -> Iterator[None]:
                 numpy.set_state(kept[1])
 
 
-def _read(rows: list[tuple[torch.Tensor, ...]]) -> list[list[float]]:
-    """Read numbers from their devices, one transfer for each."""
-    found: list[list[float]] = [[] for _ in rows]
-    for device in dict.fromkeys(row[0].device for row in rows):
-        places = [place for place, row in enumerate(rows) if row[0].device == device]
-        stacked = torch.stack([each.reshape(()) for place in places for each in rows[place]])
-        for place, values in zip(places, stacked.reshape(len(places), -1).tolist(), strict=True):
-            found[place] = values
-    return found
-
-
-def in_words(cast: Measured, floats: list[float], counts: list[float]) -> CastHealth:
+def in_words(cast: Measured, *numbers: float) -> CastHealth:
     """Turn the numbers of `measured` into a record."""
-    signal, noise, typical, amax, scaled, history = floats
-    clipped, before, after, finite = counts
+    signal, noise, typical, amax, scaled, history, clipped, before, after, finite = numbers
     return CastHealth(
         sqnr_db=_db(signal / noise if noise else 0.0),
         saturated_pct=significant(100 * clipped / max(1, cast.elements)),
@@ -355,14 +303,17 @@ def _floating(values: Any) -> torch.Tensor | None:
     return next((each for each in tensors(values) if each.is_floating_point()), None)
 
 
-def _below(name: str, region: str) -> bool:
-    return not region or name == region or name.startswith(f"{region}.")
-
-
 def _first(tensor: torch.Tensor, size: int) -> torch.Tensor:
     """Take the first sample of a tensor with so many, for a graph of its own."""
     part = (tensor[:1] if tensor.ndim and size > 1 and tensor.shape[0] == size else tensor).detach()
     return part.requires_grad_().clone() if tensor.requires_grad else part
+
+
+def _matrix(module: nn.Module) -> torch.Tensor | None:
+    """Return a layer's first weight."""
+    return next(
+        (each for each in parameters_of(module).values() if each is not None and each.ndim == 2), None
+    )
 
 
 def _twin(module: nn.Module) -> nn.Module:

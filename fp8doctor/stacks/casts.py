@@ -32,11 +32,9 @@ TINY = 1e-12
 class Measured:
     """Numbers of a cast, on the device until someone reads them."""
 
-    floats: tuple[torch.Tensor, ...]
+    numbers: tuple[torch.Tensor, ...]
     """Norms of tensor and rounding error, the median ratio of a row's, the largest magnitude, that times the
-    scale in use, the largest in the history."""
-    counts: tuple[torch.Tensor, ...]
-    """Elements that were clipped, present before and after, and finite."""
+    scale in use, the largest in the history; elements clipped, present before and after, and finite."""
     elements: int
     most: float | None
     """Largest number of the FP8 type, if a scale is in use."""
@@ -67,25 +65,18 @@ def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
     by_row = scale.reshape(-1)
     signal = torch.linalg.vector_norm(scaled, dim=-1) / by_row
     noise = torch.linalg.vector_norm(rounded - scaled, dim=-1) / by_row
-    return Measured(
-        (
-            torch.linalg.vector_norm(signal),
-            torch.linalg.vector_norm(noise),
-            (signal / noise).nanmedian(),
-            amax,
-            amax if cast.scale is None else amax * cast.scale,
-            amax if cast.history is None else cast.history.max(),
-        ),
-        (
-            torch.count_nonzero(scaled.abs() > bound(kind)),
-            torch.count_nonzero(scaled),
-            torch.count_nonzero(rounded),
-            torch.count_nonzero(part.isfinite()),
-        ),
-        part.numel(),
-        most if cast.scale is not None else None,
-        cast.history is not None,
+    marks = (scaled.abs() > bound(kind), scaled != 0, rounded != 0, part.isfinite())
+    numbers = (
+        torch.linalg.vector_norm(signal),
+        torch.linalg.vector_norm(noise),
+        (signal / noise).nanmedian(),
+        amax,
+        amax if cast.scale is None else amax * cast.scale,
+        amax if cast.history is None else cast.history.max(),
+        *(each.sum(dtype=torch.float32) for each in marks),
     )
+    used = most if cast.scale is not None else None
+    return Measured(numbers, part.numel(), used, cast.history is not None)
 
 
 def bound(kind: torch.dtype) -> float:
