@@ -108,8 +108,7 @@ class BadStepWatch:
         spoiled = [place for place, each in numbers if not math.isfinite(each)]
         if not spoiled:
             return
-        model = self._model() if self._model is not None else None
-        parameters = self._losses.parameters
+        parameters, model = self._losses.parameters, None if self._model is None else self._model()
         bad = {id(parameters[place]) for place in spoiled}
         owners = [] if model is None else [each for each in _owners(model) if id(each[2]) in bad]
         if not owners:
@@ -117,18 +116,12 @@ class BadStepWatch:
             return
         name, module = owners[-1][:2]
         kind = next(each[3] for each in owners if each[1] is module)
-        whole = len(owners) == sum(1 for each in _owners(model) if each[2].requires_grad) if model else False
-        note = (
-            "The gradients of all parameters are not finite."
-            if whole
-            else f"The gradients of {plural(len(owners), 'parameter')} up to this layer are not finite, and "
-            "those behind it are."
-        )
+        note = f"{len(owners)} of {plural(len(places), 'gradient')} are not finite, up to this layer."
         self._report(step, "gradient", (name, module), f"gradient of its {kind}", note)
 
     def _where(self) -> tuple[tuple[str, nn.Module] | None, str | None, str]:
         """Find where a loss that is not finite started."""
-        model = self._model() if self._model is not None else None
+        model = None if self._model is None else self._model()
         if model is None:
             return None, None, ""
         with torch.no_grad():
@@ -149,6 +142,12 @@ class BadStepWatch:
             return None, None, "All weights are finite. The batch was not seen."
         if any(class_name(type(each)).startswith(TRANSFORMER_ENGINE) for each in model.modules()):
             return None, None, "All weights are finite. Transformer Engine's layers are not run again."
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return (
+                None,
+                None,
+                "All weights are finite. The batch is not run again without the other processes.",
+            )
         if not all(_finite(each) for each in tensors((last.args, last.kwargs))):
             return None, None, "The batch itself is not finite."
         spoiled: list[tuple[str, nn.Module, str]] = []

@@ -1,7 +1,7 @@
 """Sample FP8's health every so many steps of a training, and append it to a file.
 
-Between samples nothing is left on the script's objects. Without a fixed distance the next sample comes when
-the last one's cost is at most `SHARE` of the time between the two.
+Between samples nothing is left on the script's modules. If the user names no distance, the next sample comes
+when the last one's cost is at most `SHARE` of the time between the two.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.health.record import FirstBad, HealthFile, Sample, header, last_step, significant
+from fp8doctor.health.record import HealthFile, Sample, header, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import StepLosses
 from fp8doctor.running.stepped_model import held
@@ -51,25 +51,18 @@ class HealthMonitor:
         note: Callable[[str], object],
         losses: StepLosses | None = None,
     ) -> None:
-        """Write to ``path`` every so many steps. Raises `UserError` if it cannot.
-
-        ``losses`` are those of a job that is watched anyway.
-        """
-        self.path, self.every, self.script, self._note = path, every, script, note
-        self._file = HealthFile(path)
-        self._losses = losses if losses is not None else StepLosses()
-        self._own_losses = losses is None
+        """Write to ``path``; ``losses`` are watched already. Raises `UserError` if it cannot write."""
+        self.file = HealthFile(path)
+        self._path, self._every, self._script, self._note = path, every, script, note
+        self._losses, self._own_losses = losses or StepLosses(), losses is None
         self._owner = os.getpid()
-        self._steps = self._base = 0
-        self._due = 0
-        self._sampler: LayerSampler | None = None
         self._model: weakref.ref[nn.Module] | None = None
-        self._sampling = False
-        self._since: tuple[float, int] | None = None
-        """When the last sample ended, and after which step."""
-        self._began_s = 0.0
-        self._cost_s = self._step_s = 0.0
-        self.over = False
+        self._sampler: LayerSampler | None = None
+        self._sampling = self._over = False
+        self._steps = self._base = self._due = 0
+        self._ended_s = self._began_s = self._cost_s = self._step_s = 0.0
+        self._last = 0
+        """Step of the last sample."""
 
     @property
     def step(self) -> int:
@@ -78,7 +71,7 @@ class HealthMonitor:
 
     def stepped(self, optimizer: Optimizer, find: Find | None) -> None:
         """Note the end of a step: end a sample, and begin one if it is due; without ``find`` only count."""
-        if self.over or os.getpid() != self._owner:
+        if self._over or os.getpid() != self._owner:
             return
         self._steps += 1
         try:
@@ -90,95 +83,70 @@ class HealthMonitor:
             _log.debug("the health could not be sampled", exc_info=True)
             self.stop(f"FP8's health was not sampled any further: {sentence(error)}")
 
-    def first_bad(self, bad: FirstBad) -> None:
-        """Write the first bad step to the file."""
-        if not self.over:
-            self._file.append(bad)
-
     def stop(self, why: str | None = None) -> None:
         """End the sampling."""
         if self._sampling and self._sampler is not None:
             self._sampler.release()
-        if self._own_losses and self._losses.active:
-            self._losses.end()
-        self._sampling, self.over, self._sampler = False, True, None
+            if self._own_losses:
+                self._losses.end()
+        self._sampling, self._over, self._sampler = False, True, None
         if why is not None:
             self._note(why)
 
     def _begin(self, optimizer: Optimizer, find: Find) -> None:
         if self._model is None or self._model() is None:
-            found = find()
-            if found is None:
+            if (found := find()) is None:
                 self.stop("FP8's health was not sampled: the model was not found")
                 return
             self._describe(optimizer, *found)
         assert self._sampler is not None
         _wait()
-        now = time.perf_counter()
-        if self._since is not None and self._steps > self._since[1]:
-            self._step_s = (now - self._since[0]) / (self._steps - self._since[1])
+        self._began_s = time.perf_counter()
+        if self._last and self._steps > self._last:
+            self._step_s = (self._began_s - self._ended_s) / (self._steps - self._last)
         if self._own_losses:
             self._losses.watch(held(optimizer))
             self._losses.begin()
         self._losses.wants_norm = True
         self._losses.next_step()
+        self._sampling = True
         self._sampler.begin()
-        self._sampling, self._began_s = True, now
 
     def _describe(self, optimizer: Optimizer, model: nn.Module, compiled: bool) -> None:
         """Find the layers, and write the header."""
         self._model, self._sampler = weakref.ref(model), LayerSampler(model, compiled_function=compiled)
-        self._base = (
-            max(_steps_of(optimizer) or last_step(self.path) + self._steps, self._steps) - self._steps
-        )
+        counted = _steps_of(optimizer)
+        self._base = last_step(self._path) if counted is None else max(0, counted - self._steps)
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
-        on_gpu = device.type == "cuda"
-        self._file.append(
-            header(
-                self.script,
-                self.every,
-                self.step,
-                self._sampler.layers,
-                torch=str(torch.__version__),
-                device=torch.cuda.get_device_name(device) if on_gpu else device.type,
-            )
-        )
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        about = {"torch": str(torch.__version__), "device": name}
+        self.file.append(header(self._script, self._every, self.step, self._sampler.layers, **about))
 
     def _end(self) -> None:
-        """Write the sample of the step that just ended."""
+        """Write the sample of the step that just ended, and choose the next."""
         assert self._sampler is not None
-        self._sampling = False
-        layers = self._sampler.end()
-        losses = self._losses
-        loss, norm = losses.loss(), losses.norm
+        self._sampling, losses = False, self._losses
+        layers, loss, norm = self._sampler.end(), losses.loss(), losses.norm
         losses.wants_norm = False
         if self._own_losses:
             losses.end()
         _wait()
-        now = time.perf_counter()
-        took_s = now - self._began_s
-        self._cost_s = max(0.0, took_s - self._step_s) if self._step_s else took_s
-        self._since = (now, self._steps)
+        self._ended_s, self._last = time.perf_counter(), self._steps
+        known = self._step_s > 0
+        self._cost_s = max(0.0, self._ended_s - self._began_s - self._step_s)
         sample = Sample(
             step=self.step,
             loss=None if loss is None else significant(loss),
             gradient_norm=None if norm is None else significant(float(norm)),
             layers=layers,
-            cost_ms=significant(self._cost_s * 1e3) if self._step_s else None,
-            step_ms=significant(self._step_s * 1e3) if self._step_s else None,
+            cost_ms=significant(self._cost_s * 1e3) if known else None,
+            step_ms=significant(self._step_s * 1e3) if known else None,
             notes=tuple(map(scrub, self._sampler.notes)),
         )
-        self._file.append(sample)
+        self.file.append(sample)
         log_to_trackers(sample)
-        self._due = self._steps + self._distance() - 1
-
-    def _distance(self) -> int:
-        """Choose the steps to the next sample."""
-        if self.every is not None:
-            return self.every
-        if not self._step_s:
-            return EVERY
-        return max(EVERY, math.ceil(self._cost_s / (SHARE * self._step_s)))
+        enough = math.ceil(self._cost_s / (SHARE * self._step_s)) if known else 0
+        self._due = self._steps + (self._every or max(EVERY, enough)) - 1
 
 
 def monitor(
@@ -200,9 +168,6 @@ def _wait() -> None:
 
 def _steps_of(optimizer: Optimizer) -> int | None:
     """Return the steps that an optimizer counts itself, which a checkpoint restores; None if it does not."""
-    for state in optimizer.state.values():
-        count = state.get("step") if isinstance(state, dict) else None
-        if isinstance(count, torch.Tensor) and count.numel() == 1:
-            return int(count.item())
-        return count if isinstance(count, int) else None
-    return None
+    state = next(iter(optimizer.state.values()), None)
+    count = state.get("step") if isinstance(state, dict) else None
+    return int(count) if isinstance(count, int | torch.Tensor) else None

@@ -30,7 +30,7 @@ from fp8doctor.running.calls import Calls
 from fp8doctor.running.step_window import OF_ALL
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
 from fp8doctor.stacks.casts import Casts, Measured, decibels, measured
-from fp8doctor.stacks.looking import ClassCache, class_name, modules_of, parameters_of
+from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
 from fp8doctor.stacks.tensors import local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
@@ -44,7 +44,7 @@ WRAPPERS = (torch_private.COMPILED_CHILD, torch_private.CHECKPOINTED_CHILD, torc
 """Children that are no part of a layer's name for its user."""
 
 IN_A_COMPILED_FUNCTION = "a compiled function calls it, and a hook would compile that again"
-SHARDED = "its compiled block is sharded, and running it again would need the other processes"
+SHARDED = "its compiled block is distributed, and running it again would need the other processes"
 TE_COMPILED = "it is compiled, and running it again would change Transformer Engine's scales"
 NO_SCALES = "fp8doctor does not read how this recipe scales"
 
@@ -238,8 +238,10 @@ def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | N
     if stack == TRANSFORMER_ENGINE:
         return TE_COMPILED if region is not None else None if casts_of(module) else NO_SCALES
     whole = region() if region is not None else None
-    kinds = () if whole is None else map(type, whole.parameters())
-    return SHARDED if any(class_name(each).startswith("torch.distributed") for each in kinds) else None
+    parts = () if whole is None else (*whole.modules(), *whole.parameters())
+    homes = {home for kind in {type(each) for each in parts} for home, _ in lineage(kind)}
+    homes.discard(torch_private.CHECKPOINT_WRAPPERS)
+    return SHARDED if any(home.startswith("torch.distributed") for home in homes) else None
 
 
 def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None]) -> None:

@@ -111,7 +111,7 @@ class LongWatch:
         self._send(Progress(bad.sentence))
         self._send(Note(bad.sentence))
         if self._health is not None:
-            self._health.first_bad(bad)
+            self._health.file.append(bad)
 
     def _note(self, text: str) -> None:
         self._send(Note(text))

@@ -55,7 +55,7 @@ class StepLosses:
         """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
-        self.wants_norm = self.active = False
+        self.wants_norm = False
         self._rest = 0
         """Steps to come whose gradients are not read."""
         self._took_s = self._last_s = 0.0
@@ -63,12 +63,10 @@ class StepLosses:
     def begin(self) -> None:
         """Watch the backward passes."""
         self._backwards.begin()
-        self.active = True
 
     def end(self) -> None:
         """Stop watching."""
         self._backwards.end()
-        self.active = False
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Read the gradients of these parameters; they are not kept alive."""

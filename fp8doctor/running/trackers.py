@@ -19,9 +19,14 @@ _writers: list[weakref.ref[Any]] = []
 
 
 def log_to_trackers(sample: Sample) -> None:
-    """Log the worst layer's numbers of a sample. Failures are left out."""
+    """Log the lowest ratio and the largest shares of all layers. Failures are left out."""
+    numbers: dict[str, float] = {}
+    for operand, casts in zip(OPERANDS, zip(*sample.layers, strict=True), strict=False):
+        for name, choose in (("sqnr_db", min), ("saturated_pct", max), ("flushed_pct", max)):
+            known = [value for each in casts if each and (value := getattr(each, name)) is not None]
+            if known:
+                numbers[f"fp8doctor/{operand}_{name}"] = choose(known)
     try:
-        numbers = worst(sample)
         run = getattr(sys.modules.get("wandb"), "run", None)
         if run is not None:
             run.log(numbers, commit=False)  # it joins the script's next line
@@ -32,29 +37,13 @@ def log_to_trackers(sample: Sample) -> None:
         _log.debug("a sample could not be logged", exc_info=True)
 
 
-def worst(sample: Sample) -> dict[str, float]:
-    """Return the lowest SQNR and the largest shares of all layers, by tensor."""
-    found: dict[str, float] = {}
-    for place, operand in enumerate(OPERANDS):
-        casts = [layer[place] for layer in sample.layers]
-        for name, choose in (("sqnr_db", min), ("saturated_pct", max), ("flushed_pct", max)):
-            known = [value for each in casts if each and (value := getattr(each, name)) is not None]
-            if known:
-                found[f"fp8doctor/{operand}_{name}"] = choose(known)
-    return found
-
-
 def _open_writers() -> list[Any]:
-    """Return the TensorBoard writers that are open; looked for once, and again if none is left."""
-    kinds = tuple(
-        kind
-        for name in WRITERS
-        if (kind := getattr(sys.modules.get(name), "SummaryWriter", None)) is not None
-    )
-    if not kinds:
-        return []
-    found = [writer for each in _writers if (writer := each()) is not None]
-    if not found:
-        found = [each for each in gc.get_objects() if isinstance(each, kinds)]
-        _writers[:] = map(weakref.ref, found)
-    return [each for each in found if getattr(each, "file_writer", None) is not None]
+    """Return TensorBoard's open writers; looked for again only if none is left."""
+    found = [getattr(sys.modules.get(name), "SummaryWriter", None) for name in WRITERS]
+    if kinds := tuple(kind for kind in found if kind is not None):
+        if not any(each() for each in _writers):
+            _writers[:] = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, kinds)]
+        return [
+            each for each in (ref() for ref in _writers) if getattr(each, "file_writer", None) is not None
+        ]
+    return []

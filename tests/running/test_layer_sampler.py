@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.health.record import OPERANDS, CastHealth
@@ -75,6 +76,16 @@ def test_compiled_blocks_keep_their_code_and_are_sampled() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert COMPILED_CALL not in vars(Block)
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_compiled_blocks_under_a_wrapper_of_torch_distributed() -> None:
+    model = float8()
+    for at, block in enumerate(model.blocks):  # type: ignore[arg-type,union-attr]
+        model.blocks[at] = checkpoint_wrapper(block)  # type: ignore[union-attr,operator]
+        model.blocks[at].compile(backend="aot_eager")  # type: ignore[union-attr,index]
+    x = torch.randn(1, 16)
+    model(x).sum().backward()
+    assert sampled(model, x) == sampled(float8(), x)
 
 
 def test_a_batch_under_one_compiled_graph_is_sampled_by_its_first_row() -> None:
