@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fp8doctor.analysis.activations import GIB, kept_gib
@@ -137,8 +138,12 @@ def _parts(now: Arm) -> str:
         ("optimizer", memory.optimizer_gib),
         ("activations", memory.activations_gib),
     )
-    told = ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
-    return f" ({told})" if told else ""
+    return f" ({told})" if (told := parts_in_words(named)) else ""
+
+
+def parts_in_words(named: Iterable[tuple[str, float]]) -> str:
+    """List parts by name and GiB, without those that are too small to matter."""
+    return ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
 
 
 def largest_batch(now: Arm, facts: Facts) -> int | None:

@@ -16,6 +16,7 @@ from fp8doctor.analysis.memory import (
     gpu_gib,
     least_with_layerdrop,
     memory_in_words,
+    parts_in_words,
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost.step_cost import in_bf16, with_linears
@@ -112,8 +113,7 @@ def _parts(peak: Peak) -> str:
         ("FP8 copies", held.fp8_copies),
         (last, max(held.gradients, kept or 0.0)),
     )
-    told = [f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB]
-    return ", ".join([*told, *(["activations unknown"] if kept is None else [])])
+    return ", ".join(filter(None, (parts_in_words(named), "activations unknown" if kept is None else "")))
 
 
 def fit(facts: Facts) -> Fit | None:

@@ -221,10 +221,8 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         table.add_column(width=wide.step, no_wrap=True)
         if wide.bar:
             table.add_column(width=wide.bar, no_wrap=True)
-        if wide.speed:
-            table.add_column(width=wide.speed, no_wrap=True, justify="right")
-        if wide.memory:
-            table.add_column(width=wide.memory, no_wrap=True, justify="right")
+        for width in filter(None, (wide.speed, wide.memory)):
+            table.add_column(width=width, no_wrap=True, justify="right")
         shown = ((True, "ms/step"), (True, ""), (wide.bar, ""), (wide.speed, "speed"), (wide.memory, "GiB"))
         table.add_row(*(head for is_shown, head in shown if is_shown), style="dim")
         for each in screen.variants:
@@ -232,9 +230,8 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         yield table
         if wide.bar:
             yield from canvas.packed(_legend(screen.variants, canvas), "  ")
-    for told in (screen.method, screen.compared, screen.untimed):
-        if told:
-            yield canvas.text(told, "dim")
+    for told in filter(None, (screen.method, screen.compared, screen.untimed)):
+        yield canvas.text(told, "dim")
     if screen.losses:
         yield canvas.text(screen.losses, "")
 
@@ -335,8 +332,8 @@ def _labelled(style: str = "", gap: int = GAP) -> Table:
 def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[RenderableType]:
     """Write what decides about FP8, a line each."""
     rows = _labelled("dim")
-    for label, told in facts:
-        rows.add_row(label, canvas.text(told))
+    for each in facts:
+        rows.add_row(*map(canvas.text, each))
     yield rows
 
 
@@ -382,9 +379,8 @@ def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         yield lines
     areas = (canvas.mark(mark) + canvas.own(" ") + canvas.text(text) for mark, text in screen.areas)
     yield from canvas.packed(areas, "  ")
-    for text in (screen.made_up, f"Ignored: {screen.ignored}" if screen.ignored else ""):
-        if text:
-            yield canvas.text(text, "dim")
+    for text in filter(None, (screen.made_up, f"Ignored: {screen.ignored}" if screen.ignored else "")):
+        yield canvas.text(text, "dim")
     if screen.next:
         yield from _next(screen, canvas)
 
