@@ -66,6 +66,7 @@ def plan(
     accumulate: int | None = None,
     sharding: str = "fsdp",
     checkpointing: str | None = None,
+    fused_loss: bool = False,
     lora: int | None = None,
     lora_modules: Sequence[str] = (),
     optimizer: str = "adamw",

@@ -59,6 +59,9 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
         "--checkpointing", type=click.Choice(("none", "selective", "full")), help="Recompute. Default: none."
     ),
     click.option(
+        "--fused-loss", is_flag=True, help="The loss keeps no logits, as Liger Kernel's fused cross entropy."
+    ),
+    click.option(
         "--lora",
         metavar="R[:MODULES]",
         callback=adapters,
@@ -66,8 +69,9 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
     ),
     click.option(
         "--optimizer",
-        type=click.Choice(("adamw", "adamw-fp32", "adamw-8bit", "sgd")),
-        help="adamw (default) has its states in BF16; adamw-fp32 has fp32 states and master weights.",
+        type=click.Choice(("adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd")),
+        help="adamw (default): states in BF16. adamw-fp32: gradients, states and master weights in fp32; "
+        "adamw-master: the same with gradients in BF16.",
     ),
     click.option("--stack", type=click.Choice(("torchao", "te")), help="Default: both."),
     click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),

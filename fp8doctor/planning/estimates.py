@@ -158,7 +158,7 @@ def _bounded(job: Job, gpu: AmdSpec, recipe: Recipe) -> Row:
 
 def _with_memory(job: Job, gpu: GpuSpec | AmdSpec, recipe: Recipe, row: Row, *, compiled: bool) -> Row:
     """Add the peak of a recipe, and whether it fits."""
-    peak = peak_of(job.share, job.options, gpu, recipe, compiled=compiled)
+    peak = peak_of(job.share, job.options, gpu, recipe.stack, recipe, compiled=compiled)
     return replace(
         row,
         memory_gib=peak.gib,
@@ -169,7 +169,7 @@ def _with_memory(job: Job, gpu: GpuSpec | AmdSpec, recipe: Recipe, row: Row, *, 
 
 def _without_times(job: Job, gpu: GpuSpec | AmdSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
     """Describe the GPU and the faster BF16, which is ``compiled`` or not."""
-    peak = peak_of(job.share, job.options, gpu, None, compiled=compiled)
+    peak = peak_of(job.share, job.options, gpu, stack, None, compiled=compiled)
     return Row(
         gpu=gpu.name,
         stack=next(name for name, each in STACKS.items() if each == stack),

@@ -24,11 +24,13 @@ class Optimizer(NamedTuple):
 OPTIMIZERS = {
     "adamw": Optimizer(2, 4, 14),
     "adamw-fp32": Optimizer(4, 12, 30),
+    "adamw-master": Optimizer(2, 12, 28),
     "adamw-8bit": Optimizer(2, 2, 10),
     "sgd": Optimizer(2, 0, 6),
 }
 """Name -> bytes, of weights in 16 bits. adamw-fp32 keeps fp32 gradients, master weights and moments, as
-Megatron; so does, in sum, FSDP2 with mixed precision."""
+Megatron; so does, in sum, FSDP2 with mixed precision. adamw-master keeps gradients in BF16, as DeepSpeed, and
+Megatron without ``grad_reduce_in_fp32``."""
 
 
 STACKS = {"torchao": "torchao", "te": "transformer_engine"}
@@ -52,6 +54,8 @@ class Options(Record, frozen=True, kw_only=True):
     """What the data-parallel ranks share: weights, gradients and optimizer; only the optimizer; nothing."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """``selective`` repeats every second matmul and what lies between, as torchtitan's per-op policy."""
+    fused_loss: bool = False
+    """The loss takes the logits in chunks and keeps none of them, as Liger Kernel's."""
     lora: int | None = None
     """Rank of the adapters."""
     lora_modules: tuple[str, ...] = ()

@@ -15,16 +15,22 @@ from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.converted import is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share
-from fp8doctor.recipes import STACKS, Recipe
+from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
 
 MOST_SAMPLES = 1 << 16
 """Largest batch that is shown. A choice of this tool."""
 
 
 def peak_of(
-    share: Share, options: Options, gpu: GpuSpec | AmdSpec, recipe: Recipe | None, *, compiled: bool
+    share: Share,
+    options: Options,
+    gpu: GpuSpec | AmdSpec,
+    stack: str,
+    recipe: Recipe | None,
+    *,
+    compiled: bool,
 ) -> Peak:
-    """Estimate the peak in BF16 or with a recipe."""
+    """Estimate the peak of a stack in BF16 or with a recipe."""
     bytes_of = OPTIMIZERS[options.optimizer]
     weights = share.parameters.all
     states = trained = share.trained.all
@@ -38,6 +44,8 @@ def peak_of(
         each = 2 if gpu.compute_capability in NEEDS_TRANSPOSED else 1
         converted = (layer for layer in share.layers if is_converted(layer, recipe))
         copies = each * sum(layer.parameters * layer.count for layer in converted)
+        if options.checkpointing == "full" and options.accumulate == 1:
+            copies /= share.blocks  # cast again with each block; several micro-batches keep them
     held = Memory(
         2.0 * weights / GIB,
         bytes_of.gradient * trained / GIB,
@@ -45,22 +53,30 @@ def peak_of(
         copies / GIB,
         linear_inputs=None,
     )
-    return Peak(held, activations(share, options, recipe, compiled=compiled) / GIB)
+    return Peak(held, activations(share, options, stack, recipe, compiled=compiled) / GIB)
 
 
-def activations(share: Share, options: Options, recipe: Recipe | None, *, compiled: bool) -> float:
-    """Bytes that the forward keeps for the backward, of all micro-batches in flight."""
+def activations(
+    share: Share, options: Options, stack: str, recipe: Recipe | None, *, compiled: bool
+) -> float:
+    """Bytes that the forward keeps for the backward, of all micro-batches in flight.
+
+    Sequence parallelism scatters what a layer with divided inputs adds up. Of an input that it gathered,
+    Transformer Engine keeps the rank's part and gathers it again, DTensor keeps all.
+    """
     outputs = logits = 0.0
     widest: dict[tuple[str, int, bool], tuple[float, int]] = {}
     for layer in share.layers:
         k, n = layer.linear.in_features, layer.linear.out_features
         if layer.linear.role == "head":
-            logits += LOGIT_BYTES["16bit"] * layer.rows * n
+            logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
             continue
+        part_k, part_n = layer.sides
         if layer.linear.adapter != "adapter":
-            outputs += 2.0 * layer.rows * layer.count * n
+            outputs += 2.0 * layer.rows * layer.count * (part_n if k == part_k else n)
         key = layer.owner.rpartition(".")[2], k, layer.from_attention
-        bytes_kept = 0.0 if computed_again(layer, recipe) else 2.0 * layer.rows * k
+        kept_k = part_k if stack == TRANSFORMER_ENGINE.name else k
+        bytes_kept = 0.0 if computed_again(layer, recipe) else 2.0 * layer.rows * kept_k
         widest[key] = max(widest.get(key, (0.0, 0)), (bytes_kept, layer.count))
     inputs = sum(kept * count for kept, count in widest.values())
     kept = (outputs + inputs) * (1.0 if compiled else KEPT_UNCOMPILED["eager transformers"])

@@ -99,7 +99,7 @@ def refuse_too_large(found: Sequence[Row], options: Options) -> None:
     raise UserError(
         f"a micro-batch of {options.batch:,} x {options.seq:,} tokens fits on no GPU: BF16 needs "
         f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
-        "(--dp or --tp), --checkpointing full or a smaller --batch"
+        "(--dp or --tp), --checkpointing full, --fused-loss or a smaller --batch"
     )
 
 

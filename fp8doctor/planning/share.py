@@ -32,8 +32,8 @@ class Layer(Struct, frozen=True):
     """Calls of such layers in one forward."""
     rows: int
     """Of one call; of experts, over all of them."""
-    around: float
-    """Features of its input and output on one GPU, with sequence parallelism."""
+    sides: tuple[float, float]
+    """Features of its input and output, of the whole layer / the ranks of tensor parallelism."""
     parameters: float
     """On one GPU, unless they are sharded."""
     owner: str
@@ -192,7 +192,7 @@ def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> La
         replace(linear, in_features=local_k, out_features=local_n, gemms=local),
         calls,
         max(1, round(rows)),
-        (k + n) / options.tp,
+        (k / options.tp, n / options.tp),
         linear.parameters * (local_k * local_n * local) / (k * n * gemms),
         owner,
         last,

@@ -135,7 +135,7 @@ def linear_ms(
     if times is None:
         return None
     gemm = times["gemm_fp8"] + times["gemm_16bit"] + times["gemm_fp32"]
-    between = times["pointwise"] * layer.around / (linear.in_features + linear.out_features)
+    between = times["pointwise"] * sum(layer.sides) / (linear.in_features + linear.out_features)
     if linear.role == "head":
         return {"head": gemm + times["cast"] + between}
     casts = times["cast"]

@@ -51,6 +51,8 @@ def _job(plan: PlanDocument) -> Iterator[str]:
         yield f"{options.accumulate} micro-batches"
     if options.checkpointing != "none":
         yield f"{options.checkpointing} checkpointing"
+    if options.fused_loss:
+        yield "fused loss"
     if options.lora:
         yield f"LoRA rank {options.lora}"
     yield options.optimizer

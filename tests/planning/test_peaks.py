@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+import fp8doctor
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planning.job_options import Options
 from fp8doctor.planning.peaks import peak_of
 from fp8doctor.planning.share import share_of
-from fp8doctor.recipes import RECIPES
+from fp8doctor.recipes import RECIPES, TORCHAO
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, reports
+from tests.configurations import LLAMA_8B
 
 ARMS = {
     "bf16_compiled": None,
@@ -42,5 +45,49 @@ def test_the_peak_of_a_compiled_decoder(facts: Facts, arm: Arm) -> None:
     recomputed = any(each.get("checkpointed") is not None for each in facts.network.linears)
     options = Options(batch=batch, seq=seq, checkpointing="full" if recomputed else "none")
     recipe = RECIPES[found] if (found := ARMS[arm.name]) else None
-    peak = peak_of(share_of(in_bf16(facts), options), options, gpu_spec("H200"), recipe, compiled=True)
+    share, stack = share_of(in_bf16(facts), options), recipe.stack if recipe else TORCHAO.name
+    peak = peak_of(share, options, gpu_spec("H200"), stack, recipe, compiled=True)
     assert peak.gib == pytest.approx(arm.peak_gib, rel=OFF)
+
+
+def peak(stack: str, recipe: str, **given: Any) -> float:
+    """Peak of a Llama 3 8B on an H100."""
+    return min(each.memory_gib for each in planned(stack, recipe, **given) if each.memory_gib)
+
+
+def planned(stack: str, recipe: str, **given: Any) -> Any:
+    return fp8doctor.plan(LLAMA_8B, "H100", stack=stack, recipe=recipe, **given).rows
+
+
+def test_a_fused_loss_keeps_no_logits() -> None:
+    """14 bytes for each of 8192 x 128,256 logits; without them the peak is in the optimizer."""
+    whole, fused = (peak("torchao", "tensorwise", seq=8192, dp=64, fused_loss=each) for each in (False, True))
+    assert whole - fused == pytest.approx(14 * 8192 * 128_256 / 2**30, rel=0.01)
+
+
+def test_gradients_in_16_bits_take_half() -> None:
+    """4 or 2 bytes of 8.03 B gradients, which are larger than the activations."""
+    held = [
+        peak("te", "delayed", seq=512, dp=64, sharding="zero1", optimizer=f"adamw-{each}")
+        for each in ("fp32", "master")
+    ]
+    assert held[0] - held[1] == pytest.approx(2 * 8.03e9 / 2**30, rel=0.02)
+
+
+def test_a_recomputed_block_casts_its_weights_again_unless_micro_batches_share_them() -> None:
+    """Two copies of 7.0 B weights of 32 blocks."""
+    once, kept = (
+        peak("te", "delayed", seq=8192, dp=64, checkpointing="full", accumulate=each) for each in (1, 2)
+    )
+    assert kept - once == pytest.approx(2 * 6.98e9 * 31 / 32 / 2**30, rel=0.02)
+
+
+def test_transformer_engine_keeps_its_part_of_a_gathered_input() -> None:
+    """With 8 ranks, DTensor keeps the inputs of attention and MLP whole: 2 x 4096 features of 32 blocks."""
+    te, torch = (
+        peak(stack, recipe, seq=65536, tp=8, dp=8, fused_loss=True)
+        for stack, recipe in (("te", "delayed"), ("torchao", "rowwise_with_gw_hp"))
+    )
+    inputs = 2 * 2 * 65536 * 4096 * 32 * 7 / 8 / 2**30
+    copies = 2 * 6.98e9 / 8 / 2**30
+    assert torch - te + copies == pytest.approx(inputs, rel=0.02)
