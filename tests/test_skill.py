@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -23,6 +24,8 @@ ERROR = (
     "RuntimeError: Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (512x50)."
 )
 
+HEALTH = Path(__file__).parent / "health" / "recorded" / "h100-tensorwise.jsonl.gz"
+
 PARSED = ("model.py", "run", "env", "trace")
 """What loads a model, starts a process or reads a trace."""
 
@@ -37,6 +40,7 @@ def test_commands(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     for name in ("report.json", "before.json", "after.json"):
         shutil.copy(DEMO, tmp_path / name)
+    (tmp_path / "health.jsonl").write_bytes(gzip.decompress(HEALTH.read_bytes()))
     _, *args = shlex.split(command)
     if args[0] in PARSED:
         known = args[0] in cli.main.commands

@@ -51,7 +51,7 @@ def comparison(one: Judged, other: Judged) -> Sheet:
     rows = (
         ("last step", *(f"{each.steps[-1]:,}" if each.steps else "-" for each in runs)),
         (f"loss up to step {end:,}", *map(_number, losses)),
-        ("lowest signal to error, dB", *map(_number, lowest)),
+        ("lowest signal to error, dB", *map(_db, lowest)),
         ("layers with a fault", *(str(len(verdict.layers)) for _, verdict in (one, other))),
     )
     parts: list[Part] = [Table(("", *names), rows)]
@@ -111,9 +111,13 @@ def _last(health: Health, worst: Sequence[str]) -> Table:
         last = [series[name, each][-1][1] if (name, each) in series else None for each in OPERANDS]
         flushed = max((cast.flushed_pct or 0.0 for cast in last if cast is not None), default=0.0)
         rows.append(
-            (name, *(_number(None if cast is None else cast.lowest_db) for cast in last), percent(flushed))
+            (name, *(_db(None if cast is None else cast.lowest_db) for cast in last), percent(flushed))
         )
     return Table(("last sample", *(f"{each} dB" for each in OPERANDS), "flushed"), tuple(rows))
+
+
+def _db(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _number(value: float | None) -> str:

@@ -26,7 +26,7 @@ from fp8doctor.running.layer_sampler import rerun, shown, torch_autocast
 from fp8doctor.running.losses import StepLosses
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.looking import class_name, modules_of
-from fp8doctor.stacks.tensors import tensors
+from fp8doctor.stacks.tensors import local, stored, tensors
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 from fp8doctor.stacks.transformer_engine import PREFIX as TRANSFORMER_ENGINE
 from fp8doctor.trial.state.library_state import open_autocast
@@ -124,16 +124,15 @@ class BadStepWatch:
         model = None if self._model is None else self._model()
         if model is None:
             return None, None, ""
-        with torch.no_grad():
-            for name, module, parameter, kind in _owners(model):
-                if not bool(parameter.isfinite().all()):
-                    return (name, module), kind, "It was not finite before this step."
         try:
-            with without_modes():
+            with without_modes(), torch.no_grad():
+                for name, module, parameter, kind in _owners(model):
+                    if not _finite(stored(local(parameter))):  # of this process alone
+                        return (name, module), kind, "It was not finite before this step."
                 return self._run_again(model)
         except Exception:
             _log.debug("the batch could not be run again", exc_info=True)
-            return None, None, "All weights are finite. The batch could not be run again."
+            return None, None, "The batch could not be run again."
 
     def _run_again(self, model: nn.Module) -> tuple[tuple[str, nn.Module] | None, str | None, str]:
         last = self._last
@@ -158,7 +157,7 @@ class BadStepWatch:
                 tensor = "output" if all(map(_finite, tensors(given))) else "input"
                 spoiled.append((names[id(module)], module, tensor))
 
-        with rerun(called) as again, torch.no_grad(), ExitStack() as around:
+        with rerun(called) as again, ExitStack() as around:
             for context in last.around:
                 around.enter_context(context())
             for _, module in modules_of(model):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ from fp8doctor.running.health_monitor import monitor
 from fp8doctor.running.losses import StepLosses
 from fp8doctor.running.script_messages import Message, Note, Progress, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
+from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.torch_private import frames_compiled
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
 
 STOPPED = 1
 """Exit code of a script that ``--stop-on-nan`` stops."""
@@ -38,7 +44,7 @@ class LongWatch:
         self._first: weakref.ref[Any] | None = None
         """First parameter of the main optimizer."""
         self._find: Callable[[], tuple[nn.Module, bool] | None] = lambda: None
-        self._steps = 0
+        self._steps, self._over = 0, False
         self._frames = frames_compiled()
 
     def install(self) -> None:
@@ -68,14 +74,14 @@ class LongWatch:
 
     def stepped(self, optimizer: Optimizer, *, sample: bool) -> None:
         """Note the end of a step; with ``sample``, health may be sampled from now on."""
-        if not self._is_main(optimizer):
-            return
-        self._steps += 1
-        self._bad.after_step(self._step)
-        if self._health is not None:
-            self._health.stepped(optimizer, self._find if sample else None)
-        self._losses.next_step()
-        self._stop()
+        if not self._over and self._is_main(optimizer):
+            with self._guarded():
+                self._steps += 1
+                self._bad.after_step(self._step)
+                if self._health is not None:
+                    self._health.stepped(optimizer, self._find if sample else None)
+                self._losses.next_step()
+            self._stop()
 
     def ended(self) -> None:
         """End the watching with the script."""
@@ -87,10 +93,25 @@ class LongWatch:
             self._health.stop()
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not self._is_main(optimizer):
-            return
-        self._bad.before_step(self._step + 1)
-        self._stop()
+        if not (self._over or torch.compiler.is_compiling()) and self._is_main(optimizer):
+            with self._guarded():
+                self._bad.before_step(self._step + 1)
+            self._stop()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """End the watching at a failure of ours, which never reaches the script."""
+        try:
+            with signals_deferred():
+                yield
+        except Exception as error:
+            _log.debug("the long watch failed", exc_info=True)
+            self._over = True
+            self.release()
+            self._losses.end()
+            self._note(
+                f"the script was not watched for values that are not finite any further: {sentence(error)}"
+            )
 
     @property
     def _step(self) -> int:

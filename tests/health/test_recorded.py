@@ -17,6 +17,8 @@ from fp8doctor.health.record import Health, read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
 
 RECORDED = Path(__file__).parent / "recorded"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_run.md"
+"""Written by ``fp8doctor health poisoned_history.jsonl -o examples/long_run.md``."""
 
 
 def unpacked(name: str, folder: Path) -> Path:
@@ -97,8 +99,10 @@ def test_every_format_and_two_runs(tmp_path: Path) -> None:
     page = run.invoke(cli.main, ["health", str(unpacked("poisoned_history", tmp_path)), "--format", "html"])
     assert page.stdout.count('scope="row" class="name">blocks.') >= 24
     assert page.stdout.count('class="shade3"') >= 10
-    markdown = run.invoke(cli.main, ["health", str(fault), "--format", "markdown"]).stdout
-    assert "signal to rounding error" in markdown
+    markdown = run.invoke(
+        cli.main, ["health", str(tmp_path / "poisoned_history.jsonl"), "--format", "markdown"]
+    )
+    assert markdown.stdout == EXAMPLE.read_text("utf-8")
     both = run.invoke(cli.main, ["health", str(bf16), str(fault)]).stdout
     assert "layers with a fault" in both
     assert "The loss of stale_history.jsonl is" in both
