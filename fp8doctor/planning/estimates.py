@@ -48,13 +48,15 @@ class Row(Record, frozen=True, kw_only=True):
     """Of the faster BF16 on this GPU; all times are None if a part has no numbers."""
     step_ms: float | None = None
     speedup: float | None = None
+    """Time of that BF16 / of this row."""
     speedup_low: float | None = None
     speedup_high: float | None = None
-    """On GPUs that are bounded only, what the datasheet allows, and the only number of time."""
+    """With the basis bound, what the datasheet allows, and the only number of time."""
     bf16_tokens_per_s: float | None = None
     """Of one GPU."""
     tokens_per_s: float | None = None
     memory_gib: float | None = None
+    """Peak on one GPU."""
     bf16_memory_gib: float | None = None
     gpu_memory_gib: float
     fits: bool | None = None
@@ -67,6 +69,7 @@ class Row(Record, frozen=True, kw_only=True):
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     basis: Literal["measured", "modelled", "bound"] = "modelled"
+    """Of the times: a saved report has them, the cost model, or a datasheet bounds them."""
     why: str = ""
     """Why there are no times."""
 

@@ -94,7 +94,7 @@ class Options(Record, frozen=True, kw_only=True):
         if self.seq % self.cp:
             raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
         if self.ranks % self.ep:
-            raise UserError(f"--ep {self.ep} does not divide the {self.ranks} ranks of --dp and --cp")
+            raise UserError(f"--ep {self.ep} does not divide the ranks of --dp and --cp ({self.ranks})")
         for name, value, known in (("optimizer", self.optimizer, OPTIMIZERS), ("stack", self.stack, STACKS)):
             if value is not None and value not in known:
                 raise UserError(f"--{name} {value} is not known; known are {', '.join(known)}")

@@ -130,7 +130,7 @@ def answer(found: Sequence[Row], options: Options) -> str:
             f"fast ({words(most)}). Time it there."
         )
     if not timed:
-        return f"{on} there is no estimate of FP8, only of BF16: {first.why}."
+        return f"{on} there is no estimate{', only of BF16' if first.bf16_step_ms else ''}: {first.why}."
     if not fitting:
         return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{_fp8_needs(found)}."
     best = min(fitting, key=lambda each: each.step_ms or 0.0)
@@ -183,7 +183,7 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
             f"{' and '.join(bounded)}: bounds, not estimates, because no table has the times of matmuls and "
             "casts. They take FP8 matmuls as twice as fast as BF16, as in the datasheet, and casts as free."
         )
-    if measured(facts):
+    if measured(facts) and any(each.step_ms for each in found):
         yield f"Scaled from the times that the report measured on {facts.trial.gpu}, part by part."
     if options.step_ms is not None:
         yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

@@ -162,7 +162,7 @@ def test_a_live_model_is_planned() -> None:
         (LLAMA_8B, {"tp": 3}, "--tp 3 does not divide the 32 heads of attention"),
         (LLAMA_8B, {"tp": 32, "cp": 3}, "--cp 3 does not divide the sequence of 4,096 tokens"),
         (LLAMA_8B, {"pp": 64}, "--pp 64 has more stages than the model has blocks (32)"),
-        (LLAMA_8B, {"dp": 4, "ep": 3}, "--ep 3 does not divide the 4 ranks of --dp and --cp"),
+        (LLAMA_8B, {"dp": 4, "ep": 3}, "--ep 3 does not divide the ranks of --dp and --cp (4)"),
         (LLAMA_8B, {"batch": 64}, "fits on no GPU: BF16 needs 1,5"),
         (LLAMA_8B, {"recipe": "int4"}, "--recipe int4 is not known; known are all, tensorwise"),
         (LLAMA_8B, {"lora": 8, "lora_modules": ("qkv",)}, "no layer is named qkv; the model has down_proj"),
@@ -204,9 +204,10 @@ def test_an_unknown_option_is_named() -> None:
 @pytest.mark.parametrize(
     ("config", "options", "sentence"),
     [
-        (LLAMA_8B, {"gpus": "A100"}, "On A100 there is no estimate of FP8, only of BF16: the GPU has no FP8"),
+        (LLAMA_8B, {"gpus": "A100"}, "On A100 there is no estimate, only of BF16: the GPU has no FP8"),
         (LLAMA_8B, {"gpus": "H200,L4"}, "On L4 this job does not fit: BF16 needs "),
         (LLAMA_8B, {"recipe": "mxfp8", "stack": "te"}, "only of BF16: it does not run there."),
+        (LLAMA_8B, {"gpus": "MI300X", "recipe": "mxfp8"}, "there is no estimate: it does not run there."),
     ],
 )
 def test_the_answer_says_why_there_is_none(config: Any, options: dict[str, Any], sentence: str) -> None:
