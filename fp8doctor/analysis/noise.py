@@ -211,11 +211,24 @@ def may_turn(pair: Pair, trial: Trial) -> bool:
     The answers are: FP8 is faster, even or slower. Others on the GPU only add time, so the fastest rounds are
     closest to a quiet machine's.
     """
+    return is_noise(pair.bf16, pair.fp8, trial) or bool(_sides_when_quiet(pair, trial))
+
+
+def may_become_even(pair: Pair, trial: Trial) -> bool:
+    """Return whether a quiet machine may make both alike, but not turn the answer around."""
+    clear = bool(side(ratio(pair.bf16, pair.fp8).median)) and not is_noise(pair.bf16, pair.fp8, trial)
+    return clear and _sides_when_quiet(pair, trial) == {0}
+
+
+def _sides_when_quiet(pair: Pair, trial: Trial) -> set[int]:
+    """List other answers that a quiet machine may give, as sides of a speedup."""
     fp8, bf16 = pair
-    if is_noise(bf16, fp8, trial) or if_recorded(_late_step, bf16, fp8, trial) is not None:
-        return True
-    shared = if_recorded(gpu_contention, trial.get("health")) is not None
-    return shared and side(min(bf16.rounds_ms) / min(fp8.rounds_ms)) != side(ratio(bf16, fp8).median)
+    sides = set()
+    if if_recorded(_late_step, bf16, fp8, trial) is not None:
+        sides.add(side(_quiet_ratio(bf16, fp8, trial.host) or 1.0))
+    if if_recorded(gpu_contention, trial.get("health")) is not None:
+        sides.add(side(min(bf16.rounds_ms) / min(fp8.rounds_ms)))
+    return sides - {side(ratio(bf16, fp8).median)}
 
 
 def _noisier_or_late(pair: Pair, trial: Trial) -> Arm | None:

@@ -18,7 +18,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.losses import loss_in_words, misses_loss
-from fp8doctor.analysis.noise import contention_that_decides, is_noise
+from fp8doctor.analysis.noise import Pair, contention_that_decides, is_noise, may_become_even
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
     all_fp8_loses,
@@ -94,6 +94,12 @@ class TrialView(Struct, frozen=True):
         """Return whether the kernel times rule out the whole interval of the timing."""
         bound = self.speed.bound if self.speed else None
         return self.speed is not None and bound is not None and self.speed.speedup.low > bound
+
+    @property
+    def may_become_even(self) -> bool:
+        """Return whether a quiet machine may make the step as it is even with BF16, and no more."""
+        both = Pair(self.as_is, self.bf16) if self.as_is and self.bf16 and self.uses_fp8 else None
+        return both is not None and bool(if_recorded(may_become_even, both, self.facts.trial))
 
     @property
     def plan_lacked_time(self) -> bool:

@@ -61,6 +61,10 @@ WHAT: dict[str, tuple[Tone, str]] = {
 """Status of the verdict -> how it looks, and what it says."""
 
 
+NOT_SURELY = {"fp8_slower": "FP8 is not faster than BF16", "fp8_faster": "FP8 is not slower than BF16"}
+"""Status of the verdict -> what of it holds if a quiet machine may make FP8 and BF16 even."""
+
+
 SLOWER = "FP8 would be slower than BF16 (estimated)"
 """Says that the plan leaves FP8 off although no whole step was timed or estimated."""
 
@@ -139,7 +143,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     elif recorded(report.facts, "network"):
         expects = estimate_told(report)
         told = NEVER_FINITE if gives_nan(report) else _headline(expects) if expects else _even(report) or what
-        what = told if trial_view(report.facts).size_is_wrong else _in_short(verdict, steps, told)
+        what = _as_sure_as_timed(report, told) or _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
     memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
@@ -177,6 +181,14 @@ def _even(report: Document) -> str:
         return ""
     saved = if_recorded(gib_saved_at_no_cost, speed.bf16, speed.as_is, report.facts.trial)
     return f"No difference in speed; FP8 saves {saved:.1f} GiB" if saved else ""
+
+
+def _as_sure_as_timed(report: Document, what: str) -> str:
+    """Leave out what the timing does not decide: the size, or whether FP8 is even; else empty."""
+    view = trial_view(report.facts)
+    if view.may_become_even:
+        return NOT_SURELY.get(report.verdict.status, what)
+    return what if view.size_is_wrong else ""
 
 
 def _in_short(verdict: Verdict, steps: Sequence[Step], what: str) -> str:

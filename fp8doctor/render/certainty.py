@@ -53,8 +53,10 @@ def certainty(report: Document) -> str:
 def _of_a_broken_job(report: Document, watched: str) -> str:
     facts = report.facts
     ran = [each for each in facts.arms() if each.get("tried")]
-    if own_step_failed(facts) or any(each.get("non_finite") for each in ran):
-        how, nothing = "it was seen in a step that ran", ""
+    if own_step_failed(facts):
+        how, nothing = "the step failed when it ran", ""
+    elif any(each.get("non_finite") for each in ran):
+        how, nothing = "the timed steps show it", ""
     else:
         how, nothing = "it was read from the job itself", "" if ran else f"; {_seen(watched)}"
     doubts = "; ".join(_doubts(trial_view(facts))) if ran else ""
@@ -77,9 +79,11 @@ def _of_times(report: Document, view: TrialView) -> str:
     end = f"{f': {because}' if because else ''}.{advice}"
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
+    answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
+    if view.may_become_even and not view.side_is_wrong:
+        return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or even: not sure{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
-    answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
     if speedup.high / speedup.low < WIDE and not because:
         named = f"{size} {answer}" if side(speedup.median) else size
         return f"Yes: {named} {rounds} (90% interval).{advice}"
