@@ -204,8 +204,7 @@ SWITCH_ON = Treatment(
 )
 UPGRADE_TRANSFORMERS = Treatment(
     name="contiguous-position-bias",
-    summary="use a transformers that passes a contiguous position bias, which the memory-efficient backend "
-    "accepts",
+    summary=f"use transformers {CONTIGUOUS_BIAS} or newer, whose position bias fits a fused kernel",
     code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
 )
 ASK_TORCH = Treatment(

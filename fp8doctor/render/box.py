@@ -25,7 +25,7 @@ from fp8doctor.diagnosis.next_step import (
 )
 from fp8doctor.diagnosis.outlook import End, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Basis, Treatment
+from fp8doctor.finding import Basis, Finding, Treatment
 from fp8doctor.render.causes import (
     BUSY_HOST,
     Cause,
@@ -137,6 +137,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     steps = report.prescription if steps is None else steps
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
     why = tuple(causes_told(report, steps))
+    causes = frozenset(each.code for each in why if each.code)
     error = report.facts.get("script_error")
     if error:
         tone, what = "bad", FAILED_EARLY
@@ -152,18 +153,29 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         fix.insert(0, memory.fix)
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
+    if what == WHAT["not_measured"][1] and (found := _by_severity(report)) and found[0].severity == "error":
+        tone, what = "bad", found[0].title
+        others = [Cause(each.title, each.code) for each in found[1:2]]
+        why = tuple(each for each in why if each.code != found[0].code) or (*others,)
+        causes |= {each.code for each in found[:2]}
     return Answer(
         tone=tone,
         what=what,
         numbers=error or if_recorded(_numbers, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
-        causes=frozenset(each.code for each in why if each.code),
+        causes=causes,
         memory=memory.sentence if memory and memory.may_be_too_large else "",
         fix=tuple(fix),
         then=_then(report, steps),
         limit=if_recorded(limit, report.facts, steps) or "",
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
+
+
+def _by_severity(report: Document) -> list[Finding]:
+    """List errors, then warnings."""
+    found = [each for each in report.findings if each.severity in ("error", "warning")]
+    return sorted(found, key=lambda each: each.severity != "error")
 
 
 def _untimed(facts: Facts, why: Sequence[Cause]) -> str:

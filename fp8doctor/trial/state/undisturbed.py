@@ -208,7 +208,7 @@ def what_harm(names: Sequence[str]) -> str:
     reasons = [f"it changed what it had to leave alone: {', '.join(its_own)}"] if its_own else []
     if open_to_others:
         reasons.append(
-            f"more was there after it than before, which others may have made: {', '.join(open_to_others)}"
+            f"after it there was more than before, perhaps made by others: {', '.join(open_to_others)}"
         )
     return "; ".join(reasons)
 
