@@ -120,8 +120,10 @@ def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
         several = len(steps) > 1
         return "The fixes were not timed; before them" if several else "The fix was not timed; before it"
     timed = end.changes if end else total.get("treatments", ())
-    whole = not timed or all(step.treatment.name in timed for step in steps)
-    return _with_all(steps) if whole else "With the fixes that were timed"
+    of_it = [str(number) for number, step in enumerate(steps, 1) if step.treatment.name in timed]
+    if not timed or len(of_it) == len(steps):
+        return _with_all(steps)
+    return f"With {'fix' if len(of_it) == 1 else 'fixes'} {' and '.join(of_it)} alone" if of_it else "Timed"
 
 
 def _with_all(steps: Sequence[Step]) -> str:
@@ -207,7 +209,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     of = "now, which is the best BF16" if is_best else "the best BF16"
-    speed = f"about {expects.best:.2f}x the speed of {of} (estimated for {expects.gpu}){advice}."
+    near = "" if report.verdict.basis == "modelled" else f", {expects.range}"  # which stands in the title
+    speed = f"about {expects.best:.2f}x the speed of {of} (estimated for {expects.gpu}{near}){advice}."
     gain = "" if is_best else _gain(expects.best / now if now else 1.0, steps)
     unknown = steps and not (gain or is_best or report.verdict.status in GRAVE)
     return f"{beginning}: {gain and f'{gain}, '}{speed}{f' {NO_GAIN}' if unknown else ''}"
