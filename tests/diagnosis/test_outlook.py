@@ -36,8 +36,8 @@ ENDS = {
     "to 1 to tell. The gain over now is not estimated.",
     "e5m2_forward": "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too "
     "close to 1 to tell. The gain over now is not estimated.",
-    "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), too close to 1 "
-    "to tell.",
+    "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200, 0.63 to 1.31x), "
+    "too close to 1 to tell.",
     "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
     "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
     "mlp": "With this fix: about 3.0x faster than now, about 1.16x the speed of the best BF16 (estimated for "
@@ -47,8 +47,8 @@ ENDS = {
     "BF16 (estimated for H200), too close to 1 to tell.",
     "backend_missing": "About 1.62x faster than now. FP8 with every fix would be about 1.54x slower than "
     "that (estimated for H200).",
-    "mxfp8_on_hopper": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200), too "
-    "close to 1 to tell.",
+    "mxfp8_on_hopper": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200, 0.99 to "
+    "1.24x), too close to 1 to tell.",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: the fix of SHP001 changes the layers "
     "in FP8 or their shapes. To time it: fp8doctor unaligned.py",
     "accelerate_eager": "FP8 would be about 1.55x slower than the best BF16 (estimated for H200).",
