@@ -127,7 +127,7 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:
     report = replayed(REPORTS / "h100-bert_large_accelerate.json.gz")
-    told = "With fix 2 alone: 64.7 ms, 7.0x faster than now; within noise of BF16 (66.2 ms)."
+    told = "With fixes 2 and 3 alone: 64.7 ms, 7.0x faster than now; within noise of BF16 (66.2 ms)."
     assert answer(report).then.sentence == f"With fix 1 the layers train. {told}"
 
 
