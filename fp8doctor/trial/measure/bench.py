@@ -19,12 +19,13 @@ from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.copies.step import like, training_step
 from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
-from fp8doctor.trial.measure.budget import LEAST_WARM_UP, Overrun, given_up
+from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.layout import Layout, one_graph
 from fp8doctor.trial.measure.memory_fit import taken_gib
 from fp8doctor.trial.measure.observers import HostObserver, Observer
+from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.peak_memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard

@@ -8,13 +8,9 @@ the budget, next to the least rounds and all that follows them.
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import (
@@ -77,9 +73,6 @@ LEAST_WARM_UP = 3
 PROFILE_STEPS, PROFILE_S, PROOF_STEPS = 6.0, 0.3, 3.0
 """Steps and seconds of a profile at each depth (seen: 3 to 9 steps, with warm-up and reading), and steps of a
 plain proof at the deepest (1.3 to 4)."""
-
-AGAIN_S = 1.0
-"""Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
 
 
 @dataclass(frozen=True)
@@ -394,37 +387,3 @@ def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:
         return cost
     compiled_s = LEAST_WARM_UP * sum(cost.steps_s) + cached_s / CACHED_BUILD
     return replace(cost, build_s=max(cost.build_s, compiled_s))
-
-
-class Overrun(BaseException):
-    """A build has no time left. No `Exception`: the compiler would catch it."""
-
-
-@contextmanager
-def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
-    """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
-
-    Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
-    of its own. A call into C++ ends first.
-    """
-    in_time = at - time.monotonic()
-    if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    armed = [True]
-
-    def over(number: int, frame: FrameType | None) -> None:
-        if armed:
-            raise Overrun
-
-    before = signal.signal(signal.SIGALRM, over)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(in_time, 1e-3), AGAIN_S)
-        yield
-    finally:
-        try:
-            armed.clear()
-        finally:  # the alarm may come before that
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
