@@ -22,7 +22,7 @@ from fp8doctor.cost.step_cost import (
     with_linears,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, Linear, Trial, recorded
+from fp8doctor.facts import Facts, Family, Linear, Trial, recorded
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
@@ -49,6 +49,26 @@ they take turns in being the slower, no kernel runs meanwhile. A convention of t
 and was idle for 15% of its step."""
 
 
+class ModelledParts(Struct, frozen=True):
+    """Why a modelled FP8 step takes another time than the best BF16, in ms per step."""
+
+    bf16_ms: float
+    saved_ms: float
+    """By the matmuls."""
+    casts_ms: float
+    other_ms: float
+    """That all other work takes longer, waits for the host among it."""
+
+
+def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
+    saved = sum(bf16.families_ms[family] - fp8.families_ms[family] for family in GEMMS)
+    casts = fp8.families_ms["cast"]
+    return ModelledParts(bf16.step_ms, saved, casts, fp8.step_ms - bf16.step_ms + saved - casts)
+
+
+GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
+
+
 class ModelledSpeedup(Struct, frozen=True):
     """Time of the best BF16 / time in FP8."""
 
@@ -67,6 +87,9 @@ class ModelledSpeedup(Struct, frozen=True):
     """Of a model without FP8: every recipe to convert it with -> its speedup, the fastest first."""
     bf16_now: float | None = None
     """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
+
+    parts: ModelledParts | None = None
+    """What the best form gains and loses, in ms per step."""
 
     @property
     def now(self) -> float | None:
@@ -171,6 +194,7 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         may_be_off=off,
         as_is_may_be_off=off if quicker is as_is else max(off, OFF),
         after="" if as_is else after or ONLY_COMPILED,
+        parts=_parts_of(quicker, best),
     )
 
 
@@ -284,7 +308,8 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     best_of_all = speedups[first.name]
     now = None if after else modelled_step(facts)
     bf16_now = best.step_ms / now.step_ms if now else None
-    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups, bf16_now)
+    parts = _parts_of(step, best)
+    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups, bf16_now, parts)
 
 
 def _best_bf16(facts: Facts) -> ModelledStep | None:

@@ -11,6 +11,7 @@ from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
@@ -210,11 +211,21 @@ def _in_short(verdict: Verdict, steps: Sequence[Step], what: str) -> str:
         return SLOWER
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
         return f"{what} (estimated)"
+    if verdict.status == "no_fp8" and verdict.basis == "measured" and verdict.achievable_speedup:
+        return _as_timed(verdict.achievable_speedup)
     if verdict.status == "fp8_slower" and verdict.speedup and verdict.speedup < 1:
         return f"FP8 is {in_times(1 / verdict.speedup)} slower than BF16"
     if verdict.status == "fp8_faster" and verdict.speedup and verdict.speedup > 1:
         return f"FP8 is {in_times(verdict.speedup)} faster than BF16"
     return what
+
+
+def _as_timed(speedup: float) -> str:
+    """Say what the fastest FP8 that was timed gives a model without FP8."""
+    if abs(speedup - 1) < EVEN:
+        return "FP8 would be about as fast as BF16"
+    how = "faster" if speedup > 1 else "slower"
+    return f"FP8 would be {in_times(max(speedup, 1 / speedup))} {how} than BF16"
 
 
 def _no_model(report: Document) -> str:
@@ -234,7 +245,8 @@ def _numbers(report: Document) -> str:
         return ""
     where = ON_CPU if timed_on_cpu(report.facts) else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        return f"{verdict.step_ms:,.1f} ms/step, {verdict.basis or 'as it ran'}{where}"
+        now = " as you run it" if verdict.basis == "measured" and verdict.achievable_speedup else ""
+        return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
         best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
         return f"{verdict.step_ms:,.1f} ms/step as you run it, {best}, measured{where}"

@@ -102,9 +102,9 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
-        yield from told or [_without_a_cause(report)]
+        yield from told or _without_a_cause(report)
     else:
-        yield from (*(costs or [_without_a_cause(report)]), *causes)
+        yield from (*(costs or _without_a_cause(report)), *causes)
 
 
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:
@@ -196,12 +196,38 @@ def cost_of_parts(found: Waterfall) -> Cause:
     return Cause(as_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
 
 
-def _without_a_cause(report: Document) -> Cause:
+def _without_a_cause(report: Document) -> list[Cause]:
+    """Say what the cost model expects of the matmuls and casts, and why nothing more is known."""
     verdict = report.verdict
     not_timed = verdict.status == "not_measured" and not verdict.basis
-    if not_timed or verdict.status in ("no_fp8", "too_noisy"):
-        return Cause(_without_the_estimate(report), is_summary=True)
-    return Cause(_no_cause_known(report))
+    summary = not_timed or verdict.status in ("no_fp8", "too_noisy")
+    told = _without_the_estimate(report) if summary else _no_cause_known(report)
+    timed = verdict.basis == "measured"
+    unknown = verdict.status == "too_noisy" or (verdict.status == "not_measured" and timed)
+    if unknown or not (parts := _estimated_parts(report)):
+        return [Cause(told, is_summary=summary)]
+    return [Cause(parts)] if timed else [Cause(parts), Cause(told, is_summary=summary)]
+
+
+def _estimated_parts(report: Document) -> str:
+    """Say what the matmuls are estimated to save and the casts to cost; empty if that explains nothing."""
+    expects = expected_speedup(report.facts, report.findings)
+    if expects is None or expects.parts is None or (expects.as_is and expects.gains_compiled):
+        return ""
+    parts, would = expects.parts, "would " if expects.recipes or expects.after else ""
+    faster, timed = report.verdict.speedup or expects.best, report.verdict.basis == "measured"
+    of = "" if timed else f" of {parts.bf16_ms:,.1f}"
+    if (parts.saved_ms > parts.casts_ms) != (faster > 1):
+        return ""
+    other = ""
+    if abs(parts.other_ms) >= 0.02 * parts.bf16_ms:
+        longer = "longer" if parts.other_ms > 0 else "less"
+        other = f"; other work {would}take{'' if would else 's'} {abs(parts.other_ms):,.1f} {longer}"
+    saved = (
+        f"The FP8 matmuls {would}save about {parts.saved_ms:,.1f}{of} ms/step{'' if timed else ' in BF16'}"
+    )
+    casts = f"the casts {would}cost {parts.casts_ms:,.1f}"
+    return f"{saved}, and {casts}{other} (estimated)."
 
 
 def _without_the_estimate(report: Document) -> str:
