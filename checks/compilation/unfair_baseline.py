@@ -106,6 +106,8 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
 
 def _compared(timed: Arm, other: Arm) -> str:
     """Say how many times faster or slower it is than the other: ``1.22x faster than``."""
+    if speedup_in_words(other, timed) == "even":
+        return "about as fast as"
     speed = quotient(other.step_ms, timed.step_ms) or 1.0
     return f"{in_times(max(speed, 1 / speed))} {'faster' if speed > 1 else 'slower'} than"
 

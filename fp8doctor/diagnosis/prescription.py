@@ -48,8 +48,8 @@ from fp8doctor.facts.arm_names import (
 )
 from fp8doctor.finding import Finding, Saving, Treatment
 
-ANOTHER_BATCH = {MORE_TOKENS, LARGER_BATCH}
-"""Treatments that give the optimizer another batch, so FP8 pays: without a time no part of a plan in BF16."""
+FOR_FP8 = {MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"}
+"""Treatments that make FP8 pay, or find out why it does not: without a time no part of a plan in BF16."""
 
 FREE_THE_GPU = "free-the-gpu"
 """The treatment of a GPU that is slowed or shared."""
@@ -157,7 +157,7 @@ def as_timed(
     if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in proposed):
         return tuple(step for step in proposed if step.treatment.name in without_fp8 or not changes_fp8(step))
     if view.end is not None:
-        return on_the_way(view, [*_to(view.end, proposed, view, broken)], broken)
+        return _one_fix_of_a_layer(on_the_way(view, [*_to(view.end, proposed, view, broken)], broken))
     gives_up = [step for step in proposed if step.treatment.name == STAY_IN_BF16]
     if view.on_gpu:
         others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
@@ -171,6 +171,23 @@ def as_timed(
         return instead_of_fp8(others, gives_up[0], broken)
     mends = [step for step in others if broken.intersection(step.mends)]
     return (*mends, *(step for step in others if step not in mends))
+
+
+def _one_fix_of_a_layer(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Say that a layer that one step compiles and another keeps in BF16 stays compiled, as it was timed."""
+    compiled = {
+        name for step in steps if step.treatment.name == COMPILE_LAYERS for name in step.treatment.layers
+    }
+    return tuple(
+        msgspec.structs.replace(step, treatment=_kept_compiled(step.treatment))
+        if step.treatment.name == KEEP_IN_BF16 and compiled.intersection(step.treatment.layers)
+        else step
+        for step in steps
+    )
+
+
+def _kept_compiled(treatment: Treatment) -> Treatment:
+    return msgspec.structs.replace(treatment, summary=f"{treatment.summary}, and keep it compiled, in BF16")
 
 
 def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]) -> Iterator[Step]:
@@ -187,7 +204,7 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
             step.treatment.name in end.changes
             or broken.intersection(step.mends)
             or _is_about_accuracy(step)
-            or step.treatment.name not in (settled | (ANOTHER_BATCH if view.gives_up_fp8 else set()))
+            or step.treatment.name not in (settled | (FOR_FP8 if view.gives_up_fp8 else set()))
         )
     ]
     first: list[Step] = []

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.noise import is_noise
@@ -310,10 +311,18 @@ GAINS_NOTHING = " (its fix was timed: no gain beyond noise)"
 def _fixed(finding: Finding, steps: Sequence[Step]) -> str:
     """Name the step that fixes a finding; staying in BF16 only leaves its cause behind."""
     fix = fixed_by(finding, steps)
+    if fix is None and _is_of_fp8_alone(finding):
+        fix = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
     if fix is None:
         return ""
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
     return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
+
+
+def _is_of_fp8_alone(finding: Finding) -> bool:
+    """Return whether nothing is left of a problem once the layers run in BF16."""
+    checks = (each for each in registry.discover() if each.code == finding.code)
+    return any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
 
 
 def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:

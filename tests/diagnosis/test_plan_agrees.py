@@ -163,7 +163,7 @@ def test_an_estimated_ratio_stands_in_the_box_at_most_twice(path: Path) -> None:
 def test_the_fastest_fp8_that_is_the_users_own_is_called_so() -> None:
     _, screen, _ = patient("rotated")
     assert screen.answer.fix[0] == (
-        "1. Stay in BF16, compiled: your FP8 step as it is, 29.0 ms, is the fastest FP8 that was timed."
+        "Stay in BF16, compiled: your FP8 step as it is, 29.0 ms, is the fastest FP8 that was timed."
     )
 
 

@@ -7,14 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import fair_bf16
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.treatment_table import LARGER_BATCH, MORE_TOKENS, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import (
+    COMPILE_LAYERS,
+    KEEP_IN_BF16,
+    LARGER_BATCH,
+    MORE_TOKENS,
+    STAY_IN_BF16,
+)
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.box import TOO_LARGE
 from fp8doctor.wording import in_ms, times
-from tests.diagnosis.test_plan_agrees import EVERY, replayed
+from tests.diagnosis.test_plan_agrees import EVERY, benchmark, replayed
 
 
 @EVERY
@@ -31,6 +38,7 @@ def test_a_speed_that_is_even_is_called_so_everywhere(path: Path) -> None:
     then = screen.answer.then.sentence
     if report.verdict.status == "fp8_even" and (view.end is None or view.end.is_as_is):
         assert not re.search(r"x (faster|slower) than the best BF16", then)
+        assert not re.search(r"x (faster|slower) than the best BF16", screen.notes)
     for ratio in re.findall(r"([\d.]+)x faster than the best BF16", then):
         if report.verdict.basis == "measured":
             assert float(ratio) >= 1 + EVEN - 0.005, then
@@ -127,3 +135,65 @@ def test_the_column_of_speeds_has_one_bf16(path: Path) -> None:
         for row in screen.variants:
             if row.speed.endswith("x") and row is not one and row.label not in earlier:
                 assert row.speed == times(one.ms, row.ms), row.label
+
+
+NO_REASON = ("The step was not profiled", "This model uses no FP8", "No check found")
+"""First words of sentences that explain no speed."""
+
+
+@EVERY
+def test_a_speed_has_a_reason(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.verdict.basis in ("measured", "modelled") and report.verdict.speedup:
+        assert not all(each.startswith(NO_REASON) for each in screen.answer.why)
+    if report.verdict.status == "no_fp8" and report.verdict.achievable_speedup:
+        assert not all(each.startswith(NO_REASON) for each in screen.answer.why)
+
+
+@EVERY
+def test_the_parts_of_an_estimate_add_up_to_its_speedup(path: Path) -> None:
+    """BF16 − matmuls + casts + other work, as shown."""
+    report, screen, _ = replayed(path)
+    told = re.search(
+        r"save about ([\d,.]+) of ([\d,.]+) ms/step.* cost ([\d,.]+)(.*)", " ".join(screen.answer.why)
+    )
+    ratio = re.search(
+        r"about ([\d.]+)x faster|([\d.]+)x for", f"{screen.answer.what} {screen.answer.numbers}"
+    )
+    if told and ratio and report.verdict.basis == "modelled" and "compiled" not in screen.answer.numbers:
+        saved, bf16, casts = (float(each.replace(",", "").rstrip(".")) for each in told.groups()[:3])
+        other = re.search(r"take[s]? ([\d,.]+) (longer|less)", told[4])
+        rest = (1 if other[2] == "longer" else -1) * float(other[1]) if other else 0.0
+        assert bf16 / (bf16 - saved + casts + rest) == pytest.approx(float(ratio[1] or ratio[2]), rel=0.03)
+
+
+def test_a_bf16_job_that_was_timed_reads_what_fp8_would_give() -> None:
+    _, screen, _ = benchmark("h100-llama_3b_bf16")
+    assert screen.answer.what == "FP8 would be 1.11x faster than BF16"
+    _, screen, _ = benchmark("h100-phi3_mini_bf16")
+    assert screen.answer.what == "FP8 would be about as fast as BF16"
+
+
+@EVERY
+def test_two_fixes_of_one_layer_know_of_each_other(path: Path) -> None:
+    report, _, _ = replayed(path)
+    steps = {step.treatment.name: step.treatment for step in report.prescription}
+    one, other = steps.get(COMPILE_LAYERS), steps.get(KEEP_IN_BF16)
+    if one and other and {*one.layers} & {*other.layers}:
+        assert "keep it compiled" in other.summary
+
+
+@EVERY
+def test_nobody_who_stays_in_bf16_looks_for_what_slows_fp8_down(path: Path) -> None:
+    report, _, view = replayed(path)
+    names = {step.treatment.name for step in report.prescription}
+    assert not (view.gives_up_fp8 and "look-at-the-trace" in names)
+
+
+@EVERY
+def test_what_is_of_fp8_alone_is_gone_in_bf16(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if any(step.treatment.name == STAY_IN_BF16 for step in report.prescription):
+        of_fp8 = {each.code for each in registry.discover() if each.changes_fp8 and not each.stays_in_bf16}
+        left = [each for each in screen.notices if each.mark != "info" and each.code in of_fp8]
+        assert all("gone with" in each.text or "fixed by" in each.text for each in left)

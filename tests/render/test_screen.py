@@ -298,7 +298,7 @@ def test_a_finding_names_the_fix_that_carries_it_out_before_that_of_its_cause() 
 def test_a_change_of_fp8_that_gained_by_itself_is_no_advice_beside_a_plan_in_bf16() -> None:
     report = load_report(RECORDED[0].with_name("h200-te_tiny.json.gz"))
     told = {each.code: each.text for each in first_screen(report).notices}["SHP005"]
-    assert told == "The recipe blockwise is 1.05x as fast as current"
+    assert told == "The recipe blockwise is 1.05x as fast as current (gone with fix 1)"
     assert "Would change it: run Transformer Engine with block scaling" in render(report)
 
 
