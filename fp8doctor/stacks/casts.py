@@ -129,13 +129,10 @@ def decibels(ratio: float) -> float | None:
 
 
 class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches casts to FP8 that are written in torch: what they clip, flush to zero, round."""
+    """Watches casts to FP8 that are written in torch."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.clipped: list[torch.Tensor] = []
-        self.flushed: list[torch.Tensor] = []
-        """Shares in percent, cast by cast."""
         self.seen: list[tuple[torch.Tensor, str]] = []
         """Each cast's scaled tensor, before it is clipped, and its FP8 type."""
         self._before_clipping: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -143,27 +140,18 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.clamp.default and len(args) == 3:
-            if (limit := _largest(args[1], args[2])) is not None:
-                self.clipped.append(_share(args[0].abs() > limit, args[0].numel()))
+            if any(args[2] == torch.finfo(kind).max == -args[1] for kind in FP8_TYPES):
                 self._before_clipping[id(result)] = (result, args[0])
         elif func is torch.ops.aten._to_copy.default and result.dtype in FP8_TYPES:
-            before, most = args[0], torch.finfo(result.dtype).max
-            self.clipped.append(_share(before.abs() > _largest(-most, most), before.numel()))
-            present = before != 0
-            self.flushed.append(_share(present & (result.bfloat16() == 0), present.sum().clamp(min=1)))
-            whole = self._before_clipping.get(id(before), (before, before))[1]
+            whole = self._before_clipping.get(id(args[0]), (args[0], args[0]))[1]
             self.seen.append((whole, str(result.dtype).removeprefix("torch.")))
         return result
 
-    def largest_pct(self, shares: list[torch.Tensor]) -> float | None:
-        """Return the largest share of one cast; None without a cast."""
-        return max(map(float, shares)) if self.flushed else None
-
-
-def _share(which: torch.Tensor, of: int | torch.Tensor) -> torch.Tensor:
-    return 100 * which.sum() / of
-
-
-def _largest(low: Any, high: Any) -> float | None:
-    """Return the magnitude that rounds beyond an FP8 type's largest; None for bounds of no such type."""
-    return next((bound(kind) for kind in FP8_TYPES if high == torch.finfo(kind).max and low == -high), None)
+    def largest_pct(self) -> tuple[float | None, float | None]:
+        """Return the largest shares that one cast clips, and flushes to zero; None without a cast."""
+        shares = []
+        for scaled, kind in self.seen:
+            found = measured(scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
+            clipped, before, after, _ = map(float, found.numbers[-4:])
+            shares.append((100 * clipped / found.elements, 100 * (before - after) / max(1.0, before)))
+        return (max(each[0] for each in shares), max(each[1] for each in shares)) if shares else (None, None)

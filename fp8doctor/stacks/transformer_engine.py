@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -186,38 +186,24 @@ GRADIENT_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e5m2", "E5M2": 
 
 
 def casts(module: nn.Module) -> dict[str, Cast]:
-    """Return a module's casts in its last FP8 forward, for one scale per tensor.
+    """Return a module's casts in its last FP8 forward, for recipes with one scale per tensor.
 
-    Delayed scaling keeps scales and histories per matmul: input, weight, output; gradient, its input's
-    gradient. The last matmul of a module takes the gradient, the first the input.
+    Of a fused MLP: the first matmul's weight, the last one's gradient. A norm before the matmul hides its
+    input.
     """
     recipe = recipe_of(module)
-    format = read(read(recipe, "fp8_format"), "name", "HYBRID")
-    name = type(recipe).__name__
-    if not state_of(module).get("fp8") or name not in ("DelayedScaling", "Float8CurrentScaling"):
+    name, format = type(recipe).__name__, read(read(recipe, "fp8_format"), "name", "HYBRID")
+    kind = (ancestor(type(module), PREFIX, GEMM_MODULES) or "").rpartition(".")[2]
+    known = name in ("DelayedScaling", "Float8CurrentScaling") and kind != "GroupedLinear"
+    if not known or not state_of(module).get("fp8"):
         return {}
-    found = {
-        operand: Cast(dtype=dtypes.get(format, "float8_e4m3fn"))
-        for operand, dtypes in (
-            ("input", FORWARD_OF_FORMAT),
-            ("weight", FORWARD_OF_FORMAT),
-            ("gradient", GRADIENT_OF_FORMAT),
-        )
-    }
-    if name == "DelayedScaling":
-        for operand, cast in found.items():
-            kept = te_private.delayed(module, operand)
-            if kept is None:
-                return {}
-            found[operand] = replace(cast, scale=kept[0], history=kept[1])
-    if not sees_its_input(module):
-        del found["input"]
+    forward, backward = FORWARD_OF_FORMAT.get(format), GRADIENT_OF_FORMAT.get(format)
+    found = {}
+    for operand, dtype in (("input", forward), ("weight", forward), ("gradient", backward)):
+        kept = te_private.delayed(module, operand) if name == "DelayedScaling" else (None, None)
+        if kept is not None and dtype is not None and (operand != "input" or kind == "Linear"):
+            found[operand] = Cast(dtype=dtype, scale=kept[0], history=kept[1])
     return found
-
-
-def sees_its_input(module: nn.Module) -> bool:
-    """Tell if a module's first matmul takes the module's own input, not a norm of it."""
-    return "LayerNorm" not in (ancestor(type(module), PREFIX, GEMM_MODULES) or "LayerNorm")
 
 
 def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:

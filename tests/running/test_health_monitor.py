@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.running.layer_sampler import NO_SCALES, LayerSampler
 from tests.running.loops import Block, Net
 from tests.running.sampled import Training, float8
 from tests.stand_ins import transformer_engine as te
@@ -200,3 +201,13 @@ def with_outlier(x: torch.Tensor) -> torch.Tensor:
     x = x.detach().clone()
     x[0, 0] = 3e7
     return x
+
+
+def test_experts_of_transformer_engine_are_said_to_be_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their scales stand in another order."""
+    te.install(monkeypatch)
+    layer = te.GroupedLinear(2, 16, 16)
+    with te.autocast(enabled=True, recipe=te.DelayedScaling()):
+        layer(torch.randn(4, 16), [2, 2])
+    (found,) = LayerSampler(nn.Sequential(layer)).layers
+    assert (found.stack, found.unseen) == ("transformer_engine", NO_SCALES)

@@ -197,6 +197,7 @@ class _Alone:
         casts = Casts()
         with self.around_fp8(), as_before(layer.fp8) if _is_te(layer.fp8) else nullcontext(), casts:
             result = results(layer.fp8, layer.fp8, called)
+        saturated_pct, flushed_pct = casts.largest_pct()
         pairs = {name: Difference.of(reference[name], result[name]) for name in reference}
         return LayerNumerics(
             name=layer.name,
@@ -204,8 +205,8 @@ class _Alone:
             typical_output_sqnr_db=pairs["output"].typical_sqnr_db,
             input_gradient_sqnr_db=pairs["input"].sqnr_db if "input" in pairs else None,
             weight_gradient_sqnr_db=pairs["weight"].sqnr_db if "weight" in pairs else None,
-            saturated_pct=casts.largest_pct(casts.clipped),
-            flushed_pct=casts.largest_pct(casts.flushed),
+            saturated_pct=saturated_pct,
+            flushed_pct=flushed_pct,
             non_finite=sum(pair.non_finite for pair in pairs.values()),
         )
 
