@@ -22,7 +22,7 @@ from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
 from fp8doctor.render.box import Answer, Tone, answer
-from fp8doctor.render.causes import DISTURBED
+from fp8doctor.render.causes import CASTS_COST, DISTURBED
 from fp8doctor.render.details import (
     anything_timed,
     calm_areas,
@@ -319,10 +319,14 @@ def _fixed(finding: Finding, steps: Sequence[Step]) -> str:
     return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
 
 
+OF_FP8 = (CASTS_COST, "CKP003", "MEM001")
+"""Checks of what FP8 costs more than BF16, in time or in memory."""
+
+
 def _is_of_fp8_alone(finding: Finding) -> bool:
     """Return whether nothing is left of a problem once the layers run in BF16."""
     checks = (each for each in registry.discover() if each.code == finding.code)
-    return any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
+    return finding.code in OF_FP8 or any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
 
 
 def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
