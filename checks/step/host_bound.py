@@ -33,7 +33,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, cuda_graphs, needs_compile
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH
-from fp8doctor.analysis.modelled_speedup import HostBound, modelled_host_bound
+from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS

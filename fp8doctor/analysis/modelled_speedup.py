@@ -1,4 +1,4 @@
-"""Speedup and host time that the cost model expects of a step that was not timed."""
+"""Speedup that the cost model expects of a step that was not timed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.analysis.losing_layers import MANY_TOKENS, PAYS_FROM, is_given
-from fp8doctor.cost import calls_of, rows_of, step_tokens
+from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
-from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
@@ -22,7 +20,7 @@ from fp8doctor.cost.step_cost import (
     with_linears,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, Family, Linear, Trial, recorded
+from fp8doctor.facts import Facts, Family, Linear, recorded
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
@@ -393,54 +391,3 @@ def _as_plain_fp8(facts: Facts) -> Facts:
 OF_A_FILE = "Give one: --batch and --seq, or example_batch()."
 HOW_TO_GIVE = {"live": "Pass one to inspect_model.", "script": "No batch was seen in the watched steps."}
 """Kind of target -> how fp8doctor learns of a batch."""
-
-
-class HostBound(Struct, frozen=True):
-    """A modelled step whose launches take longer than its kernels."""
-
-    step: ModelledStep
-    speedup: float
-    """Time of the best BF16 / time as it is."""
-    bf16: ModelledStep
-    """The step in compiled BF16."""
-    pays_from: int | None
-    """Tokens of a micro-batch from which FP8 pays; None if it does with none up to `MANY_TOKENS`."""
-
-
-def modelled_host_bound(facts: Facts) -> HostBound | None:
-    """Describe a Transformer Engine step that is slower than BF16 because of its host.
-
-    None if it is not, by more than the model's error, or if the batch is not the user's.
-    """
-    fp8 = facts.network.fp8
-    if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
-        return None
-    step, speedup = modelled_step(facts), modelled_speedup(facts)
-    bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
-    if step is None or speedup is None or bf16 is None:
-        return None
-    as_is = speedup.as_is
-    if as_is is None or step.host_ms < step.busy_ms * (1 + UNCERTAINTY) or as_is * (1 + UNCERTAINTY) > 1:
-        return None
-    return HostBound(step, as_is, bf16, _pays_from(facts))
-
-
-def _pays_from(facts: Facts) -> int | None:
-    """Find the tokens of a micro-batch with which FP8 is modelled as faster than BF16."""
-    tokens, times = step_tokens(facts) or 0, 1
-    while tokens and tokens * (times := times * 2) <= MANY_TOKENS:
-        then = modelled_speedup(with_rows(facts, times))
-        if then is not None and then.as_is is not None and then.as_is >= PAYS_FROM:
-            return tokens * times
-    return None
-
-
-def with_rows(facts: Facts, times: int) -> Facts:
-    """Give every layer of a job that was not timed so many times its rows."""
-    rows = {
-        linear.name: (rows * times,) * calls_of(linear, facts)
-        for linear in facts.network.linears
-        if recorded(linear, "name") and (rows := rows_of(linear, facts))
-    }
-    workload = replace(facts.workload, tokens=(facts.workload.tokens or 0) * times)
-    return replace(facts, workload=workload, trial=Trial(rows=rows))

@@ -10,7 +10,8 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import is_finite, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, modelled_host_bound
+from fp8doctor.analysis.modelled_host import modelled_host_bound
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import (
