@@ -46,9 +46,11 @@ def as_estimated(
     pay.
     """
     facts = view.facts
-    if (view.on_gpu and view.bf16) or any(step.treatment.name == STAY_IN_BF16 for step in steps):
+    if view.on_gpu and view.bf16:
         return tuple(steps)
     expects = planned_speedup(facts, findings, steps)
+    if any(step.treatment.name == STAY_IN_BF16 for step in steps):
+        return tuple(_without_its_saving(step) if expects and expects.now else step for step in steps)
     if expects is None or not expects.loses or not is_given(facts):
         return tuple(steps)
     if not (uses_fp8(facts) or fp8_was_asked_for(facts)):
@@ -57,6 +59,11 @@ def as_estimated(
     title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
     gives_up = Step(code="", mends=(), title=title, treatment=treatment)
     return instead_of_fp8(steps, gives_up, broken)
+
+
+def _without_its_saving(step: Step) -> Step:
+    """Drop what a finding estimates of some layers if the cost model knows the whole step."""
+    return msgspec.structs.replace(step, saving_ms=None) if step.treatment.name == STAY_IN_BF16 else step
 
 
 def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str]) -> tuple[Step, ...]:

@@ -198,3 +198,12 @@ def test_what_is_of_fp8_alone_is_gone_in_bf16(path: Path) -> None:
         of_fp8 |= {"STP002", "CKP003", "MEM001"}
         left = [each for each in screen.notices if each.mark != "info" and each.code in of_fp8]
         assert all("gone with" in each.text or "fixed by" in each.text for each in left)
+
+
+@EVERY
+def test_an_estimated_gain_is_of_the_whole_step(path: Path) -> None:
+    """Next to a gain of the step, no saving of some layers stands beside the fix that gives it."""
+    report, screen, _ = replayed(path)
+    if report.verdict.basis == "modelled" and screen.answer.then.sentence.startswith("About "):
+        stays = [step for step in report.prescription if step.treatment.name == STAY_IN_BF16]
+        assert not [step for step in stays if step.saving_ms]
