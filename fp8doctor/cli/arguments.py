@@ -21,11 +21,11 @@ ORDERED = "fp8doctor.ordered"
 SCRIPT = "script"
 """Key: the script's words in ``run``."""
 
-TIMES_NOTHING = ("--no-trial", "--trial", "--stop")
-"""Flags to drop: ``--stop`` replaces the last two."""
+TIMES_NOTHING = ("--no-trial", "--trial", "--stop", "--stop-on-nan")
+"""Flags to drop: ``--stop`` replaces the last three."""
 
-ELSEWHERE = ("--assume-gpu", "--device")
-"""Options to drop with their values, unless the value names a GPU."""
+ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
+"""Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""
 
 
 def typed_again(context: click.Context | None) -> str:

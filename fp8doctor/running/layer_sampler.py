@@ -2,7 +2,7 @@
 
 Layers outside compiled code get a forward hook for that step alone: their input, weight and the gradient of
 their output are measured when they come. A compiled region keeps its code and gets no hook. When the gradient
-of its output arrives, it runs once more, not compiled, on the first sample of the batch, with copies of its
+of its output arrives, it runs once more, not compiled, on the first samples of the batch, with copies of its
 buffers and the random state put back, and the layers are measured there. Layers whose library gives no scales
 run once more, alone, and their casts are watched.
 """
@@ -42,6 +42,9 @@ _log = logging.getLogger("fp8doctor")
 
 WRAPPERS = (torch_private.COMPILED_CHILD, torch_private.CHECKPOINTED_CHILD, torch_private.FSDP1_CHILD)
 """Children that are no part of a layer's name for its user."""
+
+ROWS = 16
+"""Multiple that torch's FP8 matmul wants of each side."""
 
 IN_A_COMPILED_FUNCTION = "a compiled function calls it, and a hook would compile that again"
 SHARDED = "its compiled block is distributed, and running it again would need the other processes"
@@ -198,13 +201,13 @@ class LayerSampler:
         return returned
 
     def _run_again(self, module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
-        """Run a region on one sample, not compiled, and measure its layers."""
-        size = next((each.shape[0] for each in tensors((args, kwargs)) if each.ndim), 1)
-        first = partial(with_tensors, of=lambda each: _first(each, size))
+        """Run a region on a few samples, not compiled, and measure its layers."""
+        size, count = _few(next((each for each in tensors((args, kwargs)) if each.ndim), gradient))
+        first = partial(with_tensors, of=lambda each: _first(each, size, count))
         if gradient.ndim:
-            gradient = _first(gradient, size)
+            gradient = _first(gradient, size, count)
         elif kwargs.get(OF_ALL) is None:
-            gradient = gradient / size  # the mean over the samples
+            gradient = gradient * count / size  # the mean over the samples
         outputs: list[torch.Tensor] = []
 
         def note(at: int, layer: nn.Module, given: Any, named: Any, output: Any) -> None:
@@ -305,9 +308,16 @@ def _floating(values: Any) -> torch.Tensor | None:
     return next((each for each in tensors(values) if each.is_floating_point()), None)
 
 
-def _first(tensor: torch.Tensor, size: int) -> torch.Tensor:
-    """Take the first sample of a tensor with so many, for a graph of its own."""
-    part = (tensor[:1] if tensor.ndim and size > 1 and tensor.shape[0] == size else tensor).detach()
+def _few(batch: torch.Tensor) -> tuple[int, int]:
+    """Return a batch's samples, and how many of them give rows that FP8 matmuls take: a multiple of 16."""
+    size, *others = batch.shape or (1,)
+    rows = math.prod(others[:-1] if batch.is_floating_point() else others)
+    return size, min(size, ROWS // math.gcd(ROWS, rows))
+
+
+def _first(tensor: torch.Tensor, size: int, count: int) -> torch.Tensor:
+    """Take the first samples of a tensor with so many, for a graph of its own."""
+    part = (tensor[:count] if tensor.ndim and tensor.shape[0] == size else tensor).detach()
     return part.requires_grad_().clone() if tensor.requires_grad else part
 
 

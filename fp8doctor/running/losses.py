@@ -81,9 +81,7 @@ class StepLosses:
         self._losses, self.largest, self.norm = [], None, None
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
-        self._rest = (
-            math.ceil(self._took_s / (SHARE * step_s)) - 1 if self._took_s else max(0, self._rest - 1)
-        )
+        self._rest = max(0, (math.ceil(self._took_s / (SHARE * step_s)) if self._took_s else self._rest) - 1)
         self._took_s = 0.0
 
     def loss(self) -> float | None:

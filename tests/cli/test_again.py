@@ -67,6 +67,7 @@ def told(stdout: str) -> list[str]:
         ("run --steps 4 --no-trial train.py --no-trial", "run --stop --steps 4 train.py --no-trial"),
         ("--steps=4 run --device cpu --assume-gpu h200 train.py", "run --stop --steps=4 train.py"),
         ("run --device cuda:1 --stop train.py run", "run --stop --device cuda:1 train.py run"),
+        ("run --every 9 --health=a --stop-on-nan train.py", "run --stop train.py"),
         ("run \"it's.py\" '$HOME' 'a;b'", "run --stop 'it'\"'\"'s.py' '$HOME' 'a;b'"),
     ],
 )
