@@ -413,6 +413,7 @@ def _tokenizer() -> Any:
     )
 
 
+@pytest.mark.slow
 def test_health_is_sampled_to_the_end(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "health"
     callback = FP8DoctorCallback(

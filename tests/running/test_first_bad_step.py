@@ -17,6 +17,8 @@ from tests.running.conftest import Heard
 from tests.running.loops import Net
 from tests.running.sampled import float8
 
+pytestmark = pytest.mark.slow
+
 BAD = 8
 """The step in which something goes wrong."""
 
@@ -76,6 +78,9 @@ CASES = {
 }
 
 
+@pytest.mark.gate(
+    "fp8-weight", "fp8-overflow", "fp8-batch", "fp8-gradient", "compiled-overflow", "bf16-gradient"
+)
 @pytest.mark.parametrize("spoil", CASES)
 @pytest.mark.parametrize("kind", ["fp8", "bf16", "compiled"])
 def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, heard: Heard) -> None:

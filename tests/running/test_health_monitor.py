@@ -15,6 +15,8 @@ from tests.running.loops import Block, Net
 from tests.running.sampled import Training, float8
 from tests.stand_ins import transformer_engine as te
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_a_healthy_training_is_accused_of_nothing(recipe: str, tmp_path: Path) -> None:

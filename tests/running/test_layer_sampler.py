@@ -22,6 +22,8 @@ from tests.running.sampled import Training, float8
 from tests.stand_ins import nanochat
 from tests.stand_ins.scaled_mm import needs_scaled_mm
 
+pytestmark = pytest.mark.slow
+
 Sampled = dict[str, dict[str, CastHealth | None]]
 
 
