@@ -64,7 +64,6 @@ def test_a_framework_shows_its_own_lines() -> None:
     ("arguments", "sentence"),
     [
         (["--gpu", "H1000"], "no datasheet for the GPU 'H1000'; did you mean H100"),
-        (["--gpu", "MI300X"], "fp8doctor has no estimates for AMD GPUs"),
         (["--gpu", ","], "--gpu names no GPU"),
         (["--lora", "many"], "many does not begin with a rank"),
         (["--batch", "4096"], "fits on no GPU"),
