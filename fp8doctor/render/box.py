@@ -42,7 +42,7 @@ from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.details import numbers
 from fp8doctor.render.planned_fixes import not_timed
 from fp8doctor.render.timing import labels
-from fp8doctor.render.words import HOW_KNOWN
+from fp8doctor.render.words import HOW_KNOWN, numbered
 from fp8doctor.wording import in_ms, in_times
 
 Tone = Literal["bad", "good", "plain"]
@@ -160,7 +160,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         why = tuple(each for each in why if each.code != found[0].code) or (*others,)
         causes |= {each.code for each in found[:2]}
     return Answer(
-        tone=tone,
+        tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
         numbers=error or if_recorded(_numbers, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
@@ -341,19 +341,23 @@ def _look_later(report: Document) -> Treatment | None:
 
 def _mended(report: Document, steps: Sequence[Step]) -> str:
     """Say which fixes end what is worse than speed, and how; FP8 that is left off does not run."""
-    grave, status = gravest(report), report.verdict.status
-    if status not in GRAVE or grave is None:
-        return ""
-    fixing = [
-        str(number)
-        for number, step in enumerate(steps, 1)
-        if grave.code in step.mends and (status != "fp8_not_engaged" or step.treatment.name != STAY_IN_BF16)
-    ]
+    status, fixing = report.verdict.status, _fixing(report, steps)
     if not fixing:
         return ""
-    *others, last = fixing
-    which = f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
+    which = numbered([*fixing], fixing)
     return f"With {which if len(steps) > 1 else 'this fix'} {FIXED[status]}. "
+
+
+def _fixing(report: Document, steps: Sequence[Step]) -> dict[str, int]:
+    """Map the treatments that end what is worse than speed to their numbers."""
+    grave, status = gravest(report), report.verdict.status
+    if status not in GRAVE or grave is None:
+        return {}
+    return {
+        step.treatment.name: number
+        for number, step in enumerate(steps, 1)
+        if grave.code in step.mends and (status != "fp8_not_engaged" or step.treatment.name != STAY_IN_BF16)
+    }
 
 
 def _then(report: Document, steps: Sequence[Step]) -> End:
@@ -362,7 +366,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
         both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
-        told = f"{end.sentence} {_finite(report)}" if gives_nan(report) else both
+        told = f"{_untried(report, steps)}{end.sentence} {_finite(report)}" if gives_nan(report) else both
         return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
     if verdict.status == "no_fp8" and estimate_told(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate
@@ -387,6 +391,15 @@ def _leaner(report: Document, steps: Sequence[Step]) -> str:
         return ""
     named = labels(report.facts, numbers(steps))[found[0].name]
     return f"{named}: no difference in speed ({in_ms(found[0].step_ms)}), {found[1]:.1f} GiB less."
+
+
+def _untried(report: Document, steps: Sequence[Step]) -> str:
+    """Say which fixes of the NaN are not in the timed step that the plan ends in."""
+    end = trial_view(report.facts).end
+    missing = {name: n for name, n in _fixing(report, steps).items() if end and name not in end.changes}
+    if not missing or len(steps) == 1 or (end and end.in_bf16):
+        return ""
+    return f"With {numbered([*missing], missing)} the NaN should go (not tried). "
 
 
 def _finite(report: Document) -> str:

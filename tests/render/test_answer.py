@@ -354,3 +354,16 @@ def test_no_error_is_outside_of_the_box(name: str) -> None:
     errors = {each.code for each in report.findings if each.severity == "error"}
     assert errors
     assert errors <= answer(report).causes
+
+
+@pytest.mark.parametrize("name", ["emulated", "nf4_base", "te_checkpointed", "te_lora_prepared"])
+def test_a_screen_whose_exit_code_is_1_has_the_mark_of_an_error(name: str) -> None:
+    report = load_report(RECORDED / f"h200-{name}.json.gz")
+    assert report.reaches("error")
+    assert answer(report).tone == "bad"
+
+
+def test_a_fix_of_a_nan_that_the_timed_step_lacks_is_called_untried() -> None:
+    then = answer(load_report(RECORDED / "h200-static_scale.json.gz")).then.sentence
+    assert then.startswith("With fix 1 the NaN should go (not tried). With fix 2 alone: 53.8 ms")
+    assert then.endswith("Its loss and gradients were finite.")
