@@ -16,6 +16,7 @@ from fp8doctor.analysis.significance import EVEN, Interval, interval, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
+from fp8doctor.facts.trial import GREW, GREW_ONCE
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
@@ -310,3 +311,9 @@ def _waits_at_times(step: Arm) -> bool:
 def _spread(timed: Arm) -> float:
     known = interval(timed.rounds_ms)
     return (known.high - known.low) / known.median
+
+
+def stated_doubt(trial: Trial) -> str:
+    """Write why the times are unreliable, without what does not disturb timing; else empty."""
+    parts = (trial.reason or "").split("; ") if trial.get("reliable") is False else []
+    return "; ".join(each for each in parts if not each.startswith((GREW, *GREW_ONCE)))

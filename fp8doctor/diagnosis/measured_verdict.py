@@ -8,7 +8,7 @@ import msgspec
 
 from fp8doctor.analysis.arms import arm, changes_in_bf16, fair_bf16, is_finite, saved_ms, timed_a_model
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
-from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.noise import is_noise, stated_doubt
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView
@@ -242,8 +242,5 @@ def _offer(view: TrialView) -> str:
 
 def _caveat(trial: Trial) -> str:
     caveat = " Timed on a CPU, which does not predict a GPU." if trial.device == "cpu" else ""
-    return (
-        f"{caveat} The timing is unreliable: {trial.reason}."
-        if trial.reliable is False and trial.reason
-        else caveat
-    )
+    why = stated_doubt(trial)
+    return f"{caveat} The timing is unreliable: {why}." if why else caveat

@@ -13,6 +13,7 @@ from fp8doctor.analysis.noise import (
     host_doubt,
     may_turn,
     self_check_ratio,
+    stated_doubt,
 )
 from fp8doctor.analysis.outcome import ceiling
 from fp8doctor.analysis.significance import Interval, side
@@ -113,8 +114,8 @@ def _doubts(view: TrialView) -> Iterator[str]:
     if copies_differ(trial):
         yield f"two copies of one step differ by {100 * abs((self_check_ratio(trial) or 1.0) - 1):.1f}%"
         yield from filter(None, (gpu_contention(trial.get("health")), if_recorded(host_doubt, trial)))
-    elif trial.get("reliable") is False and trial.reason:
-        yield trial.reason
+    elif why := if_recorded(stated_doubt, trial):
+        yield why
     if skipped:
         yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -119,7 +119,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | Non
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
     notes = (*_notes(facts.trial, arms, names), *_routing(facts), *_circumstances(facts.trial, names))
     found = _waterfalls(facts, names)
-    return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial, names), found)
+    return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial, arms), found)
 
 
 def _routing(facts: Facts) -> Iterator[str]:
@@ -328,9 +328,9 @@ def _difference(found: Waterfall) -> str:
     return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts}."
 
 
-def _basis(trial: Trial, names: Mapping[str, str]) -> str:
+def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
     """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, 15 rounds, the whole model.``"""
-    timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
+    timed = [arm for arm in arms if arm.tried]
     if not timed:
         return ""
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]

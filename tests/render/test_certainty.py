@@ -15,6 +15,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, Health
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.screen import first_screen
+from fp8doctor.render.timing import timing as timing_of
 from fp8doctor.report import load_report
 from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED
@@ -131,3 +132,18 @@ def test_steady_times_of_a_clear_answer_are_sure(scale: float, apart: float) -> 
     slower = certainty(diagnose(of_rounds(tuple(scale * each for each in rounds), rounds)))
     assert slower.startswith("Yes: ")
     assert slower.endswith("x slower in 5 rounds (90% interval).")
+
+
+def test_memory_that_others_may_have_taken_is_no_doubt_of_the_times() -> None:
+    """The recording's reason names it beside a busy host."""
+    said = certainty(load_report(JOBS / "h100-llama_8b_compiled.json.gz"))
+    assert "waits for the host" in said
+    assert "than before" not in said
+    assert "memory of the GPU" not in said
+
+
+def test_the_count_of_variants_is_that_of_the_rows_with_a_time() -> None:
+    """One recording holds the step with all fixes twice, under two names."""
+    timing = timing_of(load_report(JOBS / "h100-llama_8b_compiled.json.gz").facts)
+    assert timing is not None
+    assert timing.basis.startswith(f"Timed: {sum(bool(each.step) for each in timing.rows)} variants in turn")

@@ -317,7 +317,7 @@ def test_a_file_that_another_program_may_have_left_makes_no_timing_doubtful(tmp_
     trial = attempt(job)
     assert trial.reliable is True
     assert trial.reason == (
-        "after it there was more than before, perhaps made by others: files in the current folder"
+        "these grew during the trial, perhaps because of other programs: files in the current folder"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["planted"]
 

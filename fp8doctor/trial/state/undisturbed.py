@@ -26,6 +26,7 @@ import torch
 
 from fp8doctor.examine.torch_state import not_the_users
 from fp8doctor.facts import Trial, recorded
+from fp8doctor.facts.trial import GREW
 from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
@@ -207,9 +208,7 @@ def what_harm(names: Sequence[str]) -> str:
     open_to_others = [name for name in names if name in NO_DOUBT]
     reasons = [f"it changed what it had to leave alone: {', '.join(its_own)}"] if its_own else []
     if open_to_others:
-        reasons.append(
-            f"after it there was more than before, perhaps made by others: {', '.join(open_to_others)}"
-        )
+        reasons.append(f"{GREW}{', '.join(open_to_others)}")
     return "; ".join(reasons)
 
 
