@@ -26,6 +26,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from fp8doctor.analysis.memory import USABLE
 from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.cast_cost import layer_casts_ms
 from fp8doctor.cost.gemm import BACK_TO_BACK, gemm_ms, scaled_gemm_ms
@@ -63,10 +64,10 @@ EXPLAINED = {
 }
 """Group -> why its published speedup lies outside of the printed range."""
 
-OFFLOADED = "7B and 14B: llmq can offload, recompute and shorten moments; its table does not say what it did"
+OFFLOADED = "llmq can offload, recompute and shorten moments; its table does not say what it did"
 
 TOO_LARGE = {
-    "dgxc-h100-lora-llama70b": "79 of 80 GiB; from 90 % on a plan calls a GPU full",
+    "dgxc-h100-lora-llama70b": f"below the memory, but a plan calls a GPU full above {USABLE:.0%}",
     "mosaic-h100-mpt3b": "its trainer divides a micro-batch that does not fit",
     "llmq-h100": OFFLOADED,
     "llmq-h100x8": OFFLOADED,
@@ -93,6 +94,8 @@ class Replayed:
     low: float
     high: float
     fits: bool | None
+    peak_gib: float | None
+    """Estimated, in FP8."""
 
     @property
     def error(self) -> float:
@@ -168,6 +171,7 @@ def replay(job: dict[str, Any]) -> Replayed:
         row.speedup_low,
         row.speedup_high,
         row.fits,
+        row.memory_gib,
     )
 
 
@@ -359,8 +363,7 @@ def main() -> int:
     print(table(map(job_line, rows), header))
     large = [row for row in rows if not row.fits]
     print(f"\nThe plan says that {len(rows) - len(large)} of these {len(rows)} fit in FP8; all ran.\n")
-    for group in dict.fromkeys(row.group for row in large):
-        print(f"- {group}: {TOO_LARGE.get(group, 'not explained')}.")
+    print(table(map(large_line, large), ("job", "GPU", "estimated GiB", "of GiB", "cause")))
     print("\n## Published outside of the range\n")
     outside = dict.fromkeys(row.group for row in rows if not row.is_in_range)
     print("\n".join(f"- {group}: {EXPLAINED.get(group, 'not explained')}." for group in outside) or "None.")
@@ -410,6 +413,11 @@ def job_line(row: Replayed) -> tuple[str, ...]:
         f"{row.modelled_ms:,.0f}",
         percent(row.modelled_ms / row.published_ms - 1),
     )
+
+
+def large_line(row: Replayed) -> tuple[str, ...]:
+    cause = TOO_LARGE.get(row.group, "not explained")
+    return row.id, row.gpu, f"{row.peak_gib:.1f}", f"{gpu_spec(row.gpu).memory_gib:g}", cause
 
 
 def part_line(part: Part) -> tuple[str, ...]:
