@@ -102,7 +102,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
         if known and now.static_gib is not None and bf16.static_gib is not None
         else None
     )
-    parts, best = parts_of(now, bf16), best_bf16(facts)
+    parts, best = parts_of(now, bf16), if_recorded(best_bf16, facts)
     where = (
         f" Of this, {static:.1f} GiB are weights, buffers and optimizer state; the rest lives within the "
         "step."
