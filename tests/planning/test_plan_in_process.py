@@ -14,6 +14,7 @@ import fp8doctor
 from tests.benchmarks.recorded_steps import PATIENTS
 from tests.configurations import LLAMA_8B
 from tests.schema import PLAN, text
+from tests.waiting import LONGEST_S
 
 SCHEMA = json.loads(PLAN.read_text("utf-8"))
 
@@ -31,7 +32,9 @@ assert logging.root.manager.disable == logging.DEBUG
 
 @pytest.mark.slow
 def test_it_prints_nothing_and_leaves_warnings_and_logging_as_they_were() -> None:
-    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], capture_output=True, text=True, check=False, timeout=LONGEST_S
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
