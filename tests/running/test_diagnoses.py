@@ -16,7 +16,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import recorded
 from fp8doctor.running.examination import NO_CALL
-from fp8doctor.running.observer import ScriptObserver
+from fp8doctor.running.observer import LONGEST_WARMUP, ScriptObserver
 from tests.checks.engagement import accelerated
 from tests.examine.models import llama, lora
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -44,11 +44,16 @@ class Fused(Block):
 
 @pytest.fixture
 def found(observer: ScriptObserver, heard: Heard) -> Callable[..., dict[str, str]]:
-    """Train a model, and tell code -> title of what is found."""
+    """Train a model, and tell code -> title of what is found.
+
+    The window opens later if a step compiles, as what other tests left in the compiler can cause.
+    """
 
     def of(model: nn.Module, step: Callable[..., Any] | None = None) -> dict[str, str]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for _ in range(WARMUP + STEPS + PROFILED):
+        for _ in range(LONGEST_WARMUP * WARMUP + STEPS + PROFILED):
+            if observer.done:
+                break
             loss = step(model) if step else model(torch.ones(16, WIDTH, dtype=torch.bfloat16)).float().mean()
             loss.backward()
             optimizer.step()
