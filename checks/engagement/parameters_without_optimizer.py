@@ -35,6 +35,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/data
 from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.examples import example, float8
@@ -53,12 +54,16 @@ DDP_AGAIN = "model = accelerator.prepare_model(accelerator.unwrap_model(model)) 
 DDP = "DistributedDataParallel"
 
 
-OPTIMIZER_LAST = Treatment(
-    name="optimizer-last",
-    summary="create the optimizer after every conversion, from the model that trains",
-    code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
-    "parameter.requires_grad)",
-)
+def late_optimizer(name: str) -> Treatment:
+    return Treatment(
+        name=name,
+        summary="create the optimizer after every conversion, from the model that trains",
+        code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
+        "parameter.requires_grad)",
+    )
+
+
+LATE_OPTIMIZER = late_optimizer("optimizer-after-conversion")
 
 
 @check(
@@ -89,6 +94,9 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     sharded = any("FSDP" in each or "FullySharded" in each for each in wrappers)
     wrapped = [each for each in linears if not sharded and each.features.get("float8_all_gather_weight")]
     cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), DDP in wrappers)
+    converted = tuple(f"{each.name}." for each in linears if each.use == "training")
+    if treatment is LATE_OPTIMIZER and not all(name.startswith(converted) for name in names):
+        treatment = late_optimizer(OPTIMIZER_LAST)  # also without FP8
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
@@ -127,7 +135,7 @@ def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str
     return (
         "They get gradients but are never updated: the optimizer was created before them, before they became "
         "trainable, or for a part of the model."
-    ), OPTIMIZER_LAST
+    ), LATE_OPTIMIZER
 
 
 def _lora(outside: int) -> Facts:

@@ -92,7 +92,7 @@ def memory_row(facts: Facts) -> str:
     if found is None:
         peak = estimated_peak(facts)
         least = "about" if peak and peak.activations is not None else "at least"
-        return f"{least} {peak.gib:.1f} GiB at the peak ({_parts(peak)}, estimated)" if peak else ""
+        return f"{least} {peak.gib:.1f} GiB at the peak ({_parts(peak)})" if peak else ""
     now, other = (found.fp8, found.bf16) if found.in_fp8 else (found.bf16, found.fp8)
     names = ("FP8", "BF16") if found.in_fp8 else ("BF16", "FP8")
     most = now.samples(found.gpu_gib, found.batch) if found.batch else None
@@ -101,11 +101,11 @@ def memory_row(facts: Facts) -> str:
         return f"under {LEAST_GIB} of {found.gpu_gib:.1f} GiB at the peak (estimated)"
     drops = f"{least_with_layerdrop(now, facts):.1f} to " if facts.get("training.layerdrop") else ""
     told = f"about {drops}{now.gib:.1f} of {found.gpu_gib:.1f} GiB at the peak in {names[0]}"
-    return f"{told}, {other.gib:.1f} in {names[1]} ({_parts(now)}, estimated){fits}"
+    return f"{told}, {other.gib:.1f} in {names[1]} ({_parts(now)}){fits}"
 
 
 def _parts(peak: Peak) -> str:
-    """Write the parts that are held at the peak, which add up to it."""
+    """Write the parts that are held at the peak, which add up to it, and the basis."""
     held, kept = peak.held, peak.activations
     last = "gradients" if held.gradients > (kept or 0.0) else "activations"
     named = (
@@ -113,7 +113,8 @@ def _parts(peak: Peak) -> str:
         ("FP8 copies", held.fp8_copies),
         (last, max(held.gradients, kept or 0.0)),
     )
-    return ", ".join(filter(None, (parts_in_words(named), "activations unknown" if kept is None else "")))
+    unknown = "activations unknown" if kept is None else ""
+    return ", ".join(filter(None, (parts_in_words(named), unknown, "estimated")))
 
 
 def fit(facts: Facts) -> Fit | None:

@@ -17,6 +17,7 @@ from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
 from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     MORE_TOKENS,
+    OPTIMIZER_LAST,
     STAY_IN_BF16,
     traits,
 )
@@ -233,7 +234,9 @@ def changes_fp8(step: Step) -> bool:
 
 
 def changes_fp8_alone(step: Step) -> bool:
-    return changes_fp8(step) and not any(check.stays_in_bf16 for check in fixed_checks(step))
+    """Return whether nothing is left for it to fix once FP8 is off."""
+    stays = step.treatment.name == OPTIMIZER_LAST or any(each.stays_in_bf16 for each in fixed_checks(step))
+    return changes_fp8(step) and not stays
 
 
 def fixed_checks(step: Step) -> list[registry.Check]:

@@ -19,7 +19,7 @@ from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import if_recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.details import gained_alone, gains_nothing
+from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing
 from fp8doctor.render.timing import as_is_difference
 
 COSTS = {
@@ -52,10 +52,6 @@ DISTURBED = (BUSY_HOST, "GPU004")
 
 COMPILES_LONG = "CMP006"
 """The check whose finding is of seconds before the step, which are no cause of its time."""
-
-
-CASTS_COST = "STP002"
-"""The check whose finding says what the line of casts and matmuls says."""
 
 
 def estimate_told(report: Document) -> ModelledSpeedup | None:
@@ -102,6 +98,8 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
         told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
+        estimated = _estimated_parts(report) if told and modelled_loss(report) else ""
+        yield from [Cause(estimated)] if estimated else []
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
@@ -135,8 +133,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     )
     shown = causes[:MOST_CAUSES] or unfixed[:1]
     codes = told.union(each.code for each in shown)
-    errors = (each for each in report.findings if each.severity == "error" and each.code not in codes)
-    return [*map(_cause_from, errors), *shown]
+    errors = [each for each in report.findings if each.severity == "error" and each.code not in codes]
+    return [*(_beside_the_plan(each, steps) for each in errors), *shown]
 
 
 def _not_compiled(report: Document) -> Iterator[Finding]:
@@ -156,6 +154,11 @@ def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> Cause:
         return Cause(as_sentence(title), cause.code)
     told = "" if " ms" in title else f": {saving.middle:,.1f} of {saving.from_ms:,.1f} ms/step"
     return Cause(as_sentence(f"{title}{told}"), cause.code, saving.middle)
+
+
+def _beside_the_plan(error: Finding, steps: Sequence[Step]) -> Cause:
+    """Write an error that heads no fix, and the fix that ends it."""
+    return Cause(as_sentence(f"{error.title.rstrip('.')}{fix_in_words(error, steps)}"), error.code)
 
 
 def gravest(report: Document) -> Finding | None:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor import registry
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
@@ -167,6 +168,33 @@ def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
     also = (number for number, step in numbered if finding.code in step.mends)
     cause = (number for number, step in numbered if causes.intersection(step.mends))
     return next(itself, None) or next(also, None) or next(cause, None)
+
+
+def fix_in_words(finding: Finding, steps: Sequence[Step]) -> str:
+    """Name the step that fixes a finding; staying in BF16 only leaves its cause behind."""
+    fix = fixed_by(finding, steps)
+    if fix is None and _is_of_fp8_alone(finding):
+        fix = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
+    if fix is None:
+        return ""
+    gone = steps[fix - 1].treatment.name == STAY_IN_BF16
+    return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
+
+
+CASTS_COST = "STP002"
+"""The check whose finding says what the line of casts and matmuls says."""
+
+
+OF_FP8 = (CASTS_COST, "CKP003", "MEM001")
+"""Checks of what FP8 costs more than BF16, in time or in memory."""
+
+
+def _is_of_fp8_alone(finding: Finding) -> bool:
+    """Return whether nothing is left of a problem once the layers run in BF16."""
+    if finding.treatment and finding.treatment.name == OPTIMIZER_LAST:
+        return False
+    checks = (each for each in registry.discover() if each.code == finding.code)
+    return finding.code in OF_FP8 or any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
 
 
 def mark_of(finding: Finding, report: Document) -> Mark:

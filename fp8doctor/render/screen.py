@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor import registry
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.noise import is_noise
@@ -22,11 +21,11 @@ from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
 from fp8doctor.render.box import Answer, Tone, answer
-from fp8doctor.render.causes import CASTS_COST, DISTURBED
+from fp8doctor.render.causes import DISTURBED
 from fp8doctor.render.details import (
     anything_timed,
     calm_areas,
-    fixed_by,
+    fix_in_words,
     gained_alone,
     gains_nothing,
     numbers,
@@ -294,7 +293,7 @@ def _notices(
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             vain = gains_nothing(finding)
             text = finding.title
-            text += _fixed(finding, steps) or (GAINS_NOTHING if vain else _on_its_own(finding, steps))
+            text += fix_in_words(finding, steps) or (GAINS_NOTHING if vain else _on_its_own(finding, steps))
             if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):
                 text += f"; {turns}"
             mark: Mark = "info" if vain else "bad" if finding.severity == "error" else "warning"
@@ -306,27 +305,6 @@ def _notices(
 
 GAINS_NOTHING = " (its fix was timed: no gain beyond noise)"
 """Stands behind a finding that needs no change."""
-
-
-def _fixed(finding: Finding, steps: Sequence[Step]) -> str:
-    """Name the step that fixes a finding; staying in BF16 only leaves its cause behind."""
-    fix = fixed_by(finding, steps)
-    if fix is None and _is_of_fp8_alone(finding):
-        fix = next((n for n, step in enumerate(steps, 1) if step.treatment.name == STAY_IN_BF16), None)
-    if fix is None:
-        return ""
-    gone = steps[fix - 1].treatment.name == STAY_IN_BF16
-    return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
-
-
-OF_FP8 = (CASTS_COST, "CKP003", "MEM001")
-"""Checks of what FP8 costs more than BF16, in time or in memory."""
-
-
-def _is_of_fp8_alone(finding: Finding) -> bool:
-    """Return whether nothing is left of a problem once the layers run in BF16."""
-    checks = (each for each in registry.discover() if each.code == finding.code)
-    return finding.code in OF_FP8 or any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
 
 
 def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:

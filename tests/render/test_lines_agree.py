@@ -20,6 +20,8 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.box import TOO_LARGE
+from fp8doctor.render.causes import as_sentence
+from fp8doctor.render.details import fix_in_words
 from fp8doctor.wording import in_ms, times
 from tests.diagnosis.test_plan_agrees import EVERY, benchmark, replayed
 
@@ -201,9 +203,27 @@ def test_what_is_of_fp8_alone_is_gone_in_bf16(path: Path) -> None:
 
 
 @EVERY
+def test_an_error_among_the_causes_has_a_fix_or_names_it(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    heads = {step.code for step in report.prescription}
+    if report.facts.get("script_error") or report.verdict.status in GRAVE:
+        return  # one cause alone stands there
+    beside = (each for each in report.findings if each.severity == "error" and each.code not in heads)
+    for each in beside:
+        if fix_in_words(each, report.prescription):
+            assert as_sentence(each.title) not in screen.answer.why
+
+
+@EVERY
 def test_an_estimated_gain_is_of_the_whole_step(path: Path) -> None:
     """Next to a gain of the step, no saving of some layers stands beside the fix that gives it."""
     report, screen, _ = replayed(path)
     if report.verdict.basis == "modelled" and screen.answer.then.sentence.startswith("About "):
         stays = [step for step in report.prescription if step.treatment.name == STAY_IN_BF16]
         assert not [step for step in stays if step.saving_ms]
+
+
+@EVERY
+def test_nothing_stands_before_a_comma_that_is_not_there(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    assert not [line for _, line in screen.facts if "(," in line]

@@ -14,6 +14,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.checks.engagement.parameters_without_optimizer import parameters_without_optimizer
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, recorded
@@ -210,8 +211,15 @@ def test_an_optimizer_that_was_built_before_the_layers_were_replaced(look: Look)
     finding = found(look(model, optimizer=optimizer))
     assert finding.evidence["first"] == ("1.weight", "1.bias")
     assert finding.treatment is not None
-    assert finding.treatment.name == "optimizer-last"
+    assert finding.treatment.name == "optimizer-after-conversion"
     assert parameters_without_optimizer(look(model, optimizer=sgd(model.parameters()))) is None
+
+
+def test_what_fp8_did_not_cause_stays_in_bf16(look: Look) -> None:
+    model = nn.Sequential(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32))), nn.Linear(32, 32))
+    finding = found(look(model, optimizer=sgd(model[0].parameters())))
+    assert finding.treatment is not None
+    assert finding.treatment.name == OPTIMIZER_LAST
 
 
 def test_without_fp8_it_is_information(look: Look) -> None:
