@@ -48,6 +48,8 @@ class Job:
     """Names in the model file or script with a compiled wrapper of this model."""
     unused_marks: bool = False
     """Training steps ran, and nothing with a mark of torch.compile compiled."""
+    sharded: Job | None = None
+    """The job in this process, if ``model`` is a plain one that stands for its sharded model."""
     watched: Any = None
     """The `fp8doctor.examine.fp8_conversion.ConversionWatch` of the model file, or None."""
 

@@ -7,6 +7,7 @@ of torch. Functions import torch; the module does not.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
@@ -389,3 +390,49 @@ def fsdp2_policy(module: Any) -> Any:
 def local_tensor(tensor: Any) -> Any:
     """Return this process's part of a DTensor, or None (2.6 to 2.15)."""
     return read(tensor, "_local_tensor")
+
+
+COMPOSABLE_STATE = "__composable_api_state_key"
+"""Beginning of a module's attributes with the states of ``fully_shard`` and its like (2.6 to 2.13)."""
+
+MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""Attributes by which Dynamo knows modules of FSDP (2.6 to 2.13)."""
+
+
+def without_fsdps(state: dict[str, Any]) -> dict[str, Any]:
+    """Remove FSDP's hooks, states and marks from a copy of a module's attributes (2.6 to 2.13)."""
+    for key in MANAGED:
+        state.pop(key, None)
+    for key, value in state.items():
+        if isinstance(value, dict) and (key.endswith("_hooks") or key.startswith(COMPOSABLE_STATE)):
+            state[key] = type(value)((name, each) for name, each in value.items() if not _is_fsdps(each))
+    return state
+
+
+def _is_fsdps(value: Any) -> bool:
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return home.startswith("torch.distributed.fsdp")
+
+
+def fsdp1_root(wrapper: Any) -> bool:
+    """Tell if this is the outermost ``FullyShardedDataParallel``, after its first step (2.6 to 2.13)."""
+    return read(wrapper, "_is_root") is True
+
+
+def fsdp1_parameters(wrapper: Any) -> list[tuple[Any, tuple[int, ...], int]] | None:
+    """Return each parameter of one ``FullyShardedDataParallel``, its whole shape, and its share in elements.
+
+    None if it does not keep the original parameters, as with ``use_orig_params=False`` (2.6 to 2.13).
+    """
+    handle = read(wrapper, "_handle")
+    if handle is None:  # it holds none of its own
+        return []
+    flat = read(handle, "flat_param")
+    parameters, shapes, size = (read(flat, name) for name in ("_params", "_shapes", "_sharded_size"))
+    if parameters is None or shapes is None or size is None:
+        return None
+    part = size.numel() / max(1, sum(shape.numel() for shape in shapes))
+    return [
+        (each, tuple(shape), math.ceil(part * shape.numel()))
+        for each, shape in zip(parameters, shapes, strict=True)
+    ]

@@ -22,6 +22,7 @@ from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
 from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
+from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_calls, with_rows
 from fp8doctor.trial.measure.budget import Budget
@@ -75,6 +76,10 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
             "it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
         )
         return without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
+    try:
+        job = unsharded(job)
+    except NotReplicable as error:
+        return without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
     workers = library_state.workers()
     current = (
         torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()

@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fp8doctor import inspect_model
 from fp8doctor.facts.arm_names import Reason
-from tests.checks.distributed.sharded import blocks, processes, shard
+from fp8doctor.trial.copies.unsharded import SPLIT
+from tests.checks.distributed.sharded import blocks, processes
 
 X = torch.ones(4, 64)
 
@@ -47,6 +50,12 @@ class DeepSpeedEngine(nn.Module):
         return out
 
 
+def split() -> nn.Module:
+    """Two Linears of which each process has a half."""
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(blocks()[0], init_device_mesh("cpu", (2,)), plan)
+
+
 def times(model: nn.Module, budget_s: float | None = 5) -> Any:
     trial = inspect_model(
         model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=budget_s
@@ -60,7 +69,7 @@ def times(model: nn.Module, budget_s: float | None = 5) -> Any:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: shard(blocks()), "it is sharded over processes (FSDPModule)"),
+        (split, SPLIT.format("weight")),
         (DeepSpeedEngine, "it is sharded over processes (DeepSpeedEngine)"),
     ],
 )

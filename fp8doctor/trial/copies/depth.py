@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, COMPILED_CHILD, FSDP1_CHILD
+from fp8doctor.trial.copies.shards import is_stand_in
 
 DEPTHS = ((4, 12), (2, 6), (1, 3))
 """Blocks kept at the two depths (measured, see above), then smaller pairs for little memory."""
@@ -136,7 +137,7 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)
     worth = [stack for stack in stacks if stack.count >= least]
     short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
-    there = not any(parameter.is_meta for parameter in model.parameters())
+    there = not any(each.is_meta and not is_stand_in(each) for each in model.parameters())
     whole = [Plan((), (Cut({}),))] if short and there else []
     found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]

@@ -13,7 +13,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,13 +22,14 @@ from torch import nn
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
 from fp8doctor.trial.copies.compiling import clone_function
+from fp8doctor.trial.copies.shards import InsteadOfFsdp, filled, is_stand_in
 from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
 """Wrappers that are removed, because one process is timed."""
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine")
-"""Classes whose copies do other work; such a model is refused."""
+"""Classes whose copies do other work; `fp8doctor.trial.copies.unsharded` makes plain models of some."""
 
 GRAD_ASKING = frozenset(
     {"requires_grad_", "requires_grad", "is_leaf", "isinstance", "tuple", "torch", "Tensor"}
@@ -51,6 +52,7 @@ def replicate(
     cuts: Mapping[str, Sequence[int]] | None = None,
     share: bool = False,
     stand_ins: Mapping[int, torch.Tensor] | None = None,
+    fill: Callable[[dict[int, Any]], object] | None = None,
 ) -> tuple[nn.Module, dict[int, Any]]:
     """Copy ``model``; return the copy and the memo that maps ``id`` of each original object to its copy.
 
@@ -61,11 +63,12 @@ def replicate(
         cuts: Name of a ModuleList -> indices of the blocks to keep. The others are never copied.
         share: Keep the same Parameter and buffer objects, for variants that share one set of weights.
         stand_ins: ``id`` of a tensor -> its replacement, so it is not copied.
+        fill: Puts copies of modules of `SHARDED` classes, which are refused without it, into the memo.
 
     Raises:
         NotReplicable: with the part and the reason.
     """
-    wrapper_context, root = _unwrap(model)
+    wrapper_context, root = _unwrap(model, refuse=fill is None)
     # A copy holds the same imported module as the original (``self.te = te``): deepcopy refuses to copy one.
     imported = {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
     memo: dict[int, Any] = {**imported, **(stand_ins or {})}
@@ -84,6 +87,8 @@ def replicate(
     try:
         for name, keep in (cuts or {}).items():
             _memoize_cut(root.get_submodule(name), keep, memo)
+        if fill is not None:
+            fill(memo)
         replica = copy.deepcopy(root, memo)
     except Exception as error:
         raise NotReplicable(f"copying it raises {error_in_words(error)}") from error
@@ -106,7 +111,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return _unwrap(model)[1]
 
 
-def _unwrap(model: nn.Module) -> tuple[Any, nn.Module]:
+def _unwrap(model: nn.Module, *, refuse: bool = True) -> tuple[Any, nn.Module]:
     """Return the compile context of an outer wrapper, if any, and the user's own root module."""
     context = None
     while True:
@@ -115,7 +120,7 @@ def _unwrap(model: nn.Module) -> tuple[Any, nn.Module]:
             context, model = context_of(model), inside
         elif names.intersection(DISTRIBUTED):
             model = model.module  # type: ignore[assignment]
-        elif found := names.intersection(SHARDED):
+        elif refuse and (found := names.intersection(SHARDED)):
             raise NotReplicable(f"it is sharded over processes ({found.pop()})")
         else:
             return context, model
@@ -165,6 +170,9 @@ def _memoize_tensors(
             continue
         if any(cls.__name__ in SHARDED for cls in type(tensor).__mro__):
             raise NotReplicable(f"{name}.{key} is sharded over processes ({type(tensor).__name__})")
+        if is_stand_in(tensor) and device is not None and not share:
+            memo[id(tensor)] = _like(tensor, filled(tensor, device))
+            continue
         if tensor.is_meta and device is not None and device.type != "meta":
             raise NotReplicable(f"{name}.{key} has no data (meta device)")
         if share:
@@ -216,6 +224,9 @@ def _drop_foreign_hooks(module: nn.Module) -> None:
 
 
 def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is torch's, or stands for one of FSDP's."""
+    if isinstance(hook, InsteadOfFsdp):
+        return True
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return module.startswith("torch.")
 

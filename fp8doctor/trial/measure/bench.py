@@ -198,7 +198,7 @@ class Bench(Layout):
             self._finish()
             step_s = time.monotonic() - stepped
         holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self.job.sharded is None:  # a job of shards takes less
             floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
             if not records_cuda_graphs(model):  # whose own memory the allocator does not count
                 peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30

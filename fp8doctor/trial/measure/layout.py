@@ -18,6 +18,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
+from fp8doctor.trial.copies.shards import is_stand_in
 from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, training_step
 from fp8doctor.trial.measure.evidence import executed
 from fp8doctor.trial.measure.finite import WatchedSteps
@@ -46,7 +47,8 @@ class Layout:
         """Plan the models; `lay_out` makes them. ``guard`` watches their first steps."""
         self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
         self.guard = guard or Guard(job)
-        if job.rebuild is None and not all(map(has_data, job.model.parameters())):
+        there = all(has_data(each) or is_stand_in(each) for each in job.model.parameters())
+        if job.rebuild is None and not there:
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
         if not all(map(has_data, tensors(job.batch))):
             raise NotReplicable(

@@ -37,6 +37,7 @@ class Guard:
     """The user's tensors and optimizers, and contexts in which they cannot be written."""
 
     def __init__(self, job: Job) -> None:
+        job = job.sharded or job
         (_, *others), self._optimizers = of_the_job(job)
         self._modules = dict(_root(job.model).named_modules())
         modules = {"the original": job.model} | {

@@ -252,6 +252,7 @@ def of_the_job(job: Job) -> tuple[list[nn.Module], list[Any]]:
 
     Besides the job's own these are the ones that its loss and step can reach by name.
     """
+    job = job.sharded or job
     found: list[Any] = []
     seen = set[int]()
     for function in (job.loss, job.training_step):

@@ -1,0 +1,106 @@
+"""What stands for shards in a copy of a sharded model, on one process and without communication.
+
+A sharded parameter's stand-in has its whole shape and no data. A copy gets random values for it: they do not
+change times. Its optimizer steps this process's part of each parameter, in the part's dtype, as in the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+SHARD = "_fp8doctor_shard"
+"""Attribute of a stand-in, and of what is made of it, with its `Shard`."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """This process's part of a parameter."""
+
+    elements: int
+    dtype: torch.dtype
+    """Of the part, which the optimizer steps; the whole one is in the dtype that computes."""
+
+
+def stand_in(
+    parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype | None, elements: int
+) -> nn.Parameter:
+    """Return a parameter of the whole shape without data; ``dtype`` is the one that computes, if known."""
+    computes = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+    made = nn.Parameter(
+        torch.empty(shape, dtype=computes, device="meta"), requires_grad=parameter.requires_grad
+    )
+    made.__dict__[SHARD] = Shard(elements, parameter.dtype)
+    return made
+
+
+def is_stand_in(tensor: torch.Tensor) -> bool:
+    """Tell if a tensor has the shape of a sharded parameter and no data."""
+    return tensor.is_meta and SHARD in tensor.__dict__
+
+
+def filled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Make random values of a stand-in's shape; those of a norm are 1, so that nothing grows with depth."""
+    data = torch.ones_like(tensor, device=device)
+    if data.ndim > 1 and data.is_floating_point():
+        data.normal_(std=data.shape[-1] ** -0.5)
+    return data
+
+
+class InsteadOfFsdp:
+    """A hook that casts a module's inputs, outside of graphs, where FSDP has one that does."""
+
+    def __init__(self, dtype: torch.dtype | None) -> None:
+        self._dtype = dtype
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as FSDP's, around whose module a graph ends
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Cast tensors of floating point; None casts none."""
+        return tree_map(self._cast, (args, kwargs))
+
+    def _cast(self, value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(self._dtype) if floating and self._dtype is not None else value
+
+
+def stepping_parts(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """Return a subclass of an optimizer that steps the part of each parameter that a process holds."""
+
+    def step(self: Any, closure: Callable[[], float] | None = None) -> Any:
+        parts = self.__dict__.setdefault("_fp8doctor_parts", {})
+        whole = [group["params"] for group in self.param_groups]
+        try:
+            for group in self.param_groups:
+                group["params"] = [_part(each, parts) for each in group["params"]]
+            return kind.step(self, closure) if closure is not None else kind.step(self)
+        finally:
+            for group, parameters in zip(self.param_groups, whole, strict=True):
+                group["params"] = parameters
+
+    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
+
+
+def _part(parameter: nn.Parameter, parts: dict[int, tuple[nn.Parameter, nn.Parameter]]) -> nn.Parameter:
+    """Return the part of a parameter with its gradient; one without a `Shard` is whole."""
+    shard: Shard | None = parameter.__dict__.get(SHARD)
+    if shard is None:
+        return parameter
+    if id(parameter) not in parts:
+        data = _first(parameter.detach(), shard.elements).to(shard.dtype, copy=True)
+        parts[id(parameter)] = parameter, nn.Parameter(data)
+    part = parts[id(parameter)][1]
+    gradient = parameter.grad
+    part.grad = None if gradient is None else _first(gradient, shard.elements).to(shard.dtype)
+    return part
+
+
+def _first(whole: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return about so many elements in whole rows, as FSDP divides."""
+    rows = math.ceil(elements / max(1, math.prod(whole.shape[1:])))
+    return whole[:rows] if whole.ndim else whole
