@@ -78,9 +78,9 @@ def timed_on(trial: Trial) -> str:
 def best_bf16(facts: Facts) -> Arm | None:
     """Find the fastest timed BF16 of the same model.
 
-    Without FP8 the job as it is counts too.
+    Without FP8, also outside of layers, the job as it is counts too.
     """
-    names = BF16_BASELINES if uses_fp8(facts) else BASELINES
+    names = BF16_BASELINES if uses_fp8(facts) or facts.get("network.fp8_calls") else BASELINES
     timed = [found for name in names if (found := arm(facts.trial, name))]
     return min(timed, key=lambda each: each.step_ms or 0.0, default=None)
 

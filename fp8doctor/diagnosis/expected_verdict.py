@@ -33,6 +33,7 @@ from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
@@ -53,7 +54,10 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if uses_fp8(facts):
         return _set_up(facts, findings)
     computing = any(map(computes_forward_in_fp8, facts.network.linears))
-    if _ran_in_script(facts):
+    outside = Verdict(status="not_measured", summary=fp8_outside_layers(facts))
+    if _ran(facts) and outside.summary:
+        return outside
+    if _ran(facts):
         told = short_of_training(facts)
         if computing:
             return Verdict(status="no_fp8", summary=told)
@@ -77,6 +81,8 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
+    if outside.summary:
+        return outside
     stored = sum(linear.use == "storage" for linear in linears)
     if told := short_of_training(facts) or (_stored(stored, linears) if stored else ""):
         return _in_bf16(told, facts, findings)
@@ -110,6 +116,8 @@ def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeed
     If a finding says that the step is not what it seems, the step with its fix is modelled.
     """
     doubts = list(filter(_invalidates, findings))
+    if facts.get("network.fp8_calls") and not uses_fp8(facts):
+        return None
     if not all(map(_keeps_layers, doubts)):
         return None
     return if_recorded(_modelled, facts, fixed=bool(doubts))
@@ -145,7 +153,7 @@ def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
 
 def short_of_training(facts: Facts) -> str:
     """Describe FP8 parts of a model that does not train in it; empty without any."""
-    linears, ran = facts.network.linears, _ran_in_script(facts)
+    linears, ran = facts.network.linears, _ran(facts)
     stored = sum(linear.use == "storage" for linear in linears)
     in_fp8 = sum(map(stores_fp8, linears))
     if computing := sum(map(computes_forward_in_fp8, linears)):
@@ -195,10 +203,25 @@ def _by_name(named: Sequence[Linear], linears: Sequence[Linear]) -> str:
     )
 
 
-def _ran_in_script(facts: Facts) -> str:
-    """Say that FP8 matmuls ran in a watched script's profiled step; empty without any."""
-    count = facts.get("observed.fp8_gemms")
-    return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
+def fp8_outside_layers(facts: Facts) -> str:
+    """Say that FP8 is in functions, as far as the code tells; empty without such functions."""
+    calls = facts.network.get("fp8_calls", ())
+    if not calls:
+        return ""
+    more = f" and {len(calls) - 1} more" if len(calls) > 1 else ""
+    return (
+        f"FP8 is outside of layers: the code names {calls[0]}{more}. What it costs or saves is unknown: "
+        "time your step with it and without."
+    )
+
+
+def _ran(facts: Facts) -> str:
+    """Say that FP8 matmuls ran in a profiled step, watched or in the trial; empty without any."""
+    if count := facts.get("observed.fp8_gemms"):
+        return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}"
+    timed = next((each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried), None)
+    count = timed.get("fp8_gemms") if timed and not uses_fp8(facts) else None
+    return f"{plural(count, 'FP8 matmul')} ran in a training step" if count else ""
 
 
 KEEPS_FP8_OUT = ("environment", "engagement")
@@ -212,7 +235,7 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if why := why_fp8_does_not_run(facts):
         basis: Basis | None = "measured" if never_ran_in_script(facts) else None
         return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
-    ran = _ran_in_script(facts)
+    ran = _ran(facts)
     expects = expected_speedup(facts, findings)
     told = expects.sentence if expects else why_not_modelled(facts, findings)
     share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""

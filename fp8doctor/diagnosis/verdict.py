@@ -10,7 +10,12 @@ from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.diagnosis.answer import Verdict, before_speed
-from fp8doctor.diagnosis.expected_verdict import expected_verdict, named_after_fp8, short_of_training
+from fp8doctor.diagnosis.expected_verdict import (
+    expected_verdict,
+    fp8_outside_layers,
+    named_after_fp8,
+    short_of_training,
+)
 from fp8doctor.diagnosis.measured_verdict import measured_verdict, without_fp8
 from fp8doctor.facts import Unrecorded, if_recorded
 from fp8doctor.facts.paths import path_of
@@ -42,7 +47,8 @@ def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:
         return Verdict(status="not_measured", summary=f"No verdict: {path_of(missing)} was not recorded.")
     if measured is None:
         return expected
-    if expected.status == "fp8_not_engaged" or named_after_fp8(facts.network.linears):
+    unclear = named_after_fp8(facts.network.linears) or fp8_outside_layers(facts)
+    if expected.status == "fp8_not_engaged" or unclear:
         told = expected.summary
     if not told or view.as_is is None:
         return measured

@@ -24,6 +24,7 @@ from fp8doctor.stacks.looking import (
     read,
     state_of,
 )
+from fp8doctor.stacks.own import fp8_call
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 
 CONFIGS = ("config", "model_args", "args", "params")
@@ -77,6 +78,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
+        fp8_calls=fp8_calls(tree, found),
         hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
@@ -86,6 +88,13 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         key_value_heads=_size(config, KEY_VALUE_HEADS),
         channel_widths=channel_widths(tree, embeddings, names, unique),
     )
+
+
+def fp8_calls(tree: Tree, found: Sequence[Found]) -> tuple[str, ...]:
+    """Name the FP8 functions of each class, without those of the layers that were recognized."""
+    known = {id(place) for place, layer in found if layer.use != "none"}
+    calls = ((each, fp8_call(each.module)) for each in tree.places if id(each) not in known and not each.idle)
+    return tuple(dict.fromkeys(f"{call} in {type(each.module).__name__}" for each, call in calls if call))
 
 
 def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:

@@ -153,6 +153,8 @@ class Network(Record, frozen=True, kw_only=True):
     quantization: Prose | None = NOT_RECORDED
     """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without
     one."""
+    fp8_calls: tuple[str, ...] = NOT_RECORDED
+    """FP8 functions that forwards outside FP8 layers name: ``torch._scaled_mm in Attention``."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED

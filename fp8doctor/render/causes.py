@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu
+from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, fp8_outside_layers
 from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import if_recorded
@@ -262,6 +262,9 @@ def _no_cause_known(report: Document) -> str:
         why = why.replace("No estimate", " No estimate as it is", 1)
         return f"No check found anything that slows FP8 down.{why}"
     if verdict.status == "not_measured":
+        in_layers = if_recorded(uses_fp8, report.facts)
+        if not in_layers and (outside := if_recorded(fp8_outside_layers, report.facts)):
+            return outside
         return "BF16 was not timed, so there is nothing to compare with."
     if timed_on_cpu(report.facts):
         return "Timed on a CPU, which does not predict a GPU."

@@ -60,7 +60,9 @@ def fp8_share(facts: Facts) -> str:
     if stored := sum(map(stores_fp8, linears)) if not in_fp8 else 0:
         return f"FP8 weights in {stored} of {plural(len(linears), 'Linear')}, no FP8 training"
     if not in_fp8:
-        return f"no FP8 in {plural(len(linears), 'Linear')}"
+        calls = facts.network.get("fp8_calls", ())
+        outside = f"; outside of them {calls[0]}" if calls else ""
+        return f"no FP8 in {plural(len(linears), 'Linear')}{outside}"
     return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"
 
 

@@ -47,6 +47,14 @@ GEMM = re.compile(
 )
 """Names of other FP8 matmuls: ``fp8_gemm`` in DeepSeek-V3, ``fp8_gemm_nt`` in DeepGEMM."""
 
+NARROW = "(fp8|float8|mxfp8|mxfp4|nvfp4)"
+OUTSIDE = re.compile(
+    rf"{NARROW}.*(attn|attention|dpa|(?<![a-z])mm(?![a-z]))|(attn|attention|(?<![a-z])mm(?![a-z])).*{NARROW}|"
+    "f8f8bf16",
+    re.IGNORECASE,
+)
+"""Names of FP8 functions that belong to no layer: attention, grouped matmuls, MSLK's ``f8f8bf16_rowwise``."""
+
 NAMED = re.compile(r"fp8|float8", re.IGNORECASE)
 SWITCH = re.compile(
     r"_?((use|enable|is|with|in)_)?(fp8|float8)(_(enabled|training|matmul|linear))?", re.IGNORECASE
@@ -76,8 +84,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         return ()
     if any(map(_is_quantized, weights)):
         return ()
-    read_there = (read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name))
-    switches = {each for each in read_there if type(each) is bool}
+    switches = _switches(module, forward)
     if False in switches and True not in switches:
         return ()
     names = names_reached(forward, type(module))
@@ -122,6 +129,27 @@ def fp8_gemm(names: tuple[str, ...]) -> str | None:
     """Return the FP8 matmul among a forward's names, or None."""
     of_torch = next((f"torch.{each}" for each in names if each in OF_TORCH), None)
     return of_torch or next((each for each in names if GEMM.search(each)), None)
+
+
+def fp8_call(module: nn.Module) -> str | None:
+    """Return the FP8 function that a module's forward names, or a function that it holds names."""
+    forward = _unbound(forward_of(module))
+    if type(forward) is not FunctionType or _is_library(forward.__module__):
+        return None
+    if _switches(module, forward) == {False}:
+        return None
+    held = (_unbound(read(module, name)) for name in names_in(forward.__code__))
+    names = names_reached(forward, type(module))
+    for function in held:
+        if type(function) is FunctionType and not _is_library(function.__module__):
+            names += (function.__name__, *names_reached(function, type(module)))
+    return fp8_gemm(names) or next((each for each in names if OUTSIDE.search(each)), None)
+
+
+def _switches(module: nn.Module, forward: FunctionType) -> set[bool]:
+    """Return the values of the FP8 switches that a forward reads."""
+    values = (read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name))
+    return {each for each in values if type(each) is bool}
 
 
 def _names_itself(module: nn.Module) -> str:

@@ -56,6 +56,8 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         if not traits(each.name).is_an_arm_already
     ]
     in_fp8 = uses_fp8(facts)
+    if facts.get("network.fp8_calls") and not in_fp8:
+        return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
     prescribed = planner.on(as_is, proposals, ArmName.PRESCRIBED) if in_fp8 and proposals else None
     alike = planner.bf16_alike(prescribed, proposals) if prescribed else []

@@ -258,3 +258,70 @@ def test_a_layer_that_says_what_it_quantizes_to() -> None:
 
     (linear,) = network(nn.Sequential(QLinear(16, 32))).linears
     assert linear.use == "unknown"
+
+
+def flash_attn_fp8_func(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Stands in for FP8 attention, which needs a GPU."""
+    return functional.scaled_dot_product_attention(q, k, v)
+
+
+def fp8_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    one = torch.ones(())
+    narrow = (x.to(torch.float8_e4m3fn), weight.to(torch.float8_e4m3fn).t())
+    return torch._scaled_mm(*narrow, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return flash_attn_fp8_func(*self.qkv(x).chunk(3, dim=-1))
+
+
+class Held(nn.Module):
+    """Is given its matmul; its weights are in a list, so it is no layer."""
+
+    def __init__(self, matmul: Any = fp8_matmul, use_fp8: bool = True) -> None:
+        super().__init__()
+        self.matmul, self.use_fp8 = matmul, use_fp8
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(32, 32, dtype=torch.bfloat16))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matmul(x, self.weights[0]) if self.use_fp8 else x
+
+
+@pytest.mark.parametrize(
+    ("module", "calls"),
+    [
+        (Attention(), ("flash_attn_fp8_func in Attention",)),
+        (Held(), ("torch._scaled_mm in Held",)),
+        (nn.Sequential(Held(), Held()), ("torch._scaled_mm in Held",)),
+        (Held(torch.mm), ()),
+        (Held(use_fp8=False), ()),
+        (nn.Sequential(nn.Linear(32, 32)), ()),
+    ],
+    ids=["attention", "held function", "once a class", "another function", "switched off", "plain"],
+)
+def test_fp8_outside_of_layers(module: nn.Module, calls: tuple[str, ...]) -> None:
+    assert network(module).fp8_calls == calls
+
+
+def test_layers_are_not_told_twice() -> None:
+    assert network(DeepSeekLinear(32, 32)).fp8_calls == ()
+
+
+@pytest.mark.parametrize("module", [Attention(), Held()], ids=["attention", "held function"])
+def test_what_calls_fp8_is_never_said_to_use_none(module: nn.Module) -> None:
+    report = inspect_model(module, torch.zeros(48, 32), trial=False)
+    assert report.verdict.status == "not_measured"
+    assert "FP8 is outside of layers" in report.verdict.summary
+    assert "no FP8" not in report.verdict.summary
+
+
+def test_fp8_outside_of_layers_has_no_bf16_to_be_timed_against() -> None:
+    report = inspect_model(Attention(), torch.zeros(48, 32), device="cpu", budget_s=30)
+    assert [(each.name, each.tried) for each in report.facts.arms()] == [("as_is", True)]
+    assert report.verdict.status == "not_measured"
+    assert report.verdict.bf16_step_ms is None
