@@ -30,24 +30,17 @@ from fp8doctor.wording import plural
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts, Ranks
-    from fp8doctor.running.rank_reports import RankPlace
     from fp8doctor.running.script_messages import ScriptState
 
 _log = logging.getLogger("fp8doctor")
 
 IN_PLACE = (
-    "a job of {} processes is timed in its own steps, in place; a copy of one rank's model, or of its "
-    "shards, would have nobody to communicate with"
+    "a job of {} processes is timed in its own steps, in place; with --stop, rank 0 also times copies of its "
+    "model"
 )
 """Why no copy is timed."""
 
 AT_THE_END = "copies of the model are timed when the script ends"
-
-FOR_ONE_PROCESS = (
-    "{} is for one process, and a launcher started {}: ranks that stop at different steps wait for each "
-    "other, and copies of one rank's model for all others"
-)
-"""Why an option is refused."""
 
 
 class Run(ProjectCommand):
@@ -140,11 +133,11 @@ def run(
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
     from fp8doctor.running.launch import checked_script, run_below, run_beside
-    from fp8doctor.running.rank_reports import RankCollector, RankSender
+    from fp8doctor.running.rank_reports import RankCollector, RankSender, rank_place
     from fp8doctor.running.script_messages import WatchOptions
 
     script = checked_script(ctx.meta[SCRIPT])
-    place = checked_place(stop, trial)
+    place = rank_place(os.environ)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
     path = checked_health(health, every, stop=stop, script=script.file)
@@ -155,7 +148,7 @@ def run(
         steps=steps,
         warmup=warmup,
         stop=stop,
-        budget_s=budget if (stop if trial is None else trial) else None,
+        budget_s=budget if reports and (stop if trial is None else trial) else None,
         device=device,
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
@@ -163,6 +156,7 @@ def run(
         health=path if reports else None,
         every=every,
         stop_on_nan=stop_on_nan,
+        rank=None if place is None else place.rank,
     )
 
     def diagnosed(facts: Facts) -> Document:
@@ -175,8 +169,8 @@ def run(
     def early(seen: ScriptState, after_steps: int) -> None:
         if not reports or seen.facts is None:
             return
-        follows = None if settings.budget_s is None else AT_THE_END
-        why = follows if place is None else IN_PLACE.format(place.world_size)
+        alone = None if place is None else IN_PLACE.format(place.world_size)
+        why = alone if settings.budget_s is None else AT_THE_END
         try:
             deliver_early(diagnosed(untimed(seen.facts, why)), wanted, after_steps)
         except UserError as error:
@@ -208,16 +202,6 @@ def run(
     return (run_below if gated else run_beside)(script, settings, say, early, report, others)
 
 
-def checked_place(stop: bool, trial: bool | None) -> RankPlace | None:
-    """Return this process's rank, None if alone. Refuse options for one process."""
-    from fp8doctor.running.rank_reports import rank_place
-
-    place = rank_place(os.environ)
-    if place is not None and (stop or trial):
-        raise UserError(FOR_ONE_PROCESS.format("--stop" if stop else "--trial", place.world_size))
-    return place
-
-
 def checked_health(health: Path | None, every: int | None, *, stop: bool, script: Path | None) -> str | None:
     """Return the absolute path for FP8's health. Raises `UserError` or a usage error."""
     if health is None:
@@ -246,10 +230,13 @@ def no_trial(command: str) -> str:
 
 
 def of_many(facts: Facts, ranks: Ranks) -> Facts:
-    """Add the other processes to the facts of rank 0, and why no copy of it is timed."""
+    """Add the other processes to the facts of rank 0, and why no copy of it was timed."""
     import msgspec
 
-    return msgspec.structs.replace(untimed(facts, IN_PLACE.format(ranks.world_size)), ranks=ranks)
+    from fp8doctor.facts import recorded
+
+    why = None if recorded(facts, "trial") else IN_PLACE.format(ranks.world_size)
+    return msgspec.structs.replace(untimed(facts, why), ranks=ranks)
 
 
 def untimed(facts: Facts, why: str | None) -> Facts:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import timed_a_model
 from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms
 from fp8doctor.facts import Facts, Rank, if_recorded, recorded
 from fp8doctor.wording import plural
@@ -54,9 +55,10 @@ def ranks(facts: Facts) -> RankLines | None:
 def _job(facts: Facts) -> str:
     kinds = if_recorded(_kinds, facts) or ()
     kind = f" ({', '.join(kinds)})" if kinds else ""
+    copies = if_recorded(timed_a_model, facts)
+    then = "then rank 0 timed copies alone" if copies else "in place: nothing of the model is copied"
     return (
-        f"{facts.ranks.world_size} processes{kind}, timed in their own steps, in place: nothing of the model "
-        "is copied."
+        f"{facts.ranks.world_size} processes{kind}, timed in their own steps{';' if copies else ','} {then}."
     )
 
 

@@ -40,6 +40,9 @@ _log = logging.getLogger("fp8doctor")
 LONGEST_WARMUP = 4
 """Longest warm-up while steps still compile, in multiples of the requested one. A choice."""
 
+PROFILED_STEPS = 2
+"""Steps after the window until one of them is profiled."""
+
 IDLE_STEPS = 20
 """Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
 five times as often as its generator."""
@@ -95,7 +98,7 @@ class ScriptObserver:
         self.captured: Capture | None = None
         """The captured batch, kept for a trial."""
         self.done = False
-        self.stopping = False
+        self.timing = self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
         self.long: LongWatch | None = None
@@ -144,9 +147,11 @@ class ScriptObserver:
         """Note a step; torch calls this after each one, and compiled code skips it."""
         if torch.compiler.is_compiling():
             return
+        if self.timing:  # a copy's
+            return
         if self.stopping:
             raise SystemExit(0)
-        if self.done:
+        if self.done and not self.settings.stop:
             self.all_steps += 1
         else:
             given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
@@ -166,13 +171,24 @@ class ScriptObserver:
                 self.channel.send(Stepped(forked=True))
             return
         with signals_deferred():
-            self.guarded(lambda: self.note(optimizer, closure))
-        if self.settings.stop and self.done:
+            self.guarded(lambda: self.step_of(optimizer) if self.done else self.note(optimizer, closure))
+        if self.settings.stop and self.stops_now():
             self.guarded(self.stop)
             self.stopping = True
             raise SystemExit(0)
 
-    def guarded(self, part: Callable[[], None]) -> None:
+    def stops_now(self) -> bool:
+        """Tell if the script stops here: after the watching, or where all ranks are sure to have watched.
+
+        Ranks that stopped at different steps would wait for each other; to ask them is a collective.
+        """
+        if self.settings.rank is None:
+            return self.done
+        longest = LONGEST_WARMUP * max(1, self.settings.warmup)
+        last = longest + self.settings.steps + PROFILED_STEPS
+        return self.all_steps >= last * max(1, len(self.steppers))
+
+    def guarded(self, part: Callable[[], object]) -> None:
         """Run a part of the watching; a failure is reported and ends the watching."""
         try:
             part()
@@ -312,24 +328,33 @@ class ScriptObserver:
             self.channel.send(Note(f"no step was profiled: {recording.problem}"))
         self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
-        if self.settings.stop:
+        if self.settings.stop and self.settings.rank is None:
             return
-        if self.job is not None:
+        if self.job is not None:  # of several ranks the script may end before all stop
             self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
             call_at_end(self.time_at_end)
-        self.channel.send(Watched(self.main.steps if self.main is not None else 0))
+        if not self.settings.stop:
+            self.channel.send(Watched(self.main.steps if self.main is not None else 0))
 
     def stop(self) -> None:
         """Time copies, if asked, before the script is stopped."""
         steps = self.main.steps if self.main is not None else 0
-        self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()  # the other ranks may still need this one in their last exchange
+        if not self.settings.rank:
+            self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
         self.time_copies()
 
     def time_copies(self) -> None:
         """Add a trial to the facts, and release the job."""
         job, self.job = self.job, None
         if job is not None and self.facts is not None and self.settings.budget_s is not None:
-            self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
+            self.move_captured(job, next(job.model.parameters()).device)
+            self.timing = True
+            try:
+                self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
+            finally:
+                self.timing = False
             self.channel.send(Observed(self.facts.to_dict(), complete=True))
 
     def move_captured(self, job: Job, device: torch.device) -> None:
@@ -349,7 +374,6 @@ class ScriptObserver:
                 with after_the_script():
                     if self.long is not None:
                         self.long.ended()
-                    self.move_captured(job, next(job.model.parameters()).device)
                     self.time_copies()
         except BaseException as error:
             _log.debug("the trial was stopped", exc_info=True)

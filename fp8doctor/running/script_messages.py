@@ -149,6 +149,8 @@ class WatchOptions(NamedTuple):
     """Steps between its samples; None if the sampler chooses."""
     stop_on_nan: bool = False
     """Stop the script at the first loss or gradient that is not finite."""
+    rank: int | None = None
+    """Of this process in a job of several; None if it is alone."""
 
 
 @dataclass

@@ -414,11 +414,6 @@ def _is_fsdps(value: Any) -> bool:
     return home.startswith("torch.distributed.fsdp")
 
 
-def fsdp1_root(wrapper: Any) -> bool:
-    """Tell if this is the outermost ``FullyShardedDataParallel``, after its first step (2.6 to 2.13)."""
-    return read(wrapper, "_is_root") is True
-
-
 def fsdp1_parameters(wrapper: Any) -> list[tuple[Any, tuple[int, ...], int]] | None:
     """Return each parameter of one ``FullyShardedDataParallel``, its whole shape, and its share in elements.
 

@@ -99,12 +99,6 @@ def test_a_rank_0_that_raises_ends_at_once(tmp_path: Path) -> None:
     one.communicate(timeout=TIMEOUT_S)
 
 
-def test_stop_is_refused(tmp_path: Path) -> None:
-    for code, _, err in ranks(["--stop", *script(tmp_path, "print(1)")], tmp_path):
-        assert code == 2
-        assert "--stop is for one process, and a launcher started 2" in err
-
-
 JOB = str(ROOT / "tests" / "running" / "ranks" / "job.py")
 
 JOBS = {
@@ -173,11 +167,13 @@ def printed_by(program: str, *arguments: str) -> list[str]:
     return printed(IMPORTED + BECOME + program, *arguments).splitlines()
 
 
-def watched(wrap: str, folder: Path, launcher: str, *start: str) -> tuple[dict[str, Any], Facts, str]:
+def watched(
+    wrap: str, folder: Path, launcher: str, *start: str, options: tuple[str, ...] = ()
+) -> tuple[dict[str, Any], Facts, str]:
     """Findings, facts and stderr of a job under ``run``, which trains to the same bits."""
     job = [JOB, *JOBS[wrap]]
     plain = printed_by(RANKS, str(folder), *job)
-    out = printed_by(launcher, str(folder), *start, *OPTIONS[2:], "--save", "report.json", *job)
+    out = printed_by(launcher, str(folder), *start, *OPTIONS[2:], *options, "--save", "report.json", *job)
     err = (folder / "stderr").read_text()
     assert sum(" weights " in line for line in out) == 2, err
     assert sorted(out) == sorted(plain)
@@ -212,3 +208,43 @@ def test_fsdp2_with_float8_under_accelerate(tmp_path: Path) -> None:
     )
     assert facts.training.distributed is not None
     assert facts.training.distributed.wrapper == "FSDP2"
+
+
+ON_COPIES = ("--device", "cpu", "--budget", "1")
+
+
+def timed(facts: Facts) -> list[str]:
+    """Names of the variants with a time."""
+    assert facts.trial.reason is None or "round" in facts.trial.reason, facts.trial.reason
+    assert facts.trial.harm == ()
+    return [each.name for each in facts.trial.arms if each.tried]
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+def test_rank_0_times_copies_at_the_end(wrap: str, tmp_path: Path) -> None:
+    """A collective of the trial would wait for the other rank, which has ended."""
+    _, facts, err = watched(wrap, tmp_path, RANKS, "fp8doctor", options=("--trial", *ON_COPIES))
+    assert timed(facts)[0] == "as_is"
+    assert "timed in their own steps; then rank 0 timed copies alone." in err
+
+
+def test_all_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
+    """The last one that any of them may watch to: 4 times 2 of warm-up, 4 of the window, 2 for a profile."""
+    job = [JOB, *JOBS["fsdp2"], "--steps", "100"]
+    start = ["fp8doctor", *OPTIONS[2:], "--stop", *ON_COPIES, "--save", "report.json"]
+    assert printed_by(RANKS, str(tmp_path), *start, *job) == []
+    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
+    assert [(each.end, each.steps) for each in facts.ranks.processes] == [("ended", 14), ("ended", 14)]
+    assert timed(facts)[0] == "as_is"
+    assert "the script was stopped after 14 steps, as --stop asks" in (tmp_path / "stderr").read_text()
+
+
+def test_a_rank_that_fails_costs_the_trial(tmp_path: Path) -> None:
+    job = [JOB, *JOBS["fsdp2"], "--steps", "100", "--raises", "13"]
+    start = ["fp8doctor", *OPTIONS[2:], "--stop", *ON_COPIES, "--save", "report.json"]
+    failing = RANKS.replace("== [0, 0]", "== [256, 256]")
+    assert printed_by(failing, str(tmp_path), *start, *job) == []
+    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
+    assert [each.end for each in facts.ranks.processes] == ["raised", "raised"]
+    assert len(facts.observed.steps_ms) == 4
+    assert facts.get("trial") is None

@@ -21,7 +21,6 @@ from fp8doctor.stacks.torch_private import (
     behind_compile,
     context_of,
     fsdp1_parameters,
-    fsdp1_root,
     fsdp2_policy,
     without_fsdps,
 )
@@ -79,10 +78,10 @@ def unsharded(job: Job) -> Job:
     plain, memo = replicate(
         job.model, share=True, stand_ins=stand_ins, fill=lambda memo: _memoize_modules(places, memo)
     )
-    for place in places:
-        if place.fsdp is not None:
-            hook = InsteadOfFsdp(place.dtype if _casts(place) else None)
-            memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
+    of_fsdp = [place for place in places if place.fsdp is not None]
+    for place in of_fsdp:
+        hook = InsteadOfFsdp(place.dtype if _casts(place, is_root=place is of_fsdp[0]) else None)
+        memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
     return replace(job, model=plain, rebuild=None, optimizer=_optimizer(job.optimizer, memo), sharded=job)
 
 
@@ -153,10 +152,10 @@ def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
             without_fsdps(vars(memo[id(module)]))
 
 
-def _casts(place: _Place) -> bool:
+def _casts(place: _Place, *, is_root: bool) -> bool:
     """Tell if FSDP casts what a module is called with."""
-    at_root = place.fsdp == FSDP1 and getattr(place.policy, "cast_root_forward_inputs", False)
-    return getattr(place.policy, "cast_forward_inputs", False) or (at_root and fsdp1_root(place.module))
+    names = ("cast_forward_inputs", *(["cast_root_forward_inputs"] if is_root else []))
+    return any(getattr(place.policy, name, False) for name in names)
 
 
 def _optimizer(optimizer: Any, memo: dict[int, Any]) -> Any:
