@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -23,9 +24,32 @@ Source: METADATA of torchao 0.18.0.
 """
 
 
+KINDS = ("raised", "follows", "logged")
+"""Kinds of messages, the most relevant first. ``follows``: another error usually caused it."""
+
+FOLDER = Path(__file__).with_name("messages")
+"""Tables of the messages, one file for each library."""
+
+COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+PREFIX = re.compile(
+    r"^[ \t]*(?:(?:\[\w{0,12}\d\]:|\d{1,5}:|\([^()\n]{0,60}\bpid=\d+[^()\n]{0,20}\)|\[\d{1,6}/\d{1,6}\]"
+    r"|[A-Z]\d{4} [\d:.]{1,20} \d+ [^]\n]{1,200}\]|(?:INFO|WARNING|ERROR) [^]\n]{1,80}\]|E(?= {3}))[ \t]?)+"
+    r"|^.*\d%\|[^|\n]*\|.*",
+    re.MULTILINE,
+)
+"""What torchrun, Ray, Slurm, torch's logger, vLLM and pytest put before a line; a line of tqdm."""
+
+EXCEPTION = re.compile(
+    r"^[ \t]*(?!.{0,80}(?:ChildFailed|CalledProcess))[\w.]*(?:Error|Exception)(?::|$)", re.M
+)
+"""The beginning of an exception, except one that only tells of another process's."""
+
+
 class KnownError(NamedTuple):
     """A message that a library raises or logs in FP8 jobs."""
 
+    library: str
     says: str
     """The message, with ... for the variable parts."""
     pattern: str
@@ -38,29 +62,62 @@ class KnownError(NamedTuple):
     """File and version that contain the text, or the cause of the message."""
     codes: tuple[str, ...] = ()
     """Checks that find the cause in advance."""
+    kind: str = KINDS[0]
 
 
-def _read() -> tuple[KnownError, ...]:
-    table = tomllib.loads(Path(__file__).with_name("known_errors.toml").read_text("utf-8"))
+@functools.cache
+def known_errors() -> tuple[KnownError, ...]:
+    """Read all messages, in the order of their libraries' files."""
+    tables = [tomllib.loads(each.read_text("utf-8")) for each in sorted(FOLDER.glob("*.toml"))]
     return tuple(
-        KnownError(**{**each, "lines": with_imports(each["lines"]), "codes": tuple(each.get("codes", ()))})
+        KnownError(
+            **{
+                "library": table["library"],
+                **each,
+                "lines": with_imports(each["lines"]),
+                "codes": tuple(each.get("codes", ())),
+            }
+        )
+        for table in tables
         for each in table["error"]
     )
 
 
-KNOWN_ERRORS = _read()
-
-
 def recognise(text: str) -> tuple[KnownError, ...]:
-    """Find the known messages in a text, in order, however its lines are wrapped."""
-    text = " ".join(text[-LONGEST:].split())
-    found = [(match.start(), error) for error in KNOWN_ERRORS if (match := re.search(error.pattern, text))]
-    return tuple(error for _, error in sorted(found, key=lambda each: each[0]))
+    """Find the known messages in a text or log, the most relevant first.
+
+    Errors stand before messages that follow from another and before warnings; of each, the last first.
+    """
+    return tuple(error for error, *_ in _found(text))
+
+
+def fatal_is_known(text: str) -> bool:
+    """Return whether the last exception in a text is a known one, or there is none."""
+    cleaned = _cleaned(text)
+    begins = max((match.start() for match in EXCEPTION.finditer(cleaned)), default=0)
+    return any(end > len(" ".join(cleaned[:begins].split())) for *_, end in _found(text))
+
+
+@functools.lru_cache(maxsize=1)
+def _found(text: str) -> list[tuple[KnownError, int]]:
+    """Find each known message and where its last occurrence ends."""
+    text = " ".join(_cleaned(text).split())
+    found = [
+        (error, ends[-1])
+        for error in known_errors()
+        if (ends := [match.end() for match in re.finditer(error.pattern, text)])
+    ]
+    return sorted(found, key=lambda each: (KINDS.index(each[0].kind), -each[1]))
+
+
+def _cleaned(text: str) -> str:
+    """Return the end of a text without colours, prefixes of lines and progress bars."""
+    return PREFIX.sub("", COLOUR.sub("", text[-LONGEST:]).replace("\r", "\n"))
 
 
 def in_a_sentence(text: str) -> str | None:
-    """Explain the last known message in a text and name its page; None without one."""
+    """Explain the most relevant known message in a text and name its page; None without one."""
     found = recognise(text)
     if not found:
         return None
-    return f"{found[-1].cause} More: fp8doctor explain {found[-1].codes[0] if found[-1].codes else 'TEXT'}"
+    return f"{found[0].cause} More: fp8doctor explain {found[0].codes[0] if found[0].codes else 'TEXT'}"

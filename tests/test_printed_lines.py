@@ -30,7 +30,7 @@ from fp8doctor.facts import (
     Training,
 )
 from fp8doctor.finding import Treatment
-from fp8doctor.known_errors import KNOWN_ERRORS
+from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
 from fp8doctor.render import text
 from tests.recordings import name_of
@@ -62,7 +62,7 @@ class Snippet(NamedTuple):
 
 
 def of_the_errors() -> Iterator[Snippet]:
-    yield from (Snippet(error.says, error.lines) for error in KNOWN_ERRORS)
+    yield from (Snippet(error.says, error.lines) for error in known_errors())
 
 
 def of_the_checks() -> Iterator[Snippet]:

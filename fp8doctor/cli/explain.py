@@ -55,12 +55,13 @@ TERM = re.compile(rf"{NAME.pattern}| |[A-Z]{{2}}|\d")
 
 NOT_KNOWN = "fp8doctor does not know this exact message."
 
+ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
+
 
 @click.command(cls=ProjectCommand)
 @click.argument(
     "asked",
     nargs=-1,
-    required=True,
     metavar="CODE...|WORDS|ERROR|-",
     shell_complete=completion.codes_and_words,
 )
@@ -68,12 +69,16 @@ NOT_KNOWN = "fp8doctor does not know this exact message."
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
     """Explain a check (by code, prefix or name: CMP001 SHP), a term (amax, load_in_fp8) or an error message.
 
-    With -, read a traceback from stdin.
+    With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
     from fp8doctor import glossary, known_errors
     from fp8doctor.headings import headings
 
-    text = _from_stdin() if asked == ("-",) else " ".join(asked)
+    if not asked and sys.stdin.isatty():
+        raise UserError(
+            "name a code, a term or an error message, or give a log: fp8doctor explain < train.log"
+        )
+    text = _from_stdin() if asked in ((), ("-",)) else " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, catalogue):
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
@@ -82,7 +87,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     elif word := glossary.look_up(text):
         _show_word(format, *word, catalogue)
     elif errors := known_errors.recognise(text):
-        _show_errors(format, errors, catalogue)
+        _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
     elif word := _word_within(text):
@@ -161,7 +166,7 @@ def _message(text: str) -> str:
 def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
     """Show errors, a word or pages that share a name with a message, if any."""
     from fp8doctor import glossary
-    from fp8doctor.known_errors import KNOWN_ERRORS
+    from fp8doctor.known_errors import known_errors
 
     wanted = _names(message)
     words = [
@@ -172,8 +177,10 @@ def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bo
     ]
     counts = {check.code: sum(_count(name, check.page) for name in wanted) for check in catalogue}
     pages = sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
-    if errors := [error for error in KNOWN_ERRORS if any(_count(name, error.says) for name in wanted)]:
-        _show_errors(format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:")
+    if errors := [each for each in known_errors() if any(_count(name, each.says) for name in wanted)]:
+        _show_errors(
+            format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:", related=True
+        )
     elif words:
         longest = max(words, key=lambda each: len(each[0]))
         _show_word(format, *longest, catalogue, f"{NOT_KNOWN} This term is in it:")
@@ -218,11 +225,23 @@ def _page(check: Heading) -> str:
 
 
 def _show_errors(
-    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str = ""
+    format: str,
+    errors: Sequence[KnownError],
+    catalogue: Sequence[Heading],
+    head: str = "",
+    *,
+    related: bool = False,
 ) -> None:
-    """Show known errors; with a head they are only related, and come without advice."""
-    data = {"errors": [error._asdict() for error in errors], **({"related": True} if head else {})}
-    pages = (_error_page(error, catalogue, advice=not head) for error in errors)
+    """Show known errors: those that only share a name come without advice, further warnings as one line."""
+    data: dict[str, Any] = {"errors": [error._asdict() for error in errors]}
+    if related:
+        data["related"] = True
+    elif head:
+        data["last_exception_known"] = False
+    full = [each for each in errors if related or each.kind == errors[0].kind]
+    pages = [_error_page(error, catalogue, advice=not related) for error in full]
+    if rest := [each.says for each in errors if each not in full]:
+        pages.append("\n".join(_wrapped(f"Also in this text: {' · '.join(rest)}")))
     _show(format, data, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
 
 
@@ -287,7 +306,7 @@ def _wrapped(text: str, hanging: int = 0) -> Iterator[str]:
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     """Say that nothing was found, without repeating text that may hold a secret."""
     from fp8doctor.facts.scrub import scrub
-    from fp8doctor.known_errors import KNOWN_ERRORS
+    from fp8doctor.known_errors import known_errors
 
     word = text.strip()
     if not word:
@@ -298,7 +317,7 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     looked = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
     if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
         return f"no page and no glossary entry has these words. {looked}"
-    return f"this text has none of the {len(KNOWN_ERRORS)} messages that fp8doctor knows. {looked}"
+    return f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {looked}"
 
 
 def _alike(code: str, catalogue: Sequence[Heading]) -> str:

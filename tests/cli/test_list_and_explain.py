@@ -57,13 +57,33 @@ def test_explain_an_error_by_its_text() -> None:
 def test_explain_takes_an_error_from_stdin_and_without_quotes() -> None:
     as_argument = fp8doctor("explain", TRACEBACK).stdout
     assert CliRunner().invoke(cli.main, ["explain", "-"], input=TRACEBACK).stdout == as_argument
+    assert CliRunner().invoke(cli.main, ["explain"], input=TRACEBACK).stdout == as_argument
     assert fp8doctor("explain", *TRACEBACK.split()).stdout == as_argument
+
+
+def test_explain_says_if_the_last_exception_is_another_one() -> None:
+    log = f"{TRACEBACK}\n\nTraceback (most recent call last):\nKeyError: 'nobody has seen this'\n"
+    result = CliRunner().invoke(cli.main, ["explain", "--format", "json"], input=log)
+    assert json.loads(result.stdout)["last_exception_known"] is False
+    result = CliRunner().invoke(cli.main, ["explain"], input=log)
+    assert result.stdout.startswith("fp8doctor does not know the last exception in this text.")
+    assert "Found by: SHP001" in result.stdout
 
 
 def test_explain_an_error_in_json() -> None:
     (error,) = json.loads(fp8doctor("explain", "--format", "json", TRACEBACK).stdout)["errors"]
     assert error["codes"] == ["SHP001"]
-    assert set(error) == {"says", "pattern", "cause", "lines", "versions", "source", "codes"}
+    assert set(error) == {
+        "says",
+        "pattern",
+        "cause",
+        "lines",
+        "versions",
+        "source",
+        "codes",
+        "library",
+        "kind",
+    }
 
 
 def test_explain_an_error_that_is_not_known() -> None:

@@ -11,7 +11,7 @@ from packaging.specifiers import SpecifierSet
 
 from fp8doctor.checks.environment import fp8_backend_missing, outdated_stack
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.known_errors import KNOWN_ERRORS
+from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
 from tests.checks.environment.live import finding_of
 
@@ -60,7 +60,7 @@ def printed() -> Iterator[tuple[str, str]]:
         for finding in run([check], facts)[0]:
             if finding.treatment:
                 yield check.code, finding.treatment.code
-    for known in KNOWN_ERRORS:
+    for known in known_errors():
         yield known.says, known.lines
 
 
