@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 WRITERS = {
     "schema": "tests.schema",
     "check_pages": "tests.check_pages",
+    "error_pages": "tests.error_pages",
     "readme": "tests.readme",
     "recordings": "tests.recordings",
     "recipes": "tests.recipes.replay",
