@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "errors"
 
 INDEX = """# Error messages of FP8 training
 
-{count} messages that libraries raise or log in FP8 jobs, each with its cause, what to do, versions and source.
+{count} messages that libraries raise or log in FP8 jobs, each with its cause, fix, versions and source.
 `fp8doctor explain < train.log` finds them in a log. `python -m tests.error_pages` writes this folder from
 `fp8doctor/messages/`.
 

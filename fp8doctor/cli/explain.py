@@ -153,7 +153,7 @@ def _word_within(text: str) -> tuple[str, Word] | None:
 
 
 def _is_of_an_error(text: str) -> bool:
-    return re.search(r":|Error|Exception", text) is not None
+    return re.search(r":|error\b|exception\b|Error|Exception", text) is not None
 
 
 def _message(text: str) -> str:
