@@ -9,6 +9,7 @@ import msgspec
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
+from fp8doctor.analysis.whole_step import whole_step_in_words
 from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.diagnosis.expected_verdict import (
     expected_verdict,
@@ -28,7 +29,9 @@ def verdict(view: TrialView, findings: Sequence[Finding]) -> Verdict:
     answer = before_speed(_of_precision(view, findings), facts, findings)
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
     first = " ".join(told) or if_recorded(slowest_first, facts)
-    return msgspec.structs.replace(answer, summary=f"{first} {answer.summary}") if first else answer
+    timed = answer.basis == "measured"
+    last = whole_step_in_words(facts, answer.speedup, answer.achievable_speedup) if timed else ""
+    return msgspec.structs.replace(answer, summary=" ".join(filter(None, (first, answer.summary, last))))
 
 
 def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:

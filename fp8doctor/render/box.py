@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.whole_step import timed_alone, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY
@@ -148,6 +150,8 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         what = _as_sure_as_timed(report, told) or _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
+    if verdict.basis == "measured" and timed_alone(report.facts):
+        what = re.sub(r"^FP8 (is|would)", r"FP8 compute \1", what)
     memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
     fix = [] if memory and memory.is_too_large and not steps else [*_fix(report, steps)]
     if memory and memory.is_too_large:
@@ -168,7 +172,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         memory=memory.sentence if memory and memory.may_be_too_large else "",
         fix=tuple(fix),
         then=_then(report, steps),
-        limit=if_recorded(limit, report.facts, steps) or "",
+        limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
 
@@ -194,6 +198,14 @@ def _even(report: Document) -> str:
         return ""
     saved = if_recorded(gib_saved_at_no_cost, speed.bf16, speed.as_is, report.facts.trial)
     return f"No difference in speed; FP8 saves {saved:.1f} GiB" if saved else ""
+
+
+def _whole(report: Document) -> str:
+    """Estimate the whole step of a job whose compute alone was timed; else empty."""
+    verdict = report.verdict
+    if verdict.basis != "measured":
+        return ""
+    return whole_step_in_words(report.facts, verdict.speedup, verdict.achievable_speedup)
 
 
 def _as_sure_as_timed(report: Document, what: str) -> str:
