@@ -45,7 +45,7 @@ from fp8doctor.cli.options import (
     version,
     with_options,
 )
-from fp8doctor.cli.pages import compare, health, why
+from fp8doctor.cli.pages import checkpoint, compare, health, why
 from fp8doctor.cli.pages import trace as trace_
 from fp8doctor.cli.plan import plan
 from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
@@ -331,6 +331,7 @@ def demo(**options: Any) -> int:
 
 
 main.add_command(health)
+main.add_command(checkpoint)
 main.add_command(trace_)
 main.add_command(compare)
 main.add_command(why)

@@ -1,0 +1,1 @@
+"""Checkpoints, read by their headers alone: nothing in them is imported, unpickled or loaded."""
