@@ -24,8 +24,12 @@ Source: METADATA of torchao 0.18.0.
 """
 
 
-KINDS = ("raised", "follows", "logged")
-"""Kinds of messages, the most relevant first. ``follows``: another error usually caused it."""
+KINDS = ("raised", "generic", "follows", "logged")
+"""Kinds of messages, the most relevant first.
+
+``generic``: many causes, and the fix is a command that narrows them; only ``explain`` shows these.
+``follows``: another error usually caused it.
+"""
 
 FOLDER = Path(__file__).with_name("messages")
 """Tables of the messages, one file for each library."""
@@ -84,10 +88,15 @@ def known_errors() -> tuple[KnownError, ...]:
 
 
 def recognise(text: str) -> tuple[KnownError, ...]:
-    """Find the known messages in a text or log, the most relevant first.
+    """Find the known messages in a text or log, the most relevant first, without generic ones.
 
     Errors stand before messages that follow from another and before warnings; of each, the last first.
     """
+    return tuple(error for error in recognise_all(text) if error.kind != "generic")
+
+
+def recognise_all(text: str) -> tuple[KnownError, ...]:
+    """Find the known messages in a text or log; generic ones only if no other explains the same words."""
     return tuple(error for error, *_ in _found(text))
 
 
@@ -102,10 +111,16 @@ def fatal_is_known(text: str) -> bool:
 def _found(text: str) -> list[tuple[KnownError, int]]:
     """Find each known message and where its last occurrence ends."""
     text = " ".join(_cleaned(text).split())
-    found = [
-        (error, ends[-1])
+    spans = {
+        error: matches[-1].span()
         for error in known_errors()
-        if (ends := [match.end() for match in re.finditer(error.pattern, text)])
+        if (matches := list(re.finditer(error.pattern, text)))
+    }
+    found = [
+        (error, end)
+        for error, (start, end) in spans.items()
+        if error.kind != "generic"
+        or not any(start < b and a < end for other, (a, b) in spans.items() if other.kind != "generic")
     ]
     return sorted(found, key=lambda each: (KINDS.index(each[0].kind), -each[1]))
 

@@ -78,7 +78,8 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         raise UserError(
             "name a code, a term or an error message, or give a log: fp8doctor explain < train.log"
         )
-    text = _from_stdin() if asked in ((), ("-",)) else " ".join(asked)
+    is_log = asked in ((), ("-",))
+    text = _from_stdin() if is_log else " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, catalogue):
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
@@ -86,11 +87,11 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
     elif word := glossary.look_up(text):
         _show_word(format, *word, catalogue)
-    elif errors := known_errors.recognise(text):
+    elif errors := known_errors.recognise_all(text):
         _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
-    elif word := _word_within(text):
+    elif not is_log and (word := _word_within(text)):
         _show_word(format, *word, catalogue)
     elif not _show_related(format, _message(text), catalogue):
         raise UserError(_not_known(text, catalogue))

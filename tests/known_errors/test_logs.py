@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.known_errors import fatal_is_known, in_a_sentence, recognise
+from fp8doctor.known_errors import fatal_is_known, in_a_sentence, recognise, recognise_all
 
 STEPS = "".join(
     f"\r{step // 60:3d}%|{'#' * (step // 600):10}| {step}/6000 [00:{step % 60:02d}<01:30, 9.1it/s, loss=2.31]"
@@ -43,6 +43,20 @@ def test_of_two_errors_the_last_stands_first() -> None:
     other = "RuntimeError: Multiplication of two Float8_e5m2 matrices is not supported\n"
     assert says(other + FATAL) == ["Expected trailing", "Multiplication of"]
     assert says(other + FATAL + other) == ["Multiplication of", "Expected trailing"]
+
+
+def test_a_generic_answer_stands_behind_one_that_names_the_cause() -> None:
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    log = FATAL + oom + WARNINGS[0]
+    assert [each.kind for each in recognise_all(log)] == ["raised", "generic", "logged"]
+    assert fatal_is_known(log)
+    assert says(oom) == []
+    assert in_a_sentence(oom) is None
+
+
+def test_a_generic_answer_is_left_out_if_another_explains_the_same_words() -> None:
+    (known,) = recognise_all("RuntimeError: expected scalar type Float but found Float8_e8m0fnu")
+    assert known.kind == "raised"
 
 
 @pytest.mark.parametrize(
