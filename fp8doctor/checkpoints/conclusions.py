@@ -27,7 +27,6 @@ WRAPPERS = {
     "_orig_mod.": "torch.compile(model)",
     "_fsdp_wrapped_module.": "FSDP",
     "_checkpoint_wrapped_module.": "a checkpoint wrapper",
-    "base_model.model.": "PEFT",
     "module.": "DistributedDataParallel",
 }
 """Part of a name -> what put it there."""

@@ -130,6 +130,12 @@ def test_names_of_wrappers_go_by_the_printed_line(tmp_path: Path) -> None:
     assert model.load_state_dict(names["state"]).unexpected_keys == []
 
 
+def test_names_of_an_adapter_are_as_they_should_be(tmp_path: Path) -> None:
+    weights = {"base_model.model.q_proj.lora_A.weight": torch.ones(8, 32)}
+    save_file(weights, tmp_path / "adapter_model.safetensors")
+    assert problems(tmp_path) == ""
+
+
 def test_dcp_and_its_printed_command(tmp_path: Path) -> None:
     state = {"model": {"w": torch.ones(4, 4).to(F8), "w_scale": torch.ones(1), "b": torch.ones(3)}}
     dcp.save(state, checkpoint_id=tmp_path)
