@@ -106,7 +106,7 @@ def conclude(health: Health) -> HealthVerdict:
     """Judge a run. Faults that began after the loss rose are said to follow from it."""
     rise, everything = rise_of(health), list(faults(health))
     found = [each for each in everything if rise is None or each.since <= rise.since]
-    later = [each for each in everything if each not in found]
+    later = [each for each in everything if rise is not None and each.since > rise.since]
     conclusions = (*_concluded(found, health), *_concluded(later, health, after=True))
     status: Literal["healthy", "faults", "diverges", "not_finite", "unknown"] = "healthy"
     said = []
@@ -145,7 +145,7 @@ def faults(health: Health) -> Iterator[Fault]:
         for kind, steps in stretches.items():
             amounts = [_amount(kind, cast) for _, cast in steps]
             since, last = steps[0][0], steps[-1][0]
-            ends = since in restarts, last == health.steps[-1]
+            ends = since in restarts, last == health.samples[-1][1].step
             yield Fault(kind, layer, operand, since, last, *ends, amounts[-1], _trend(amounts))
 
 
@@ -191,7 +191,7 @@ def rise_of(health: Health) -> Rise | None:
     high = [at for at in range(lowest + 1, len(points)) if losses[at] > limit]
     if not lowest or len(points) <= LASTING or high[-LASTING - 1 :] != [*range(len(points))][-LASTING - 1 :]:
         return None
-    since = next(at for at in high if sum(each >= at for each in high) >= (len(points) - at) / 2)
+    since = next(at for place, at in enumerate(high) if len(high) - place >= (len(points) - at) / 2)
     return Rise(points[since][0], smooth[lowest], losses[-1])
 
 
@@ -257,7 +257,8 @@ def _sentence(members: Sequence[Fault]) -> str:
 
 def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
     """Return what to do, and the lines."""
-    layers = [health.layers[each.layer] for each in members]
+    by_name = health.layers
+    layers = [by_name[each.layer] for each in members]
     stacks, kind = {layer.stack for layer in layers}, members[0].kind
     if kind in ("poisoned_history", "stale_scale"):
         if stacks != {TRANSFORMER_ENGINE.name}:
