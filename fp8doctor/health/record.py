@@ -25,7 +25,7 @@ OPERANDS = ("input", "weight", "gradient")
 """Tensors that a layer casts: its input, its weight, the gradient of its output."""
 
 
-class CastHealth(msgspec.Struct, frozen=True, array_like=True):
+class CastHealth(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The numbers of one cast of one tensor; None if unknown."""
 
     sqnr_db: float | None = None
@@ -182,29 +182,29 @@ class Health(msgspec.Struct, frozen=True):
 
 def read_health(path: Path) -> Health:
     """Read a file. Raises `UserError` if it holds no health of a job."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     decode = decoder(Line)
     headers: list[Header] = []
     samples: list[tuple[Header, Sample]] = []
     bad: list[FirstBad] = []
     torn = 0
-    for text in filter(None, lines):
-        try:
-            line = decode.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            torn += 1
-            continue
-        if isinstance(line, Header):
-            headers.append(line)
-        elif isinstance(line, FirstBad):
-            bad.append(line)
-        elif headers:
-            while samples and samples[-1][1].step >= line.step:
-                samples.pop()
-            samples.append((headers[-1], line))
+    try:
+        with path.open("rb") as lines:
+            for text in lines:
+                try:
+                    line = decode.decode(text)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    torn += bool(text.strip())
+                    continue
+                if isinstance(line, Header):
+                    headers.append(line)
+                elif isinstance(line, FirstBad):
+                    bad.append(line)
+                elif headers:
+                    while samples and samples[-1][1].step >= line.step:
+                        samples.pop()
+                    samples.append((headers[-1], line))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     if not headers:
         raise UserError(f"{path} holds no health of a job; 'fp8doctor run --health FILE train.py' writes one")
     if headers[-1].format > FORMAT:

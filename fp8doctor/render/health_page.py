@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
+from fp8doctor.facts.record import encode
 from fp8doctor.health.record import OPERANDS, Health
 from fp8doctor.health.verdict import Conclusion, HealthVerdict
 from fp8doctor.render.table_page import Code, Heatmap, Sheet, Table
@@ -69,13 +67,13 @@ def as_json(judged: Sequence[Judged]) -> str:
     runs = [
         {
             "file": health.name,
-            "verdict": msgspec.to_builtins(verdict),
-            "jobs": msgspec.to_builtins(health.headers),
-            "samples": msgspec.to_builtins([sample for _, sample in health.samples]),
+            "verdict": verdict,
+            "jobs": health.headers,
+            "samples": [sample for _, sample in health.samples],
         }
         for health, verdict in judged
     ]
-    return json.dumps({"schema_version": 1, "kind": "health", "runs": runs}, indent=2) + "\n"
+    return encode({"schema_version": 1, "kind": "health", "runs": runs}).decode()
 
 
 def _concluded(conclusions: Sequence[Conclusion]) -> Iterator[Part]:
