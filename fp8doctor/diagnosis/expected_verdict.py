@@ -33,7 +33,6 @@ from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
@@ -216,12 +215,9 @@ def fp8_outside_layers(facts: Facts) -> str:
 
 
 def _ran(facts: Facts) -> str:
-    """Say that FP8 matmuls ran in a profiled step, watched or in the trial; empty without any."""
-    if count := facts.get("observed.fp8_gemms"):
-        return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}"
-    timed = next((each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried), None)
-    count = timed.get("fp8_gemms") if timed and not uses_fp8(facts) else None
-    return f"{plural(count, 'FP8 matmul')} ran in a training step" if count else ""
+    """Say that FP8 matmuls ran in a watched script's profiled step; empty without any."""
+    count = facts.get("observed.fp8_gemms")
+    return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
 
 
 KEEPS_FP8_OUT = ("environment", "engagement")

@@ -5,7 +5,6 @@ A finding whose change saves nothing is refuted.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -85,18 +84,14 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
 def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) -> tuple[Step, ...]:
     """Give each fix its saving on the way to the plan's end, in the order of that way after ``broken``.
 
-    These savings add up to the plan's. Fixes that save together have one, the first of them. So do those of a
-    BF16 job that the way makes in another order: a model is converted before it is compiled. A fix that is no
+    These savings add up to the plan's. Fixes that save together have one, the first of them. A fix that is no
     part of the way, or shares it with a change that no fix makes, keeps no saving but an estimate.
     """
     links = way(view.facts, view.end) if view.end else ()
     if not links:
         return tuple(plan)
-    steps = _numbered(plan, links, view)
-    if not view.uses_fp8 and (
-        links := _in_order(links, [number for number, _ in steps if number != NO_PART])
-    ):
-        steps = _numbered(plan, links, view)
+    part = {name: number for number, link in enumerate(links) for name in link.names}
+    steps = [(part.get(kind(step.treatment.name, view.facts), NO_PART), step) for step in plan]
     free = [
         place
         for place, (number, step) in enumerate(steps)
@@ -106,23 +101,6 @@ def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) ->
     for place, each in zip(free, in_order, strict=True):
         steps[place] = each
     return tuple(_with_its_part(step, number, steps, links, view) for number, step in steps)
-
-
-def _numbered(plan: Sequence[Step], links: Sequence[Link], view: TrialView) -> list[tuple[int, Step]]:
-    """Number each step by its link."""
-    part = {name: number for number, link in enumerate(links) for name in link.names}
-    return [(part.get(kind(step.treatment.name, view.facts), NO_PART), step) for step in plan]
-
-
-def _in_order(links: Sequence[Link], planned: Sequence[int]) -> tuple[Link, ...]:
-    """Join the links that the plan makes in another order, and those between them."""
-    turned = [each for a, b in itertools.combinations(planned, 2) if a > b for each in (a, b)]
-    if not turned:
-        return tuple(links)
-    first, last = min(turned), max(turned)
-    names = frozenset().union(*(link.names for link in links[first : last + 1]))
-    joined = Link(links[first].before, links[last].after, names)
-    return (*links[:first], joined, *links[last + 1 :])
 
 
 NO_PART = -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
@@ -20,7 +21,7 @@ from fp8doctor.facts import if_recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing
-from fp8doctor.render.timing import as_is_difference
+from fp8doctor.render.timing import as_is_difference, timing
 
 COSTS = {
     "idle": "idle GPU time costs",
@@ -206,10 +207,18 @@ def _without_a_cause(report: Document) -> list[Cause]:
     summary = not_timed or verdict.status in ("no_fp8", "too_noisy")
     told = _without_the_estimate(report) if summary else _no_cause_known(report)
     timed = verdict.basis == "measured"
+    if timed and verdict.status == "no_fp8" and (measured := _profiled_difference(report)):
+        return [msgspec.structs.replace(cost_of_parts(measured), code="")]
     unknown = verdict.status == "too_noisy" or (verdict.status == "not_measured" and timed)
     if unknown or not (parts := _estimated_parts(report)):
         return [Cause(told, is_summary=summary)]
     return [Cause(parts)] if timed else [Cause(parts), Cause(told, is_summary=summary)]
+
+
+def _profiled_difference(report: Document) -> Waterfall | None:
+    """Return the difference that the screen divides below, of a job without FP8."""
+    found = if_recorded(timing, report.facts)
+    return found.waterfalls[0] if found and found.waterfalls else None
 
 
 def _estimated_parts(report: Document) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Saving
+from fp8doctor.render.details import numbers
 from fp8doctor.render.header import product
 from fp8doctor.render.words import HOW_KNOWN, numbered
 
@@ -62,7 +63,8 @@ def _has_lines(code: str) -> bool:
     return any(line.strip() and not line.lstrip().startswith("#") for line in code.splitlines())
 
 
-def shown_fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
+def shown_fix(step: Step, steps: Sequence[Step], facts: Facts) -> Fix:
+    fixes = numbers(steps)
     code = step.treatment.code
     how = HOW_TO_USE.get(step.treatment.kind, "") if _has_lines(code) else ""
     beside = numbered(step.together, fixes)
@@ -71,7 +73,7 @@ def shown_fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
         if beside and step.saving_ms is None
         else f"together with {beside} {saves(step.saving_ms)}"
         if beside
-        else saves(step.saving_ms) or if_recorded(not_timed, step, facts) or ""
+        else saves(step.saving_ms, _after(step, steps)) or if_recorded(not_timed, step, facts) or ""
     )
     return Fix(
         number=fixes[step.treatment.name],
@@ -82,14 +84,22 @@ def shown_fix(step: Step, fixes: Mapping[str, int], facts: Facts) -> Fix:
     )
 
 
-def saves(saving: Saving | None) -> str:
+def _after(step: Step, steps: Sequence[Step]) -> str:
+    """Name a later fix whose end is where this one's saving begins: a model is converted, then compiled."""
+    begins = step.saving_ms.from_ms if step.saving_ms else None
+    later = enumerate(steps[steps.index(step) + 1 :], steps.index(step) + 2)
+    ends = (n for n, each in later if begins and each.saving_ms and each.saving_ms.to_ms == begins)
+    return next((f"with fix {n} " for n in ends), "")
+
+
+def saves(saving: Saving | None, after: str = "") -> str:
     """Write a fix's saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
     if saving is None:
         return ""
     if saving.from_ms is not None and saving.to_ms is not None:
         noise = " within noise" if saving.low < 0 < saving.high else ""
         verb = "saves" if saving.middle >= 0 else "costs"
-        times = f"from {saving.from_ms:,.1f} to {saving.to_ms:,.1f}"
+        times = f"from {saving.from_ms:,.1f} {after}to {saving.to_ms:,.1f}"
         return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {HOW_KNOWN[saving.basis]}"
     either_way = saving.low < 0 < saving.high
     ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)

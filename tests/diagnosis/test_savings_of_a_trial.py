@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
@@ -13,7 +11,6 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.measured_savings import on_the_way, with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
-from fp8doctor.report import load_report
 from tests.checks.arms import ran, too_late
 from tests.diagnosis.trials import LOSING, SLOW, Of, around, explored, without_fp8
 
@@ -162,18 +159,6 @@ def on_the_way_to(end: float, alone: dict[str, float]) -> list[tuple[str, float 
         (step.treatment.name, round(step.saving_ms.middle, 1) if step.saving_ms else None, step.together)
         for step in steps
     ]
-
-
-def test_fixes_that_gain_in_another_order_than_they_are_made_have_one_saving() -> None:
-    """A model is converted before it is compiled, and BF16 compiled is the stop on the way."""
-    report = load_report(Path(__file__).parents[1] / "benchmarks" / "recorded" / "h100-llama_3b_bf16.json.gz")
-    first, second, *_ = report.prescription
-    assert [first.treatment.name, second.treatment.name] == ["convert-tensorwise", "compile-blocks"]
-    assert (first.together, second.together) == (("compile-blocks",), ("convert-tensorwise",))
-    assert second.saving_ms is None
-    assert first.saving_ms is not None
-    as_is, end = (report.facts.trial.arms[n].step_ms for n in (0, 2))
-    assert (first.saving_ms.from_ms, first.saving_ms.to_ms) == (as_is, end)
 
 
 def test_breakage_stays_first_whatever_the_others_save() -> None:

@@ -227,3 +227,21 @@ def test_an_estimated_gain_is_of_the_whole_step(path: Path) -> None:
 def test_nothing_stands_before_a_comma_that_is_not_there(path: Path) -> None:
     _, screen, _ = replayed(path)
     assert not [line for _, line in screen.facts if "(," in line]
+
+
+@EVERY
+def test_a_saving_that_begins_where_a_later_one_ends_names_it(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    saving = {number: step.saving_ms for number, step in enumerate(report.prescription, 1) if step.saving_ms}
+    for fix in screen.fixes:
+        own = saving.get(fix.number)
+        later = [n for n, each in saving.items() if n > fix.number and own and own.from_ms == each.to_ms]
+        if own and own.from_ms and later:
+            assert f"with fix {later[0]} to" in fix.aside
+
+
+@EVERY
+def test_what_was_profiled_is_not_estimated(path: Path) -> None:
+    _, screen, view = replayed(path)
+    if screen.difference and view.on_gpu:
+        assert not any("(estimated)" in each and "casts" in each for each in screen.answer.why)
