@@ -269,7 +269,7 @@ RAISED: dict[str, tuple[Callable[[], object], ...]] = {
     "Float8 dynamic": (quantized_without_gpu,),
     "cannot import name 'mxfp8_cuda'": (lambda: imported("torchao.prototype", "mxfp8_cuda"),),
     "cannot import name 'float8_weight": (lambda: imported("torchao.quantization", "float8_weight_only"),),
-    "Unknown quantization": (unknown_quantization,),
+    "Unknown quantization type": (unknown_quantization,),
     "No GPU or XPU": (lambda: quantized("FineGrainedFP8Config"),),
     "Using fbgemm": (lambda: quantized("FbgemmFp8Config"),),
     "The model is quantized": (another_quantization,),
@@ -277,6 +277,7 @@ RAISED: dict[str, tuple[Callable[[], object], ...]] = {
     "__init__() got": (lambda: quantized_checkpoint(load_in_fp8=True),),
     "CUDA_HOME environment": (without_cuda_home,),
     "Found an incompatible": (old_torchao,),
+    "Only Tensors of": (lambda: nn.Parameter(torch.zeros(2, dtype=torch.int8)),),
 }
 """Beginning of what an entry says -> what makes the installed library raise it, on a CPU."""
 
