@@ -221,3 +221,13 @@ def test_the_scripts_output_and_exit_code_stand(tmp_path: Path, capsys: pytest.C
     as_is = facts.trial.arms[0]
     assert (as_is.name, facts.trial.device) == ("as_is", "cpu")
     assert as_is.step_ms
+
+
+def test_a_sharded_script_is_timed_on_copies(tmp_path: Path) -> None:
+    text = (EXAMPLES / "fsdp2.py").read_text().replace("block.compile()", "pass")
+    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
+    code, out, err = run([*options, "--save", "report.json"], text, tmp_path)
+    assert (code, len(out.splitlines())) == (0, 16), err
+    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
+    as_is = facts.trial.arms[0]
+    assert (as_is.name, as_is.tried, facts.trial.harm) == ("as_is", True, ())
