@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +113,7 @@ def stepped(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
     optimizer = optimizer_for(plain, model.parameters(), memo)
     give_own_code(model)
     with Guard(plain).armed():
-        training_step(plain, Variant(model, X, None, plain.around), optimizer, CPU)()
+        training_step(plain, Variant(model, job.batch, None, plain.around), optimizer, CPU)()
     return model, optimizer
 
 
@@ -144,6 +146,44 @@ def test_a_plain_model_steps_alone(make: Callable[[], nn.Module]) -> None:
 def test_a_job_that_is_not_sharded_stays_itself() -> None:
     job = trained(Net())
     assert unsharded(job) is job
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed 0.19.8's under ZeRO 1 to 3, of which the last leaves no data in parameters."""
+
+    __module__ = "deepspeed.runtime.engine"
+    dp_world_size = 2
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.module, self.stage = Net().bfloat16(), stage
+        shared = sum(each.numel() for each in self.module.parameters()) // 2
+        flat = [nn.Parameter(torch.zeros(shared))] if stage < 3 else []
+        own = torch.optim.AdamW(flat or [nn.Parameter(torch.zeros(1))], lr=1e-3)
+        if stage == 3:
+            own.param_groups[0]["params"].clear()
+            for each in self.module.parameters():
+                each.ds_shape = each.shape  # type: ignore[attr-defined]
+                each.data = torch.empty(0, dtype=each.dtype)
+        self.optimizer: Any = SimpleNamespace(optimizer=own, param_groups=own.param_groups)
+
+    def zero_optimization_stage(self) -> int:
+        return self.stage
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_zero_steps_its_share_of_plain_parameters(stage: int) -> None:
+    engine = DeepSpeedEngine(stage)
+    job = Job(
+        model=engine, target=Target(), workload=Workload(accumulate=1), batch=X, optimizer=engine.optimizer
+    )
+    model, optimizer = stepped(replace(job, batch=X.bfloat16()))
+    assert type(model) is not DeepSpeedEngine
+    whole = {name: (tuple(each.shape), torch.bfloat16) for name, each in Net().named_parameters()}
+    assert {name: (tuple(each.shape), each.dtype) for name, each in model.named_parameters()} == whole
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    part = sum(each.numel() for each in model.parameters()) // (2 if stage else 1)
+    assert (sum(each.numel() for each in moments), moments[0].dtype) == (part, torch.float32)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

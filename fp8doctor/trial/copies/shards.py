@@ -29,14 +29,21 @@ class Shard:
 
 
 def stand_in(
-    parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype | None, elements: int
+    parameter: nn.Parameter,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    elements: int,
+    stepped: torch.dtype | None = None,
 ) -> nn.Parameter:
-    """Return a parameter of the whole shape without data; ``dtype`` is the one that computes, if known."""
+    """Return a parameter of the whole shape without data.
+
+    ``dtype`` computes and ``stepped`` is the optimizer's; None is the parameter's own.
+    """
     computes = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
     made = nn.Parameter(
         torch.empty(shape, dtype=computes, device="meta"), requires_grad=parameter.requires_grad
     )
-    made.__dict__[SHARD] = Shard(elements, parameter.dtype)
+    made.__dict__[SHARD] = Shard(elements, stepped or parameter.dtype)
     return made
 
 

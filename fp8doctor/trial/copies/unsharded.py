@@ -7,7 +7,8 @@ Its classes are those before FSDP, its parameters are stand-ins of the whole sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,9 @@ from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.copies.shards import InsteadOfFsdp, stand_in, stepping_parts
 
 FSDP2, FSDP1, DTENSOR = "FSDPModule", "FullyShardedDataParallel", "DTensor"
+DEEPSPEED = "DeepSpeedEngine"
+LIBRARIES = ("torch.distributed", "deepspeed.")
+"""Homes of these classes."""
 
 SPLIT = (
     "its parameter {} is split by tensor parallelism (DTensor): a copy without the collectives between its "
@@ -43,7 +47,7 @@ class _Place:
 
     module: nn.Module
     fsdp: str | None
-    """`FSDP2` or `FSDP1`, if the module is one; else None."""
+    """`FSDP2`, `FSDP1` or `DEEPSPEED`, if the module is one; else None."""
     policy: Any
     """Mixed precision of the nearest module of FSDP."""
     in_fsdp2: bool
@@ -55,11 +59,11 @@ class _Place:
 
 
 def sharded_by(model: nn.Module) -> str | None:
-    """Name FSDP's or DTensor's class if the model is sharded, else None."""
+    """Name the class of FSDP, DTensor or DeepSpeed if the model is sharded, else None."""
     for module in model.modules():
         held = (type(each) for each in module._parameters.values() if each is not None)
         for kind in (type(module), *held):
-            if found := _of(kind, FSDP2, FSDP1, DTENSOR):
+            if found := _of(kind, FSDP2, FSDP1, DTENSOR, DEEPSPEED):
                 return found
     return None
 
@@ -78,20 +82,26 @@ def unsharded(job: Job) -> Job:
     plain, memo = replicate(
         job.model, share=True, stand_ins=stand_ins, fill=lambda memo: _memoize_modules(places, memo)
     )
-    of_fsdp = [place for place in places if place.fsdp is not None]
+    of_fsdp = [place for place in places if place.fsdp in (FSDP2, FSDP1)]
     for place in of_fsdp:
         hook = InsteadOfFsdp(place.dtype if _casts(place, is_root=place is of_fsdp[0]) else None)
         memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-    return replace(job, model=plain, rebuild=None, optimizer=_optimizer(job.optimizer, memo), sharded=job)
+    return replace(
+        job,
+        model=plain,
+        rebuild=None,
+        optimizer=_optimizer(job.optimizer, memo, plain.parameters()),
+        sharded=job,
+    )
 
 
 def _of(kind: type, *names: str) -> str | None:
-    """Return the first of these names that a class or an ancestor of torch.distributed has."""
+    """Return the first of these names that a class or an ancestor has, of `LIBRARIES`."""
     return next(
         (
             each.__name__
             for each in kind.__mro__
-            if each.__name__ in names and each.__module__.startswith("torch.distributed")
+            if each.__name__ in names and each.__module__.startswith(LIBRARIES)
         ),
         None,
     )
@@ -105,7 +115,7 @@ def _places(
     if id(module) in seen:
         return
     seen.add(id(module))
-    fsdp = _of(type(module), FSDP2, FSDP1)
+    fsdp = _of(type(module), FSDP2, FSDP1, DEEPSPEED)
     if fsdp is not None:
         in_fsdp2 = in_fsdp2 or fsdp == FSDP2
         policy = fsdp2_policy(module) if fsdp == FSDP2 else getattr(module, "mixed_precision", None)
@@ -116,6 +126,9 @@ def _places(
 
 def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
     """Make stand-ins for a module's own sharded parameters, by their ``id``."""
+    if place.fsdp == DEEPSPEED:
+        yield from _of_deepspeed(place.module)
+        return
     if place.fsdp == FSDP1:
         kept = fsdp1_parameters(place.module)
         if kept is None:
@@ -133,6 +146,17 @@ def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
         yield id(parameter), stand_in(parameter, tuple(parameter.shape), place.dtype, part.numel())
 
 
+def _of_deepspeed(engine: Any) -> Iterator[tuple[int, nn.Parameter]]:
+    """Make stand-ins for all parameters of an engine, of which ZeRO steps a share."""
+    own = getattr(engine.optimizer, "optimizer", engine.optimizer)
+    dtypes = {each.dtype for group in own.param_groups for each in group["params"]} or {torch.float32}
+    part = engine.dp_world_size if engine.zero_optimization_stage() else 1
+    for parameter in engine.module.parameters():
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 leaves no data in it
+        elements = math.ceil(math.prod(shape) / part)
+        yield id(parameter), stand_in(parameter, shape, None, elements, stepped=next(iter(dtypes)))
+
+
 def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
     """Put a plain copy of every module of FSDP into the memo."""
     for place in places:
@@ -146,10 +170,11 @@ def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
         elif place.fsdp == FSDP2:
             reduced: Any = module.__reduce_ex__(4)
             memo[id(module)].__setstate__(copy.deepcopy(without_fsdps(dict(reduced[2])), memo))
-        elif place.fsdp == FSDP1:
+        elif place.fsdp in (FSDP1, DEEPSPEED):
             memo[id(module)] = copy.deepcopy(module.module, memo)
-        elif id(module) in memo:
-            without_fsdps(vars(memo[id(module)]))
+        elif (made := memo.get(id(module))) is not None:
+            without_fsdps(vars(made))
+            made._parameters = dict(made._parameters)  # ZeRO 3 puts a class of its own there
 
 
 def _casts(place: _Place, *, is_root: bool) -> bool:
@@ -158,7 +183,7 @@ def _casts(place: _Place, *, is_root: bool) -> bool:
     return any(getattr(place.policy, name, False) for name in names)
 
 
-def _optimizer(optimizer: Any, memo: dict[int, Any]) -> Any:
+def _optimizer(optimizer: Any, memo: dict[int, Any], parameters: Iterable[nn.Parameter]) -> Any:
     """Return what a copy's optimizer is made of: the class, its settings, and the stand-ins in groups."""
     own = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(own, torch.optim.Optimizer):
@@ -166,8 +191,10 @@ def _optimizer(optimizer: Any, memo: dict[int, Any]) -> Any:
     kind = stepping_parts(type(own))
     made = kind.__new__(kind)
     groups = [
-        {**group, "params": [memo.get(id(each), each) for each in group["params"]]}
+        {**group, "params": [memo[id(each)] for each in group["params"] if id(each) in memo]}
         for group in own.param_groups
     ]
+    if not any(group["params"] for group in groups):  # DeepSpeed's holds flat copies
+        groups = [{**own.param_groups[0], "params": list(parameters)}]
     made.__dict__.update(vars(own), param_groups=groups, state={})
     return made
