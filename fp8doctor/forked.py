@@ -98,8 +98,8 @@ def _tell_and_end(work: Callable[[], bytes], tell: int, longest_s: float) -> Non
         except Exception as error:
             _log.debug("work in a forked process raises", exc_info=True)
             told = RAISED + error_in_words(error).encode(errors="backslashreplace")
-        told = len(told).to_bytes(LENGTH) + told
-        while told:
-            told = told[os.write(tell, told) :]
+        left = memoryview(len(told).to_bytes(LENGTH) + told)
+        while left:
+            left = left[os.write(tell, left) :]
     finally:
         os._exit(0)

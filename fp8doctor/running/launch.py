@@ -28,7 +28,7 @@ import msgspec
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
-from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
 from fp8doctor.running.rank_reports import RankCollector, RankSender
 from fp8doctor.running.script_messages import (
     Ended,
@@ -330,7 +330,7 @@ def _lines(listen: int, process: int) -> Iterator[bytes]:
     os.set_blocking(listen, False)
     poller = select.poll()
     poller.register(listen, select.POLLIN)
-    rest = b""
+    lines = Lines()
     while True:
         ended = not _alive(process)
         try:
@@ -342,8 +342,7 @@ def _lines(listen: int, process: int) -> Iterator[bytes]:
             continue
         if not chunk:
             return
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
+        yield from lines.add(chunk)
 
 
 def _alive(process: int) -> bool:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
-from fp8doctor.facts.record import decoder
+from fp8doctor.facts.record import Lines, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.wording import plural
@@ -241,7 +241,7 @@ class RankCollector:
         self.place = place
         self._decoder = decoder(RankMessage)
         self._messages: dict[int, RankMessage] = {}
-        self._open: dict[socket.socket, bytes] = {}
+        self._open: dict[socket.socket, Lines] = {}
         self._rank_at: dict[socket.socket, int] = {}
         self._processes: dict[int, set[int]] = {}
         """Senders of each rank's messages. Two mean another job with the same variables."""
@@ -297,7 +297,7 @@ class RankCollector:
                     came, _ = server.accept()
                     came.setblocking(False)
                     if _peer_of(came)[1] == os.getuid():
-                        self._open[came] = b""
+                        self._open[came] = Lines()
                     else:
                         came.close()
                 else:
@@ -309,8 +309,7 @@ class RankCollector:
 
     def _read(self, peer: socket.socket) -> None:
         chunk = peer.recv(1 << 20)
-        *lines, self._open[peer] = (self._open[peer] + chunk).split(b"\n")
-        for line in lines:
+        for line in self._open[peer].add(chunk):
             with contextlib.suppress(msgspec.MsgspecError):
                 message = self._decoder.decode(line)
                 number = message.rank.rank

@@ -64,7 +64,7 @@ class _Channel:
         """Send one message. If user code forked the child, the copy ends here."""
         if os.getpid() != self._pid:
             os._exit(0)
-        line = msgspec.json.encode(message) + b"\n"
+        line = memoryview(msgspec.json.encode(message) + b"\n")
         self._reopen()
         while line:
             line = line[os.write(self._fd, line) :]

@@ -29,7 +29,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
-from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.folders import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
@@ -361,7 +361,7 @@ class _Child:
         """
         poller = select.poll()
         poller.register(self._read_end, select.POLLIN)
-        rest = b""
+        lines = Lines()
         while True:
             self._take_printed()
             ended = self._ended()
@@ -371,8 +371,7 @@ class _Child:
             except BlockingIOError:
                 chunk = None
             if chunk:
-                *lines, rest = (rest + chunk).split(b"\n")
-                yield from lines
+                yield from lines.add(chunk)
                 continue
             if ended:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -66,3 +67,26 @@ def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.M
             channel.send(Note("lost"))
     channel.send(Note("whole"))
     assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"type":"Note","text":"whole"}'
+
+
+class Counted(bytes):
+    """A message that counts the bytes that are copied out of it."""
+
+    copied = 0
+
+    def __add__(self, more: bytes) -> Counted:
+        return Counted(super().__add__(more))
+
+    def __getitem__(self, part: Any) -> Any:
+        found = Counted(super().__getitem__(part))
+        Counted.copied += len(found)
+        return found
+
+
+def test_a_long_message_is_copied_once(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        script_messages.msgspec.json, "encode", lambda message: Counted(message.text.encode())
+    )
+    monkeypatch.setattr(os, "write", lambda number, data: len(data))
+    Channel(pipe[1]).send(Note("a" * 2**20))
+    assert Counted.copied <= 2**21
