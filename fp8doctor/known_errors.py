@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,9 @@ from fp8doctor.code_snippets import with_imports
 
 LONGEST = 1_000_000
 """Longest text to search, in characters from its end: a fatal error comes last."""
+
+LONGEST_QUOTE = 100
+"""Longest message to repeat in a command, in characters."""
 
 CUTEDSL = {
     "apache-tvm-ffi": "apache-tvm-ffi",
@@ -135,4 +139,13 @@ def in_a_sentence(text: str) -> str | None:
     found = recognise(text)
     if not found:
         return None
-    return f"{found[0].cause} More: fp8doctor explain {found[0].codes[0] if found[0].codes else 'TEXT'}"
+    return f"{found[0].cause} More: fp8doctor explain {_argument(found[0], text)}"
+
+
+def _argument(error: KnownError, text: str) -> str:
+    """Return what to give ``explain`` for an error in a text: a check's code, or the message's own words."""
+    if error.codes:
+        return error.codes[0]
+    matches = re.finditer(error.pattern, " ".join(_cleaned(text).split()))
+    words = list(matches)[-1].group()
+    return shlex.quote(words) if len(words) <= LONGEST_QUOTE else "< train.log"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from fp8doctor.known_errors import fatal_is_known, in_a_sentence, recognise, recognise_all
@@ -43,6 +45,12 @@ def test_of_two_errors_the_last_stands_first() -> None:
     other = "RuntimeError: Multiplication of two Float8_e5m2 matrices is not supported\n"
     assert says(other + FATAL) == ["Expected trailing", "Multiplication of"]
     assert says(other + FATAL + other) == ["Multiplication of", "Expected trailing"]
+
+
+def test_a_sentence_ends_with_the_command_that_explains_it() -> None:
+    told = in_a_sentence("RuntimeError: mat2 must be col_major, got stride (20, 1)")
+    assert str(told).endswith("More: fp8doctor explain 'mat2 must be col_major, got stride'")
+    assert says(shlex.split(str(told))[-1]) == ["mat2 must be col_"]
 
 
 def test_a_generic_answer_stands_behind_one_that_names_the_cause() -> None:
