@@ -28,6 +28,7 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import context_of
 from fp8doctor.trial.copies.compiling import give_own_code
+from fp8doctor.trial.copies.depth import plans
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.copies.step import optimizer_for, training_step
 from fp8doctor.trial.copies.unsharded import unsharded
@@ -55,9 +56,9 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
         self.head = nn.Linear(64, 64, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -208,6 +209,18 @@ def test_tied_parameters_stay_tied() -> None:
     model.layers[2].up.weight = model.layers[0].up.weight  # type: ignore[union-attr]
     copied, _ = replicate(unsharded(trained(fully_shard(model))).model, device=CPU)  # type: ignore[arg-type]
     assert copied.layers[2].up.weight is copied.layers[0].up.weight  # type: ignore[index, union-attr]
+
+
+def test_a_deep_model_is_cut() -> None:
+    model = Net(layers=26)
+    for layer in model.layers:
+        fully_shard(layer)
+    plain = unsharded(Job(model=fully_shard(model), target=Target(), workload=Workload())).model
+    shallow, deep = plans(plain, ["layers"])[0].cuts
+    assert (shallow.kept, deep.kept) == ({"layers": 4}, {"layers": 12})
+    copied, _ = replicate(plain, device=CPU, cuts=shallow.indices)
+    assert len(copied.layers) == 4  # type: ignore[arg-type]
+    assert copied(X).shape == X.shape
 
 
 def test_what_a_plain_model_cannot_stand_for_is_refused() -> None:
