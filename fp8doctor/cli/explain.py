@@ -47,6 +47,9 @@ PREFIX = r"[A-Z]{3,5}\d{0,3}"
 EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Warning)\b.*", re.MULTILINE)
 """The line that names an exception."""
 
+FRAME = re.compile(r'^.{0,200}\bFile "([^"\n]{1,400})", line \d+', re.MULTILINE)
+"""A frame of a traceback."""
+
 NAME = re.compile(r"[^\W_]_[^\W_]|[a-z][A-Z]")
 """Part of a name in code that ordinary words do not have."""
 
@@ -318,7 +321,22 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     looked = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
     if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
         return f"no page and no glossary entry has these words. {looked}"
-    return f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {looked}"
+    raised = _raised_in(text)
+    return (
+        f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {raised or looked}"
+    )
+
+
+def _raised_in(text: str) -> str | None:
+    """Name the package of a traceback's last frame, in whose issues a search can help."""
+    frames = [found.group(1) for found in FRAME.finditer(text)]
+    inside = re.search(r"-packages[/\\](([A-Za-z]\w*)[/\\][\w/\\.-]+)$", frames[-1]) if frames else None
+    if inside is None:
+        return None
+    return (
+        f"{inside[2]} raised its last exception ({inside[1]}). Search for the message in the issues of "
+        f"{inside[2]}; 'pip show {inside[2]}' tells its version"
+    )
 
 
 def _alike(code: str, catalogue: Sequence[Heading]) -> str:

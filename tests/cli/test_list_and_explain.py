@@ -104,6 +104,16 @@ def test_explain_an_error_that_is_not_known() -> None:
     assert "hf_" not in fp8doctor("explain", text.split()[-1]).stderr
 
 
+def test_an_unknown_exception_names_the_package_that_raised_it() -> None:
+    mine = 'Traceback (most recent call last):\n  File "/home/me/train.py", line 3, in <module>\n'
+    deep = '[rank0]:   File "/v/lib/python3.12/site-packages/deep_ep/buffer.py", line 88, in __init__\n'
+    raised = "AssertionError: nobody has seen this\n"
+    result = CliRunner().invoke(cli.main, ["explain"], input=mine + deep + raised)
+    assert result.exit_code == 2
+    assert "deep_ep raised its last exception (deep_ep/buffer.py)" in " ".join(result.stderr.split())
+    assert "deep_ep" not in CliRunner().invoke(cli.main, ["explain"], input=deep + mine + raised).stderr
+
+
 @pytest.mark.parametrize(
     ("text", "leads_to"),
     [
