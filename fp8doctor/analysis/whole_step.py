@@ -7,8 +7,10 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.facts import Facts, if_recorded
-from fp8doctor.wording import in_times, percent
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.wording import in_ms, in_times, percent
 
 
 class WholeStep(Struct, frozen=True):
@@ -18,6 +20,8 @@ class WholeStep(Struct, frozen=True):
     """Median of the watched steps."""
     communication_ms: float
     """Of a profiled step: what no other work of the GPU covered."""
+    waiting_ms: float = 0.0
+    """What its step takes beyond its copy's and communication, as the job's GPU waits."""
 
     @property
     def communication_pct(self) -> float:
@@ -47,7 +51,11 @@ def whole_step(facts: Facts) -> WholeStep | None:
     if communication_ms is None or not observed.steps_ms:
         return None
     step_ms = median(observed.steps_ms)
-    return WholeStep(step_ms, min(communication_ms, step_ms))
+    copy = next((each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried), None)
+    waiting_ms = step_ms - communication_ms - copy.step_ms if copy and copy.step_ms else 0.0
+    if waiting_ms < EVEN * step_ms:
+        waiting_ms = 0.0
+    return WholeStep(step_ms, min(communication_ms, step_ms), waiting_ms)
 
 
 def whole_step_in_words(facts: Facts, now: float | None, later: float | None) -> str:
@@ -60,8 +68,25 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None) ->
     step = if_recorded(whole_step, facts)
     if step is None:
         return "Compute alone: how much of the step is communication was not profiled."
+    share = f"{percent(step.communication_pct)} of it is communication that no compute covers"
+    if step.waiting_ms:
+        bounds = _of_waiting(step, now, later or 1.0)
+        return f"{bounds} (estimated): {share}, and its GPU waits {in_ms(step.waiting_ms)}."
     speedup = step.speedup(now) if now else step.speedup_with(later or 1.0)
     size = in_times(max(speedup, 1 / speedup))
     change = f"{size} {'faster' if speedup >= 1 else 'slower'}"
-    share = f"{percent(step.communication_pct)} of it is communication that no compute covers"
     return f"The whole step {'is' if now else 'would be'} about {change} (estimated): {share}."
+
+
+def _of_waiting(step: WholeStep, now: float | None, later: float) -> str:
+    """Bound the speedup if the job's GPU waits: a change of compute may also change how long it waits.
+
+    FP8 launches more kernels, so a wait for the host may only be longer than in BF16.
+    """
+    compute_ms = step.step_ms - step.communication_ms - step.waiting_ms
+    if now is None:
+        most = step.step_ms / (step.communication_ms + compute_ms / later)
+        return f"The whole step would be at most {in_times(most)} the speed of now"
+    low = (step.communication_ms + compute_ms * now) / step.step_ms
+    high = low + step.waiting_ms / step.step_ms
+    return f"The whole step runs at {in_times(low)} to {in_times(high)} the speed of BF16"

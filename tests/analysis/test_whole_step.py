@@ -57,6 +57,24 @@ def test_the_screen_tells_both(fp8_ms: float, headline: str, whole: str) -> None
     assert whole in text.render(report)
 
 
+def test_a_job_that_waits_for_its_host_has_bounds() -> None:
+    """As one H100 ran DDP: 68.9 ms, copies 56.5 in FP8 and 61.9 in BF16; plain, both took 64.8."""
+    facts = recorded_job()
+    observed = msgspec.structs.replace(facts.observed, steps_ms=(68.9 + 22.8,) * 3)
+    facts = with_trial(msgspec.structs.replace(facts, observed=observed), 56.5)
+    step = whole_step(facts)
+    assert step is not None
+    assert step.waiting_ms == pytest.approx(68.9 - 56.5, abs=0.1)
+    told = whole_step_in_words(facts, 61.9 / 56.5, None)
+    low, high = (61.9 + 22.8) / 91.7, (68.9 + 5.4 + 22.8) / 91.7
+    assert told.startswith(
+        f"The whole step runs at {low:.2f}x to {high:.2f}x the speed of BF16 (estimated): "
+    )
+    assert told.endswith("and its GPU waits 12.4 ms.")
+    would = whole_step_in_words(facts, None, 1.10)
+    assert would.startswith("The whole step would be at most ")
+
+
 def test_without_a_profiled_step_compute_is_all() -> None:
     facts = with_trial(recorded_job("h200x2-ddp_torchao"), 32.0)
     told = "Compute alone: how much of the step is communication was not profiled."
