@@ -401,7 +401,8 @@ def test_the_peak_is_that_of_the_arm_alone(
     bench = Bench.__new__(Bench)
     bench.device, bench.at_work, bench._handed_out = OTHER, "as_is", []
     bench._rounding = rounded
-    bench.guard = Guard(Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload()))
+    bench.job = Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload())
+    bench.guard = Guard(bench.job)
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
     monkeypatch.setattr("fp8doctor.trial.measure.peak_memory.gib", lambda tensors, device: gib(tensors, CPU))
     turns = Turns(OTHER)
