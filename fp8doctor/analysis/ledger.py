@@ -30,6 +30,7 @@ from fp8doctor.analysis.layer_gain import cast_shares, timed_shapes
 from fp8doctor.analysis.step_difference import waterfall
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, KEEP_IN_BF16, LARGER_BATCH, traits
 from fp8doctor.cost import calls_of, gemms, micro_batches
+from fp8doctor.cost.matmul_counts import is_recomputed
 from fp8doctor.facts import Arm, Facts, LayerShape, Layout, Linear, recorded
 from fp8doctor.facts.arm_names import is_conversion, recipe_of
 from fp8doctor.facts.record import Record
@@ -141,7 +142,7 @@ def _lines(
 ) -> Iterator[LedgerLine]:
     """Write the lines of one shape, whose matmuls have these shares of its casts."""
     once = [micro_batches(facts) * gemms(linear) * calls_of(linear, facts) for linear in linears]
-    again = [count for count, linear in zip(once, linears, strict=True) if _is_recomputed(linear)]
+    again = [count for count, linear in zip(once, linears, strict=True) if is_recomputed(linear)]
     for gemm in shape.gemms:
         casts = (shape.casts_ms or 0.0) * shares[gemm.layout] if gemm.fp8_ms is not None else 0.0
         net = gemm.bf16_ms - gemm.fp8_ms - casts if gemm.fp8_ms is not None else 0.0
@@ -160,10 +161,6 @@ def _lines(
             net_ms=net,
             step_ms=calls * net,
         )
-
-
-def _is_recomputed(linear: Linear) -> bool:
-    return linear.get("checkpointed") is not None
 
 
 def _arms(facts: Facts, recipes: set[str]) -> tuple[Arm, Arm] | None:

@@ -31,7 +31,7 @@ from fp8doctor.running.step_window import OF_ALL
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
 from fp8doctor.stacks.casts import Casts, Measured, decibels, measured
 from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
-from fp8doctor.stacks.tensors import local, subclass, tensors, with_tensors
+from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.layers.numerics import Called, results
@@ -127,7 +127,7 @@ class LayerSampler:
         """Measure input and weight now, and the gradient when it comes."""
         with self._guarded():
             given, result = _floating((args, kwargs)), next(tensors(output), None)
-            if given is None or result is None or _captured(result):
+            if given is None or result is None or captured(result):
                 return
             casts = casts_of(module)
             self._measure(at, "input", given, casts.get("input"))
@@ -188,7 +188,7 @@ class LayerSampler:
 
         def returned(output: Any) -> None:
             result = next((each for each in tensors(output) if each.requires_grad), None)
-            if result is not None and id(module) not in self._expected and not _captured(result):
+            if result is not None and id(module) not in self._expected and not captured(result):
                 self._expected.add(id(module))
                 result.register_hook(arrived)  # type: ignore[no-untyped-call]
 
@@ -351,10 +351,6 @@ def _same(scaled: torch.Tensor, tensor: torch.Tensor) -> bool:
     return any(
         one.shape == each.shape and bool((one == each.to(one.dtype)).all()) for each in (other, other.t())
     )
-
-
-def _captured(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def torch_autocast(given: list[torch.Tensor]) -> Callable[[], AbstractContextManager[object]]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fp8doctor.running.backwards import Backwards
-from fp8doctor.stacks.tensors import local
+from fp8doctor.stacks.tensors import captured, local
 from fp8doctor.stacks.torch_private import without_modes
 
 _log = logging.getLogger("fp8doctor")
@@ -92,7 +92,7 @@ class StepLosses:
         try:
             with torch.no_grad(), without_modes():
                 for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
-                    if type(root) is torch.Tensor and root.numel() == 1 and not _captured(root):
+                    if type(root) is torch.Tensor and root.numel() == 1 and not captured(root):
                         self._losses.append(_Fetched(root))
         except Exception:
             _log.debug("a loss could not be read", exc_info=True)
@@ -125,11 +125,6 @@ class StepLosses:
                 gradients.append(gradient)
         norms: list[torch.Tensor] = []
         for _, gradients in groups.values():
-            if not _captured(gradients[0]):
+            if not captured(gradients[0]):
                 norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
         return [place for places, _ in groups.values() for place in places], norms
-
-
-def _captured(tensor: torch.Tensor) -> bool:
-    """Tell if the script captures a CUDA graph, which would include our work."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -26,6 +26,7 @@ from fp8doctor.running.backwards import Backwards
 from fp8doctor.running.calls import Called, Calls
 from fp8doctor.running.capture import Capture, autocast_around, carried_loss
 from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.stacks.tensors import captured
 from fp8doctor.stacks.torch_private import (
     counters,
     frames_compiled,
@@ -61,7 +62,7 @@ class _TimedStep:
     def returned(self, output: Any) -> None:
         """Note the loss in a call's output; a distributed tensor would need a collective."""
         loss = carried_loss(output)
-        if loss is not None and type(loss) is torch.Tensor and loss.numel() == 1 and not _recorded(loss):
+        if loss is not None and type(loss) is torch.Tensor and loss.numel() == 1 and not captured(loss):
             self.losses.append(loss.detach().clone())
 
     def loss(self) -> float | None:
@@ -220,11 +221,6 @@ def _if_alike(counts: set[int]) -> int | None:
 def _all(listeners: tuple[Callable[[Any], None], ...], output: Any) -> None:
     for each in listeners:
         each(output)
-
-
-def _recorded(tensor: torch.Tensor) -> bool:
-    """Tell if the script captures a CUDA graph, which would include our copy."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 _log = logging.getLogger("fp8doctor")

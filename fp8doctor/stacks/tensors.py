@@ -172,3 +172,10 @@ def _attributes(value: Any) -> dict[str, Any]:
     except AttributeError:
         return {}
     return dict(attributes) if any(map(_is_tensor, attributes.values())) else {}
+
+
+def captured(tensor: Tensor) -> bool:
+    """Tell if a CUDA graph is being captured, which would include work on this tensor."""
+    import torch
+
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
