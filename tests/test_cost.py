@@ -157,6 +157,16 @@ def test_a_narrow_gemm_is_bound_by_memory_and_gains_less_than_two() -> None:
     assert 1.5 < bf16 / fp8 < 2.0
 
 
+def test_each_shape_of_many_is_modelled_once() -> None:
+    """A second step over 1,000 Linears of shapes of their own models no matmul again."""
+    for _ in range(2):
+        before = gemm_ms.cache_info().misses
+        for k in range(1024, 17_024, 16):
+            for fp8 in (False, True):
+                step_gemms_ms(4096, k, 4096, gpu_spec("H200"), fp8=fp8)
+    assert gemm_ms.cache_info().misses == before
+
+
 def test_a_tiny_gemm_takes_a_launch_and_one_tile() -> None:
     assert gemm_ms(16, 16, 16, gpu_spec("H200"), fp8=True) == pytest.approx(
         gemm.KERNEL_LAUNCH_MS + gemm.IN_A_STEP.tile_ms, rel=0.02
