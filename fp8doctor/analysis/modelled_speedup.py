@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -9,7 +11,12 @@ from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
-from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, unseen_recompute, without_checkpointing
+from fp8doctor.cost.matmul_counts import (
+    may_be_recomputed_by_te,
+    micro_batches,
+    unseen_recompute,
+    without_checkpointing,
+)
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
     ModelledStep,
@@ -88,6 +95,8 @@ class ModelledSpeedup(Struct, frozen=True):
 
     parts: ModelledParts | None = None
     """What the best form gains and loses, in ms per step."""
+    ran_ms: float | None = None
+    """The FP8 step as a GPU ran it, if it differs from the modelled one by more than the model's error."""
 
     @property
     def now(self) -> float | None:
@@ -102,17 +111,42 @@ class ModelledSpeedup(Struct, frozen=True):
     @property
     def wins(self) -> bool:
         """Return whether FP8 is faster by more than the model's error."""
-        return self.best - 1 >= self.may_be_off
+        return self._low(self.best, self.may_be_off) >= 1
 
     @property
     def loses(self) -> bool:
         """Return whether FP8 is slower by more than the model's error."""
-        return 1 - self.best >= self.may_be_off
+        return self._high(self.best, self.may_be_off) <= 1
+
+    @property
+    def as_is_wins(self) -> bool:
+        return self.as_is is not None and self._low(self.as_is, self.as_is_may_be_off) >= 1
+
+    @property
+    def as_is_loses(self) -> bool:
+        return self.as_is is not None and self._high(self.as_is, self.as_is_may_be_off) <= 1
+
+    @property
+    def as_is_ms(self) -> float | None:
+        """Return the modelled FP8 step as it is."""
+        return self.parts.bf16_ms / self.as_is if self.parts and self.as_is else None
+
+    @property
+    def _ran(self) -> float:
+        """Return the modelled FP8 step / the one that ran; 1 if they agree, or if none ran."""
+        return self.as_is_ms / self.ran_ms if self.as_is_ms and self.ran_ms else 1.0
+
+    def _low(self, speedup: float, off: float) -> float:
+        return speedup * min(1.0, self._ran) / (1 + off)
+
+    def _high(self, speedup: float, off: float) -> float:
+        return speedup * max(1.0, self._ran) / (1 - off)
 
     @property
     def range(self) -> str:
-        """Write the range of `best` that the model's error leaves: 0.96 to 1.29x."""
-        return f"{self.best / (1 + self.may_be_off):.2f} to {self.best / (1 - self.may_be_off):.2f}x"
+        """Write the range of `best` that the model's error and the step that ran leave: 0.96 to 1.29x."""
+        off = self.may_be_off
+        return f"{self._low(self.best, off):.2f} to {self._high(self.best, off):.2f}x"
 
     @property
     def sentence(self) -> str:
@@ -136,6 +170,16 @@ class ModelledSpeedup(Struct, frozen=True):
     def gains_compiled(self) -> bool:
         """Return whether compiling everything gives more."""
         return self.best - (self.as_is or 0.0) >= 0.01
+
+
+def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
+    """Note the step of a watched script on this GPU if the modelled one is further from it than its error."""
+    watched = facts.get("observed.clock") == "cuda" and facts.observed.steps_ms
+    if not watched or facts.get("assumed_gpu") or micro_batches(facts) > 1 or found.as_is_ms is None:
+        return found
+    ran_ms = median(facts.observed.steps_ms)
+    off = abs(found.as_is_ms / ran_ms - 1)
+    return replace(found, ran_ms=ran_ms) if off > found.as_is_may_be_off else found
 
 
 def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:

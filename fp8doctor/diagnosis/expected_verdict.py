@@ -25,6 +25,7 @@ from fp8doctor.analysis.layers import (
 )
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
+    beside_its_run,
     modelled_conversion,
     modelled_speedup,
     unknown_part,
@@ -109,7 +110,9 @@ def _in_bf16(summary: str, facts: Facts, findings: Sequence[Finding]) -> Verdict
     )
 
 
-def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeedup | None:
+def expected_speedup(
+    facts: Facts, findings: Iterable[Finding], *, as_it_ran: bool = True
+) -> ModelledSpeedup | None:
     """Model the speedup of a job's FP8, or of its conversion; None if that is unknown.
 
     If a finding says that the step is not what it seems, the step with its fix is modelled.
@@ -119,7 +122,8 @@ def expected_speedup(facts: Facts, findings: Iterable[Finding]) -> ModelledSpeed
         return None
     if not all(map(_keeps_layers, doubts)):
         return None
-    return if_recorded(_modelled, facts, fixed=bool(doubts))
+    found = if_recorded(_modelled, facts, fixed=bool(doubts))
+    return beside_its_run(found, facts) if found and as_it_ran and uses_fp8(facts) else found
 
 
 def _keeps_layers(finding: Finding) -> bool:

@@ -95,7 +95,8 @@ def planned_speedup(
     facts = more or facts
     kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
     fewer = in_bf16(facts, kept) if kept else facts
-    return expected_speedup(fewer if fewer.network.fp8 else facts, findings)
+    of = fewer if fewer.network.fp8 else facts
+    return expected_speedup(of, findings, as_it_ran=not (more or kept))
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:

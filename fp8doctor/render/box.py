@@ -280,9 +280,9 @@ def _headline(expects: ModelledSpeedup) -> str:
         if expects.loses:
             return f"FP8 would be about {in_times(1 / expects.best)} slower than BF16 {expects.after}"
         return f"Too close to tell whether FP8 would be faster {expects.after}"
-    if 1 - expects.as_is >= expects.as_is_may_be_off:
+    if expects.as_is_loses:
         return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
-    if expects.as_is - 1 >= expects.as_is_may_be_off:
+    if expects.as_is_wins:
         return f"FP8 is about {in_times(expects.as_is)} faster than BF16"
     return "Too close to tell whether FP8 is faster than BF16"
 

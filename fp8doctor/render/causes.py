@@ -22,6 +22,7 @@ from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing
 from fp8doctor.render.timing import as_is_difference, timing
+from fp8doctor.wording import in_ms
 
 COSTS = {
     "idle": "idle GPU time costs",
@@ -239,7 +240,10 @@ def _estimated_parts(report: Document) -> str:
         f"The FP8 matmuls {would}save about {parts.saved_ms:,.1f}{of} ms/step{'' if timed else ' in BF16'}"
     )
     casts = f"the casts {would}cost {parts.casts_ms:,.1f}"
-    return f"{saved}, and {casts}{other} (estimated)."
+    ran = ""
+    if expects.ran_ms and expects.as_is_ms:
+        ran = f" The step took {in_ms(expects.ran_ms)}, not the estimated {in_ms(expects.as_is_ms)}."
+    return f"{saved}, and {casts}{other} (estimated).{ran}"
 
 
 def _without_the_estimate(report: Document) -> str:
@@ -264,7 +268,7 @@ def _no_cause_known(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         expects = estimate_told(report)
-        if expects and expects.as_is and 1 - expects.as_is >= expects.as_is_may_be_off:
+        if expects and expects.as_is_loses:
             how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
             return f"No check found anything that slows FP8 down: {how} (estimated)."
         why = unknown_part(report.facts) if expects and expects.after else ""
