@@ -102,7 +102,7 @@ OTHER = BreakKind(
     "",
     "",
     "show-graph-breaks",
-    "let the break raise, and fix the line that it names",
+    "compile with fullgraph=True, and fix the line that the error names",
     "block.compile(fullgraph=True)   # raises at the line that breaks",
 )
 TE = BreakKind(

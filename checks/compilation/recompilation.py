@@ -128,7 +128,7 @@ def cached_blocks(facts: Facts) -> int:
 def treatment(facts: Facts, reasons: tuple[str, ...], versions: int) -> Treatment:
     """Remove the first reason: no cache, a few lengths, or a higher limit."""
     if versions > 1 or (facts.training.use_cache and any(CACHE in reason for reason in reasons)):
-        return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
+        return Treatment(name="cache-off", summary="train without a KV cache", code=cache_off(facts))
     if any(SHAPES.search(reason) for reason in reasons):
         code = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths"
         return Treatment(

@@ -167,7 +167,7 @@ def debug_switch_on(facts: Facts) -> Finding | None:
         },
         treatment=Treatment(
             name="switches-off",
-            summary="switch off what was made to find errors",
+            summary="switch the debug switches off",
             code="\n".join(dict.fromkeys(each.undo for each in on)),
         ),
     )

@@ -101,7 +101,7 @@ def treatment(variables: dict[str, str]) -> Treatment:
         )
     return Treatment(
         name="expandable-segments",
-        summary="let the allocator's segments grow (set before torch is imported); if retries stay, use a "
+        summary="use expandable segments (set before torch is imported); if retries stay, use a "
         "smaller micro-batch",
         code="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )

@@ -108,7 +108,7 @@ def cuda_graphs(facts: Facts) -> Treatment:
         lines.append(cache_off(facts))
     return Treatment(
         name=CUDA_GRAPHS,
-        summary="let the compiler record its kernels as CUDA graphs, each of which is one launch",
+        summary="compile with CUDA graphs: one launch replays many kernels",
         code="\n".join(lines),
     )
 

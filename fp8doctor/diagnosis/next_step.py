@@ -28,7 +28,7 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     memory = if_recorded(fit, facts)
     fails = recorded(facts, "script_error") or (memory is not None and memory.is_too_large)
-    if verdict.basis != "measured" and not fails and verify is not None and not _is_one_of_several(facts):
+    if verdict.basis != "measured" and not fails and verify is not None:
         return Next(command=_timed(facts) or verify, saving_ms=None, verify=verify)
     return None
 
@@ -36,11 +36,6 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
 def _timed(facts: Facts) -> str | None:
     """Write the command that times copies of this job; None for a live model."""
     return "fp8doctor model.py" if facts.target.kind == "environment" else _again(facts, "--stop ")
-
-
-def _is_one_of_several(facts: Facts) -> bool:
-    """Return whether the job has several processes, which are never copied."""
-    return bool(facts.get("ranks.world_size", 1) > 1)
 
 
 def _again(facts: Facts, option: str = "") -> str | None:
@@ -58,7 +53,8 @@ def _again(facts: Facts, option: str = "") -> str | None:
     if kind != "script":
         return f"fp8doctor {name}"
     module = "-m " if facts.get("target.module") else ""
-    return f"fp8doctor run {option}{module}{name} ARGS..."
+    launched = "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
+    return f"{launched}fp8doctor run {option}{module}{name} ARGS..."
 
 
 def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:

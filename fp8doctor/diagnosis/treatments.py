@@ -309,14 +309,14 @@ def fused_optimizer(facts: Facts) -> Treatment:
     kind = known.rpartition(".")[2] if known else "AdamW"
     return Treatment(
         name="fused-optimizer",
-        summary="let one kernel update many parameters",
+        summary="use a fused optimizer",
         code=f"torch.optim.{kind}(parameters, ..., fused=True)",
     )
 
 
 def no_cache(facts: Facts) -> Treatment:
     """Build no KV cache in training."""
-    return Treatment(name="cache-off", summary="build no KV cache in training", code=cache_off(facts))
+    return Treatment(name="cache-off", summary="train without a KV cache", code=cache_off(facts))
 
 
 def autocast_bf16(facts: Facts) -> Treatment:

@@ -17,10 +17,11 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, fp8_outside_layers
 from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import loses_as_modelled
-from fp8doctor.facts import if_recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing
+from fp8doctor.render.rank_lines import ENDS
 from fp8doctor.render.timing import as_is_difference, timing
 from fp8doctor.wording import in_ms
 
@@ -84,6 +85,7 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     If FP8 is not slower, they are of what the plan fixes and stand behind its casts and matmuls.
     """
     verdict = report.verdict
+    yield from _ended_ranks(report.facts)
     if error := report.facts.get("script_error"):
         causes = _causes(report, steps, [])
         known = in_a_sentence(error)
@@ -109,6 +111,15 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
+
+
+def _ended_ranks(facts: Facts) -> Iterator[Cause]:
+    """Tell which process did not end by itself; one that raised before those that were killed for it."""
+    ends = {each.get("end"): each.rank for each in facts.ranks.processes} if recorded(facts, "ranks") else {}
+    if "raised" in ends:
+        yield Cause(f"An exception ended rank {ends['raised']}.")
+    elif "killed" in ends:
+        yield Cause(f"Rank {ends['killed']} {ENDS['killed']}.")
 
 
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:

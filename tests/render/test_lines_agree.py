@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor import registry
+from fp8doctor import load_report, registry
 from fp8doctor.analysis.arms import fair_bf16
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
@@ -18,11 +18,13 @@ from fp8doctor.analysis.treatment_table import (
     STAY_IN_BF16,
 )
 from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.box import TOO_LARGE
 from fp8doctor.render.causes import as_sentence
 from fp8doctor.render.details import fix_in_words
+from fp8doctor.render.screen import first_screen
 from fp8doctor.render.timing import as_is_difference
 from fp8doctor.wording import in_ms, times
 from tests.diagnosis.test_plan_agrees import EVERY, benchmark, replayed
@@ -261,3 +263,30 @@ def test_the_largest_cost_of_a_difference_is_told(path: Path) -> None:
     others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
     if found.difference_ms - named_ms > 0.2 * max(abs(found.difference_ms), abs(named_ms)):
         assert f"{max(others.values()):,.1f}" in told
+
+
+@EVERY
+def test_an_estimate_is_likely_if_the_title_takes_a_side(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    sure, title = screen.answer.sure, screen.answer.what
+    if sure.startswith(("Likely: ", "No: estimated")):
+        assert sure.startswith("No: ") == title.startswith("Too close to tell")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("h200x2-ddp_rank_raises", "An exception ended rank 1."),
+        ("h200x2-ddp_rank_killed", "Rank 1 was killed, or left without Python ending."),
+    ],
+)
+def test_a_rank_that_did_not_end_by_itself_is_the_first_cause(name: str, told: str) -> None:
+    report = load_report(Path(__file__).parents[1] / "running" / "recorded" / f"{name}.json.gz")
+    assert first_screen(diagnose(report.facts)).answer.why[0] == told
+
+
+def test_a_job_of_several_processes_is_timed_behind_its_launcher() -> None:
+    report = load_report(Path(__file__).parents[1] / "running" / "recorded" / "h200x2-ddp_torchao.json.gz")
+    found = diagnose(report.facts)
+    assert found.next is not None
+    assert found.next.command == "torchrun ... -m fp8doctor run --stop job.py ARGS..."
