@@ -86,13 +86,13 @@ class ConversionWatch:
 
     def __enter__(self) -> ConversionWatch:
         self.ran_before = has_run() is True
-        self._handle = register_module_module_registration_hook(self._registered)
+        self._removable = register_module_module_registration_hook(self._registered)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        self._handle.remove()
+        self._removable.remove()
 
     def rest(self) -> None:
         """Stop noting."""

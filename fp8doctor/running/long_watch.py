@@ -50,7 +50,7 @@ class LongWatch:
     def install(self) -> None:
         """Watch backward passes and the beginning of optimizer steps."""
         self._losses.begin()
-        self._handle = register_optimizer_step_pre_hook(self._before)
+        self._removable = register_optimizer_step_pre_hook(self._before)
 
     @property
     def called(self) -> Called:
@@ -85,7 +85,7 @@ class LongWatch:
 
     def ended(self) -> None:
         """End the watching with the script."""
-        self._handle.remove()
+        self._removable.remove()
         self._bad.ended()
         self._bad.release()
         self._losses.end()

@@ -318,7 +318,7 @@ def rows_of(part: str, factor: float) -> tuple[list[list[Any]], list[str]]:
     found = []
     for size in wanted:
         ran = subprocess.run(
-            [sys.executable, __file__, "--one", part, str(size)], capture_output=True, text=True
+            [sys.executable, __file__, "--one", part, str(size)], capture_output=True, text=True, timeout=3600
         )
         if ran.returncode:
             sys.exit(f"{part} of {size:,}: {ran.stderr[-2000:]}")
