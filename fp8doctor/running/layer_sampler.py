@@ -88,16 +88,16 @@ class LayerSampler:
         self.notes: dict[str, None] = {}
         self._expected: set[int] = set()
         """Layers whose gradient will come, and ids of regions that run again."""
-        self._removables = ExitStack()
+        self._hooks = ExitStack()
         regions: dict[Module, None] = {}
         for at, ((module, region), layer) in enumerate(zip(self._modules, self.layers, strict=True)):
             if layer.unseen is None and region is None:
-                _hook(self._removables, module(), partial(self._forward, at))
+                _hook(self._hooks, module(), partial(self._forward, at))
             elif layer.unseen is None and region is not None:
                 regions[region] = None
         calls = Calls((alive for each in regions if (alive := each()) is not None), self._called)
         calls.begin()
-        self._removables.callback(calls.end)
+        self._hooks.callback(calls.end)
 
     def end(self) -> tuple[Row, ...]:
         """Stop watching, and read the numbers. Waits for the GPU."""
@@ -119,7 +119,7 @@ class LayerSampler:
 
     def release(self) -> None:
         """Take off all hooks."""
-        self._removables.close()
+        self._hooks.close()
 
     # Layers outside compiled code
 

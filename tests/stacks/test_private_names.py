@@ -274,6 +274,7 @@ ALLOWED = {
     "diagnosis/treatments.py": "code that users paste",
     "analysis/layers.py": "wrappers' names in recorded facts",
     "analysis/module_names.py": "wrappers' names in recorded facts",
+    "running/layer_sampler.py": "how the fields of hooks end, which nn.Module has",
     "stacks/own.py": "names in the code of users' layers",
     "recipes.py": "the operator's name in words",
 }
