@@ -150,8 +150,8 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         what = _as_sure_as_timed(report, told) or _in_short(verdict, steps, told)
     else:
         what = "No model was examined"
-    if verdict.basis == "measured" and timed_alone(report.facts):
-        what = re.sub(r"^FP8 (is|would)", r"FP8 compute \1", what)
+    if (verdict.basis == "measured" and timed_alone(report.facts)) or _is_estimated_alone(report):
+        what = re.sub(r"\bFP8 (is|would)\b", r"FP8 compute \1", what, count=1)
     memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
     fix = [] if memory and memory.is_too_large and not steps else [*_fix(report, steps)]
     if memory and memory.is_too_large:
@@ -203,9 +203,18 @@ def _even(report: Document) -> str:
 def _whole(report: Document) -> str:
     """Estimate the whole step of a job whose compute alone was timed; else empty."""
     verdict = report.verdict
+    if _is_estimated_alone(report):
+        return "Estimated without communication."
     if verdict.basis != "measured":
         return ""
     return whole_step_in_words(report.facts, verdict.speedup, verdict.achievable_speedup)
+
+
+def _is_estimated_alone(report: Document) -> bool:
+    """Return whether the answer is an estimate of a rank's compute, in a job of several."""
+    distributed = report.facts.get("training.distributed")
+    several = distributed is not None and distributed.world_size > 1
+    return several and estimate_told(report) is not None
 
 
 def _as_sure_as_timed(report: Document, what: str) -> str:

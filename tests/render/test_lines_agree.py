@@ -291,3 +291,12 @@ def test_a_job_of_several_processes_is_timed_behind_its_launcher() -> None:
     found = diagnose(report.facts)
     assert found.next is not None
     assert found.next.command == "torchrun ... -m fp8doctor run --stop job.py ARGS..."
+
+
+@EVERY
+def test_an_estimate_of_one_rank_is_called_compute(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    distributed = report.facts.get("training.distributed")
+    if distributed and distributed.world_size > 1 and report.verdict.basis == "modelled":
+        assert "FP8 compute" in screen.answer.what
+        assert screen.answer.limit.startswith("Estimated without communication.")
