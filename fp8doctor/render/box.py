@@ -213,7 +213,7 @@ def _whole(report: Document) -> str:
 def _is_estimated_alone(report: Document) -> bool:
     """Return whether the answer is an estimate of a rank's compute, in a job of several."""
     distributed = report.facts.get("training.distributed")
-    several = distributed is not None and distributed.world_size > 1
+    several = distributed is not None and distributed.get("world_size", 1) > 1
     return several and estimate_told(report) is not None
 
 
