@@ -28,12 +28,15 @@ class WholeStep(Struct, frozen=True):
         return 100 * self.communication_ms / self.step_ms
 
     def speedup(self, compute: float) -> float:
-        """Return the speedup of the whole step if its compute has this one and communication stays."""
-        rest_ms = self.step_ms - self.communication_ms
-        return (self.communication_ms + rest_ms * compute) / self.step_ms
+        """Return the speedup of the whole step if its compute has this one and communication stays.
+
+        It is the least if the GPU waits, as a slower BF16 may wait as long.
+        """
+        compute_ms = self.step_ms - self.communication_ms - self.waiting_ms
+        return (self.communication_ms + compute_ms * compute) / self.step_ms
 
     def speedup_with(self, compute: float) -> float:
-        """Return the same for a change that the job does not have yet."""
+        """Return the same for a change that the job does not have yet: the most if the GPU waits."""
         return 1 / self.speedup(1 / compute)
 
 
@@ -83,10 +86,8 @@ def _of_waiting(step: WholeStep, now: float | None, later: float) -> str:
 
     FP8 launches more kernels, so a wait for the host may only be longer than in BF16.
     """
-    compute_ms = step.step_ms - step.communication_ms - step.waiting_ms
     if now is None:
-        most = step.step_ms / (step.communication_ms + compute_ms / later)
-        return f"The whole step would be at most {in_times(most)} the speed of now"
-    low = (step.communication_ms + compute_ms * now) / step.step_ms
+        return f"The whole step would be at most {in_times(step.speedup_with(later))} the speed of now"
+    low = step.speedup(now)
     high = low + step.waiting_ms / step.step_ms
     return f"The whole step runs at {in_times(low)} to {in_times(high)} the speed of BF16"
