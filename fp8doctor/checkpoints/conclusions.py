@@ -11,12 +11,9 @@ from msgspec import Struct
 from fp8doctor.checkpoints.headers import TE_REDUCE, Checkpoint, TensorHeader
 from fp8doctor.wording import plural
 
-SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "_weight_scale", "_scale_inv", "scale_inv")
-"""Last part of the names of weights' scales: DeepSeek and transformers; compressed-tensors, FBGEMM, ModelOpt;
-torchao."""
-
-WEIGHTS = {"_weight_qdata": "_weight_scale"}
-"""Last part of a quantized weight's name, if it is not ``weight``, and of its scale's."""
+SCALES = ("scale_inv", "weight_scale", "weight_scale_2")
+"""Ends of the names of weights' scales: of DeepSeek and transformers; compressed-tensors, FBGEMM and torchao;
+ModelOpt."""
 
 EXTRA_STATE = "_extra_state"
 
@@ -118,10 +115,7 @@ def is_of_fp8_library(subclass: str) -> bool:
 
 def scaling_of(name: str, found: Checkpoint) -> str:
     """Say how an FP8 weight is scaled, by the shape of the scale that is stored beside it."""
-    owner, _, last = name.rpartition(".")
-    stems = [f"{name}{end}" for end in ("_scale_inv", "_scale")]
-    if last in WEIGHTS:
-        stems.append(f"{owner}.{WEIGHTS[last]}" if owner else WEIGHTS[last])
+    stems = (f"{name}_scale_inv", f"{name.removesuffix('_qdata')}_scale")  # torchao: _weight_qdata
     scale = next((found.tensors[each] for each in stems if each in found.tensors), None)
     return "no scale beside it" if scale is None else _by_shape(found.tensors[name], scale)
 
@@ -154,7 +148,7 @@ def _problems(found: Checkpoint, in_fp8: int) -> Iterator[Statement]:
     if method and not in_fp8 and method in ("fp8", "fbgemm_fp8"):
         yield Statement(
             f"config.json says quant_method {method}, and no tensor is in FP8: loaders look for scales that "
-            "are not there. It was saved after a dequantization.",
+            "are not there.",
             '# delete "quantization_config" from config.json',
         )
     if (
