@@ -54,10 +54,10 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if uses_fp8(facts):
         return _set_up(facts, findings)
     computing = any(map(computes_forward_in_fp8, facts.network.linears))
-    outside = Verdict(status="not_measured", summary=fp8_outside_layers(facts))
-    if _ran(facts) and outside.summary:
-        return outside
-    if _ran(facts):
+    outside = fp8_outside_layers(facts)
+    if outside and _ran_in_script(facts):
+        return Verdict(status="not_measured", summary=outside)
+    if _ran_in_script(facts):
         told = short_of_training(facts)
         if computing:
             return Verdict(status="no_fp8", summary=told)
@@ -81,8 +81,8 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if named := named_after_fp8(linears):
         return Verdict(status="not_measured", summary=_by_name(named, linears))
-    if outside.summary:
-        return outside
+    if outside:
+        return Verdict(status="not_measured", summary=outside)
     stored = sum(linear.use == "storage" for linear in linears)
     if told := short_of_training(facts) or (_stored(stored, linears) if stored else ""):
         return _in_bf16(told, facts, findings)
@@ -156,7 +156,7 @@ def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
 
 def short_of_training(facts: Facts) -> str:
     """Describe FP8 parts of a model that does not train in it; empty without any."""
-    linears, ran = facts.network.linears, _ran(facts)
+    linears, ran = facts.network.linears, _ran_in_script(facts)
     stored = sum(linear.use == "storage" for linear in linears)
     in_fp8 = sum(map(stores_fp8, linears))
     if computing := sum(map(computes_forward_in_fp8, linears)):
@@ -218,7 +218,7 @@ def fp8_outside_layers(facts: Facts) -> str:
     )
 
 
-def _ran(facts: Facts) -> str:
+def _ran_in_script(facts: Facts) -> str:
     """Say that FP8 matmuls ran in a watched script's profiled step; empty without any."""
     count = facts.get("observed.fp8_gemms")
     return f"{plural(count, 'FP8 matmul')} ran in a step of {watched_job(facts)}" if count else ""
@@ -235,7 +235,7 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     if why := why_fp8_does_not_run(facts):
         basis: Basis | None = "measured" if never_ran_in_script(facts) else None
         return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
-    ran = _ran(facts)
+    ran = _ran_in_script(facts)
     expects = expected_speedup(facts, findings)
     told = expects.sentence if expects else why_not_modelled(facts, findings)
     share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""

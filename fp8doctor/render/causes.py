@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
@@ -107,7 +106,8 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     if slower or verdict.basis != "measured":
         told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
         estimated = _estimated_parts(report) if told and modelled_loss(report) else ""
-        yield from [Cause(estimated)] if estimated else []
+        if estimated:
+            yield Cause(estimated)
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
@@ -227,7 +227,7 @@ def _without_a_cause(report: Document) -> list[Cause]:
     told = _without_the_estimate(report) if summary else _no_cause_known(report)
     timed = verdict.basis == "measured"
     if timed and verdict.status == "no_fp8" and (measured := _profiled_difference(report)):
-        return [msgspec.structs.replace(cost_of_parts(measured), code="")]
+        return [Cause(cost_of_parts(measured).sentence)]
     unknown = verdict.status == "too_noisy" or (verdict.status == "not_measured" and timed)
     if unknown or not (parts := _estimated_parts(report)):
         return [Cause(told, is_summary=summary)]
