@@ -115,14 +115,18 @@ def is_python(code: str) -> bool:
     return True
 
 
-def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    made = pages()
-    for path in FOLDER.glob("*.md"):
+def write(made: dict[str, str], folder: Path) -> None:
+    """Write all pages of a folder, and remove those that no longer belong to it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.md"):
         if path.name not in made:
             path.unlink()
     for name, text in made.items():
-        (FOLDER / name).write_text(text, "utf-8")
+        (folder / name).write_text(text, "utf-8")
+
+
+def main() -> None:
+    write(pages(), FOLDER)
 
 
 if __name__ == "__main__":

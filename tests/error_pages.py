@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fp8doctor.known_errors import KINDS, KnownError, known_errors
-from tests.check_pages import fenced, prose
+from tests.check_pages import fenced, prose, write
 from tests.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "errors"
@@ -67,13 +67,7 @@ def entry(error: KnownError) -> str:
 
 
 def main() -> None:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    made = pages()
-    for path in FOLDER.glob("*.md"):
-        if path.name not in made:
-            path.unlink()
-    for name, text in made.items():
-        (FOLDER / name).write_text(text, "utf-8")
+    write(pages(), FOLDER)
 
 
 if __name__ == "__main__":
