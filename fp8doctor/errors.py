@@ -1,6 +1,14 @@
-"""The only exception that users see, as a sentence."""
+"""The only exception that users see, as a sentence; and the sentence for a Python without torch."""
 
 from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+
+OLDEST_TORCH = "2.6"
+"""As in setup.cfg, whose extra does not apply to a torch that is already installed."""
 
 
 class UserError(Exception):
@@ -12,3 +20,32 @@ class UserError(Exception):
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+def has_torch() -> bool:
+    """Tell if this Python has torch, which is an extra. Imports nothing."""
+    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+
+
+def require_torch(wanted: str) -> None:
+    """Raise `UserError` with the lines to type if this Python has no torch, or one that is too old."""
+    lacks = "none"
+    if has_torch():
+        from importlib import metadata
+
+        try:
+            lacks = metadata.version("torch")
+        except metadata.PackageNotFoundError:  # built from source, or a stand-in
+            return
+        number = re.match(r"(\d+)\.(\d+)", lacks)
+        if number is None or tuple(map(int, number.groups())) >= tuple(map(int, OLDEST_TORCH.split("."))):
+            return
+    raise UserError(
+        f"{wanted} needs torch {OLDEST_TORCH} or newer, and the Python that runs fp8doctor has {lacks}. Add "
+        f'--python "$(which python)" to use the Python that you train with, or type: {torch_line()}'
+    )
+
+
+def torch_line() -> str:
+    """Return the line that installs torch beside fp8doctor."""
+    return f"{shlex.quote(sys.executable)} -m pip install 'torch>={OLDEST_TORCH}'"

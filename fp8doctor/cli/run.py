@@ -23,7 +23,7 @@ from fp8doctor.cli.delivery import (
 )
 from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
-from fp8doctor.errors import UserError
+from fp8doctor.errors import UserError, has_torch, torch_line
 from fp8doctor.running.script_messages import STEPS, WARMUP
 from fp8doctor.wording import plural
 
@@ -269,7 +269,8 @@ def what_was_not_seen(seen: ScriptState, needed: int) -> list[str]:
         else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
     )
     if not seen.torch and seen.error is not None:
-        return [*sentences, f"the script failed before it imported torch: {seen.error}"]
+        type_it = "" if has_torch() else f"; install fp8doctor where you train, or type: {torch_line()}"
+        return [*sentences, f"the script failed before it imported torch: {seen.error}{type_it}"]
     if not seen.torch:
         return sentences or [f"nothing was seen: the script's process imported no torch.{end}"]
     if seen.stepped:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.examine.fp8_support import try_backends
-from fp8doctor.examine.nvml_gpus import driver_version
+from fp8doctor.examine.nvml_gpus import driver_version, installed_torch
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -180,19 +180,18 @@ def _known(piece: str) -> str:
 
 def examine_software(gaps: dict[str, str]) -> Software:
     """Return versions, from metadata and loaded modules."""
-    import torch
-
-    cuda = torch.version.cuda
-    major = str(cuda).partition(".")[0]
+    torch = installed_torch()
+    cuda = torch.version.cuda if torch else NOT_RECORDED
+    major = str(cuda).partition(".")[0] if torch and cuda else None
     return Software(
         python=platform.python_version(),
         platform=f"{sys.platform} {platform.machine()}",
-        torch=str(torch.__version__),
+        torch=str(torch.__version__) if torch else None,
         cuda=cuda,
-        hip=torch.version.hip,
+        hip=torch.version.hip if torch else NOT_RECORDED,
         driver=driver_version(gaps),
-        cublaslt=version_of((f"nvidia_cublas_cu{major}", "nvidia_cublas")) if cuda else None,
-        cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if cuda else None,
+        cublaslt=version_of((f"nvidia_cublas_cu{major}", "nvidia_cublas")) if major else None,
+        cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if major else None,
         triton=version_of(TRITON),
         packages=installed_packages(),
         torchao_libraries=_torchao_libraries(),
@@ -202,12 +201,12 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 def _torchao_libraries() -> int | None:
     """Count torchao's libraries loaded by ``torch.ops.load_library`` (0.10 to 0.18)."""
-    import torch
-
     module = sys.modules.get("torchao")
     folder = Path(getattr(module, "__file__", None) or "").parent
     if module is None or not any(folder.glob("_C*.so")):
         return None
+    import torch
+
     return sum(folder in Path(library).parents for library in torch.ops.loaded_libraries)
 
 
@@ -311,8 +310,8 @@ def _config_of_trainer() -> Any:
 
 def debug_switches() -> dict[str, bool]:
     """Read this process's debug switches; cuDNN's concern convolutions only."""
-    import torch
-
+    if (torch := installed_torch()) is None:
+        return {}
     inspect = sys.modules.get("nvdlfw_inspect.api")
     return {
         "anomaly_detection": torch.is_anomaly_enabled(),

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fp8doctor.errors import has_torch
 from fp8doctor.facts import Gpu
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -44,15 +45,23 @@ class NoDriverError(Exception):
 
 def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
     """List this process's GPUs in its order, then the others; a gap if NVML fails."""
-    import torch
-
+    torch = installed_torch()
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     try:
-        gpus = _gpus_of_torch(torch, "amd") if torch.version.hip else _gpus_of_nvidia(torch, gaps)
+        gpus = _gpus_of_torch(torch, "amd") if torch and torch.version.hip else _gpus_of_nvidia(torch, gaps)
     except Exception as error:
         _log.debug("the GPUs cannot be asked", exc_info=True)
         gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
     return gpus
+
+
+def installed_torch() -> Any:
+    """Return torch, or None if this Python has none: it is an extra."""
+    if not has_torch():
+        return None
+    import torch
+
+    return torch
 
 
 def driver_version(gaps: dict[str, str]) -> str | None:
@@ -89,7 +98,7 @@ def _gpus_of_nvidia(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
         with open_nvml() as nvml:
             return _gpus_of_nvml(nvml, torch, gaps)
     except NoDriverError:
-        return _gpus_of_torch(torch, "nvidia") if torch.cuda.is_initialized() else ()
+        return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
 
 
 def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
@@ -105,9 +114,11 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID"
             )
             return tuple(describe(nvml, card, None, NOT_RECORDED, False) for card in cards)
-    cuda = torch.cuda  # NVML counts this process where it has memory
+    cuda = (
+        torch.cuda if torch and torch.cuda.is_initialized() else None
+    )  # NVML counts this process where it has memory
     seen = [
-        describe(nvml, cards[card], part, True, cuda.is_initialized() and bool(cuda.memory_reserved(i)))
+        describe(nvml, cards[card], part, True, cuda is not None and bool(cuda.memory_reserved(i)))
         for i, (card, part) in enumerate(sights)
     ]
     hidden = [
@@ -157,7 +168,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 def _uuids_of_torch(torch: Any) -> list[str]:
     """List the UUIDs of torch's devices; empty before CUDA is initialized."""
-    if not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():
         return []
     uuids = [
         str(getattr(torch.cuda.get_device_properties(i), "uuid", ""))

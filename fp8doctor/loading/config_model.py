@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.errors import UserError
+from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.record import UnreadableDocument, decode
 from fp8doctor.wording import error_in_words, escaped, quoted
@@ -87,6 +87,7 @@ def checked(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None, seq: int | None) -> Job:
     """Build the job of a configuration or of a name. Raises `UserError`."""
+    require_torch(f"building {escaped(name)}")
     try:
         import transformers
     except ImportError as error:

@@ -76,6 +76,8 @@ def says(report: Document) -> tuple[Mark, str]:
         return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
     if not any(map(has_fp8, gpus)):
         return "bad", f"This machine cannot train in FP8: no GPU with FP8 tensor cores{issues}"
+    if facts.get("software.torch", "unknown") is None:
+        return "bad", f"This Python cannot train in FP8: it has no torch{issues}"
     if _is_cpu_build(facts):
         return "bad", f"This machine cannot train in FP8: torch is built without CUDA{issues}"
     if not _has_library(facts):

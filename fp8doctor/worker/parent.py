@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 import fp8doctor
-from fp8doctor.errors import UserError
+from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
@@ -36,6 +36,7 @@ from fp8doctor.loading.config_model import is_config, read_config
 from fp8doctor.loading.target import compiled, locate, refuse_script
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
+from fp8doctor.wording import escaped
 from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.printed import Printed
 from fp8doctor.worker.protocol import (
@@ -116,6 +117,8 @@ def examine_in_worker(
     if source is not None and source.path is not None:
         compiled(source.path)
         refuse_script(source)
+    if target is not None and not python:
+        require_torch(f"examining {escaped(target)}")
     facts = Facts(
         target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
     )
