@@ -30,6 +30,10 @@ OF_TRIAL = tuple(Stage)[2:]
 
 BEFORE_TRIAL = len(Stage) - len(OF_TRIAL)
 
+STEPS, WARMUP = 10, 5
+"""Steps that `run` times, and those of its warm-up. The range of ten times holds the true median with 98%
+(`fp8doctor.analysis.significance`). Compilation and the allocator settle within five steps (H200)."""
+
 BUDGET_S, LONG_BUDGET_S = 90.0, 120.0
 """Default budgets in seconds; the second for large or one-graph-compiled models.
 

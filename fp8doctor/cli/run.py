@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,13 @@ from fp8doctor.cli.delivery import (
 from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError, has_torch, torch_line
-from fp8doctor.running.script_messages import STEPS, WARMUP
+from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts, Ranks
     from fp8doctor.running.script_messages import ScriptState
-
-_log = logging.getLogger("fp8doctor")
 
 IN_PLACE = (
     "a job of {} processes is timed in its own steps, in place; with --stop, rank 0 also times copies of its "
@@ -176,7 +173,9 @@ def run(
         except UserError as error:
             complain(f"{error}; fp8doctor tries again when the script ends")
         except Exception:  # the report at the end says it
-            _log.debug("no report while the script runs", exc_info=True)
+            import logging
+
+            logging.getLogger("fp8doctor").debug("no report while the script runs", exc_info=True)
 
     def report(seen: ScriptState) -> int:
         if not reports:

@@ -22,7 +22,8 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.given_batch import core
 from fp8doctor.report import Report, ReportFailed
-from fp8doctor.running.script_messages import STEPS, WARMUP, Message, Note, Observed, WatchOptions
+from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
+from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:

@@ -115,11 +115,6 @@ class Channel:
             self._whole = True
 
 
-STEPS, WARMUP = 10, 5
-"""Steps of the window and of the warm-up. The range of ten times holds the true median with 98%
-(`fp8doctor.analysis.significance`). Compilation and the allocator settle within five steps (H200)."""
-
-
 class WatchOptions(NamedTuple):
     """How long to watch the script, and what to do afterwards."""
 
