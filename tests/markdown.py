@@ -50,6 +50,22 @@ def prose(page: str) -> str:
     return FENCED.sub("", re.sub(GENERATED.format(r"\w+"), "", text(page), flags=re.S))
 
 
+def split_sentences(page: str) -> Iterator[str]:
+    """The sentences, items, headings and cells of a page; `CODE` stands for code, pictures are left out."""
+    page = re.sub(
+        r"<!--.*?-->|!\[[^\]]*\]\([^)]*\)|^\|[-| :]+\|$", "", FENCED.sub("", page), flags=re.S | re.M
+    )
+    page = re.sub(r"`[^`]+`", "CODE", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page))
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|>]|\d+\.) ?)|\|", page):
+        words = " ".join(re.sub(r"^\s*(?:[-*#>]+|\d+\.)\s", "", part).replace("**", "").split())
+        yield from filter(None, re.split(r"(?<=[.!?])\s+(?=[A-Z\"])", words))
+
+
+def sentences(page: str) -> Iterator[str]:
+    """The sentences of a page without those that are generated."""
+    return split_sentences(re.sub(GENERATED.format(r"\w+"), "", text(page), flags=re.S))
+
+
 def rows_after(page: str, head: str) -> list[list[str]]:
     """The cells of the table whose first row begins with ``head``."""
     whole = text(page)

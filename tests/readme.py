@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 import fp8doctor
-from fp8doctor import cli, glossary
+from fp8doctor import cli, glossary, registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
 from tests import check_pages, clinic
@@ -25,6 +26,7 @@ from tests.picture import picture, printed
 
 PATIENT = "tests/patients/decoder_468m.py"
 PICTURE = "docs/screen.svg"
+LLMS = "llms.txt"
 
 VERSION = re.compile(r"\b(fp8doctor|torch|torchao|TE) \d\S*")
 
@@ -52,6 +54,29 @@ def options() -> str:
             ),
         )
     )
+
+
+SYMPTOMS = {
+    "slower": "CMP001 CMP002 CMP004 SHP002 STP002 SHP003 SHP005 STP001 STP008 LORA001 LORA003 CKP001 DST001 "
+    "DST003 MEM003 MEM004 GPU004",
+    "nothing": "MOD001 MOD002 MOD003 MOD006 ENV001 ENV002 ENV003 ENV004 GPU001 GPU003",
+    "nan": "NUM001 NUM002 NUM003 MOD007 MOD008",
+    "memory": "MEM001 MEM002 MEM005",
+    "raises": "SHP001 GPU002 ENV005",
+}
+"""What a user sees -> the checks to think of first, the most frequent causes first."""
+
+
+def causes(symptom: str) -> str:
+    """The titles of the checks behind a symptom."""
+    titles = {check.code: check.title for check in registry.discover()}
+    rows = ((titles[code], f"[{code}](checks/{code}.md)") for code in SYMPTOMS[symptom].split())
+    return table(("cause", "check"), rows)
+
+
+def llms() -> str:
+    """The map of the pages for language models (llmstxt.org), with links from the checkout's root."""
+    return re.sub(r"\]\((?!\.\./)", "](docs/", text("docs/index.md")).replace("](../", "](")
 
 
 def words() -> str:
@@ -137,6 +162,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/options.md": {"options": options},
     "docs/plan.md": {"plan": plan},
     "docs/screen.md": {"recorded": recorded, "screen": screen},
+    "docs/symptoms.md": {symptom: partial(causes, symptom) for symptom in SYMPTOMS},
 }
 """The parts of each page that are made, by their names."""
 
@@ -157,6 +183,7 @@ def main() -> None:
             told = told[: place.start(2)] + make() + told[place.end(2) :]
         (ROOT / page).write_text(told, "utf-8")
     (ROOT / PICTURE).write_text(picture(), "utf-8")
+    (ROOT / LLMS).write_text(llms(), "utf-8")
     check_pages.main()
 
 

@@ -1,5 +1,4 @@
-"""docs/BELIEFS.md, and what README.md takes from it: every number of these tables is the recording's, and
-every code is found when it replays."""
+"""docs/BELIEFS.md: every number of its tables is the recording's, and every code is found when it replays."""
 
 from __future__ import annotations
 
@@ -22,14 +21,6 @@ ROWS = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("|") 
 PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabulary.json.gz"
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
-FIRST_PAGE = PAGE.parents[1] / "README.md"
-SHORT_ROWS = [
-    line.split(" | ")
-    for line in FIRST_PAGE.read_text("utf-8").splitlines()
-    if line.startswith("|") and "](tests/" in line
-]
-NAMED = re.compile(r"(?:(eager|compiled) )?(FP8|BF16) ([\d.]+) (ms|GiB)")
-COMPILED_BF16 = ("bf16_compiled", "bf16_as_compiled")
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 
 
@@ -51,32 +42,6 @@ def test_a_row_says_what_its_recording_says(row: list[str]) -> None:
         assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value
     found = {finding.code for finding in documents[0].findings}
     assert set(codes) <= found
-
-
-@pytest.mark.parametrize("row", SHORT_ROWS, ids=lambda row: row[0].strip("| "))
-def test_the_first_page_says_it_too(row: list[str]) -> None:
-    """There eager FP8, compiled FP8 and compiled BF16, in its fastest form, stand for the names of the
-    variants."""
-    believed, measured, cited = row
-    document = replayed("../" + cited.split("](")[1].split(")")[0])
-    numbers, codes = NAMED.findall(measured), set(CODE.findall(measured))
-    found = {finding.code for finding in document.findings}
-    assert numbers or codes
-    assert codes <= found
-    assert len(numbers) == len(re.findall(r"\d (?:ms|GiB)", measured))
-    arms = {arm.name: arm for arm in document.facts.arms()} if numbers else {}
-    for how, what, value, unit in numbers:
-        eager = how == "eager"
-        fp8 = "as_is" if ("CMP001" in found) == eager else "prescribed"
-        compiled = min(
-            (arms[name] for name in COMPILED_BF16 if name in arms), key=lambda arm: arm.step_ms or 0.0
-        )
-        name = fp8 if what == "FP8" else "bf16" if eager else compiled.name
-        assert f"{getattr(arms[name], UNITS[unit]):.1f}" == value, believed
-
-
-def test_the_first_page_takes_some_of_them() -> None:
-    assert 4 <= len(SHORT_ROWS) <= len(ROWS)
 
 
 def test_the_padded_vocabulary_took_what_is_said_of_it() -> None:
