@@ -53,9 +53,12 @@ def machines() -> Iterator[tuple[str, Facts]]:
 
 def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     """Name and facts of jobs that the tests of the checks build."""
+    from torch import nn
+
     from tests.checks.checkpointing.test_recompute_not_fp8 import Inside
     from tests.checks.engagement.test_bias_dropped import built, mxfp8
     from tests.checks.engagement.test_experts_not_reached import wrapped
+    from tests.checks.numerics.test_trains_incorrectly import Operation, with_releases
     from tests.checks.shapes.test_rows_unaligned import counted
     from tests.checks.step.test_input_bound import Work
 
@@ -68,6 +71,8 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     with pytest.MonkeyPatch.context() as patch:
         transformer_engine.install(patch, "fp8")
         yield "te.Linear, recomputed inside its autocast (stand-in)", look(Inside())
+        frozen = nn.Sequential(Operation().requires_grad_(False), Operation())
+        yield "a frozen first te.ops layer (stand-in)", with_releases(look(frozen), transformer_engine="2.6")
 
 
 def machine(device: nvml.Device) -> Facts:

@@ -87,7 +87,7 @@ def test_every_word_of_the_tables_is_explained() -> None:
         ("50257", "SHP008"),
         ("host bound", "STP001"),
         ("gradient accumulation", "SHP003"),
-        ("AMP scaler", "GPU003"),
+        ("AMP scaler", "GPU001"),
         ("slow convergence", "NUM002"),
         ("slower than BF16", "CMP001"),
         ("padding to 16", "SHP001"),

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, ran_in_bf16_later
 from fp8doctor.analysis.layers import in_python, named
+from fp8doctor.analysis.training_bugs import region_of
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.examples import example, float8
@@ -61,7 +62,7 @@ NOT_KNOWN_WHERE = (
 @check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error", invalidates_model=True)
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [each for each in facts.network.fp8 if stack_of(each).under_autocast]
-    inside = [(linear, region) for linear in te if (region := region_of(linear, facts))]
+    inside = [(linear, region) for linear in te if (region := region_of(linear, facts, "torch"))]
     if not inside:
         return NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
     raised = recorded(facts, "trial") and why_of(facts.trial) is Reason.RECOMPUTE_DIFFERS
@@ -131,22 +132,6 @@ def by_the_count(facts: Facts) -> str:
 def ran_before(linear: Linear) -> bool:
     """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
     return linear.get("features", {}).get("fp8_ran_before") is True
-
-
-def region_of(linear: Linear, facts: Facts) -> Checkpointing | None:
-    """Find torch's region that covers a layer, or the forward above it that may call ``checkpoint``."""
-    torchs = [
-        each for each in facts.training.checkpointing if each.library == "torch" and each.active is not False
-    ]
-    calling = (
-        each
-        for each in torchs
-        if each.form == "called_in_forward" and linear.name.startswith(f"{each.name}." if each.name else "")
-    )
-    kept = recorded(linear, "checkpointed") and linear.checkpointed is None
-    if not kept and (found := next(calling, None)):
-        return found
-    return next((each for each in torchs if each.active and each.name == linear.checkpointed), None)
 
 
 def code(facts: Facts, region: Checkpointing) -> str:

@@ -26,7 +26,7 @@ reports it goes by torchao's version. If the layer has its own forward, fp8docto
 forward may add the bias. torchao's rowwise FP8 wrapper adds the bias.
 
 References. Run on a CPU with torchao 0.18 (emulated recipe), read in 0.17 and 0.18:
-https://github.com/pytorch/ao/blob/v0.18.0/torchao/prototype/moe_training/tensor.py
+https://github.com/pytorch/ao/issues/4846
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from __future__ import annotations
 from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
 from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.recipe_support import installed
+from fp8doctor.analysis.training_bugs import training_bugs
 from fp8doctor.diagnosis.treatments import mxfp8_without_biases
 from fp8doctor.facts import Facts, Linear, Unrecorded
 from fp8doctor.facts.examples import example, float8
@@ -41,8 +42,8 @@ from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
-DROPPED_BY = ((0, 17), (0, 18))
-"""Releases of torchao whose MXFP8 wrapper drops the bias. Source: ``prototype/moe_training/tensor.py``."""
+DROPPED = next(bug for bug in training_bugs() if bug.check == "MOD013")
+"""Releases of torchao whose MXFP8 wrapper drops the bias, and their sources."""
 
 CANNOT_TELL = "fp8doctor could not test whether this torchao's MXFP8 wrapper adds the bias"
 OWN_FORWARD = "the layer's own forward may add the bias"
@@ -92,10 +93,7 @@ def adds_bias(linear: Linear, facts: Facts) -> bool | None:
     """Whether the wrapper adds the bias: as tried, else by torchao's version; None if neither shows it."""
     if tried(linear):
         return linear.features["adds_bias"] is True
-    version = installed(facts, "torchao")
-    if linear.features.get("own_forward") or version is None or version.release[:2] not in DROPPED_BY:
-        return None
-    return False
+    return None if linear.features.get("own_forward") or not DROPPED.concerns(facts) else False
 
 
 def _layer(bias: bool) -> Facts:

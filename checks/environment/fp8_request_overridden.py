@@ -56,7 +56,7 @@ TREATMENT = "let-fp8-through"
     "fp8-request-overridden",
     area="environment",
     severity="error",
-    explained_by=("GPU001", "GPU003"),
+    explained_by=("GPU001",),
     changes_fp8=True,
 )
 def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:

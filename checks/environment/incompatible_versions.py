@@ -192,7 +192,7 @@ PAIRS = (
     ),
 )
 """Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is
-GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor NUM003's."""
+GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor NUM004's."""
 
 
 @check(

@@ -53,7 +53,7 @@ NAMED = 3
     "non-finite",
     area="numerics",
     severity="error",
-    explained_by=("NUM003",),
+    explained_by=("NUM003", "NUM004"),
     changes_fp8=True,
     may_stop_learning=True,
 )

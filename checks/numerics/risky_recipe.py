@@ -1,14 +1,12 @@
 """An FP8 setting that is known to harm training
 
-What it finds. FP8 layers cast inputs or weights to E5M2, use an amax history of one step, or run versions
-that miscompile FP8 casts.
+What it finds. FP8 layers cast inputs or weights to E5M2, or use an amax history of one step.
 
 Why it matters. E5M2 has two bits of mantissa, E4M3 three. E5M2 is made for the range of gradients; in the
 forward it rounds twice as coarsely, and two E5M2 operands have no matmul at all. Delayed scaling takes its
-scale from the past: with a history of one step, every value larger than the last step's maximum saturates. A
-miscompiled cast writes NaN and Inf into FP8 tensors.
+scale from the past: with a history of one step, every value larger than the last step's maximum saturates.
 
-Fix. Use E4M3 in the forward, a long history, and torchao 0.18 or newer for torch 2.14.
+Fix. Use E4M3 in the forward and a long history.
 
     recipe = DelayedScaling(amax_history_len=1, amax_compute_algo="most_recent")  # before
 
@@ -17,15 +15,12 @@ Fix. Use E4M3 in the forward, a long history, and torchao 0.18 or newer for torc
 
 When to ignore it. If your loss curve with this setting matches BF16's.
 
-How it is detected, and limits. fp8doctor reads the dtypes and the history of the layers, Accelerate's
-variables for both, and the versions of torchao and torch. Gradient clipping, learning rate and margin matter
-too, but it cannot judge them.
+How it is detected, and limits. fp8doctor reads the dtypes and the history of the layers, and Accelerate's
+variables for both. Gradient clipping, learning rate and margin matter too, but it cannot judge them.
 
-References. Transformer Engine refuses E5M2 ("Pure E5M2 training is not supported."). torchao 0.18 works
-around a Triton miscompile in torch 2.14 (`float8/_inductor_patch.py`).
+References. Transformer Engine refuses E5M2 ("Pure E5M2 training is not supported.").
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html
 https://github.com/pytorch/pytorch/issues/132005 https://arxiv.org/abs/2209.05433
-https://github.com/triton-lang/triton/issues/11111
 """
 
 from __future__ import annotations
@@ -33,10 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from packaging.version import Version
-
 from fp8doctor.analysis.fp8_request import asked_by_environment
-from fp8doctor.analysis.recipe_support import installed, parsed
 from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import Facts, Scaling
 from fp8doctor.facts.examples import example, float8
@@ -49,12 +41,6 @@ FORMAT = "ACCELERATE_FP8_FORMAT"
 
 SHORTEST_HISTORY = 1
 """Steps: a history of the last step only, the default in Transformer Engine 0.x; 1.3 to 2.20 use 1024."""
-
-TORCHAO_WORKS_AROUND = Version("0.18")
-"""torchao that patches inductor at conversion. Source: ``torchao/float8/_inductor_patch.py``, 0.18.0."""
-
-TORCH_MISCOMPILES = Version("2.14.0.dev0")
-"""torch whose inductor writes ``PropagateNan.ALL`` (pytorch#186933, with triton 3.8.0). Source: as above."""
 
 
 class Risk(NamedTuple):
@@ -73,7 +59,7 @@ def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
     )
     if not wanted:
         return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    risks = [*in_the_model(facts), *by_variables(facts), *miscompiled(facts)]
+    risks = [*in_the_model(facts), *by_variables(facts)]
     if not risks:
         return None
     return Finding(
@@ -129,22 +115,6 @@ def by_variables(facts: Facts) -> Iterator[Risk]:
         )
 
 
-def miscompiled(facts: Facts) -> Iterator[Risk]:
-    compiled = [each for each in facts.network.fp8 if each.stack == "torchao" and each.compiled is not None]
-    torchao, torch = installed(facts, "torchao"), parsed(facts.software.torch)
-    if compiled and torchao and torch and torchao < TORCHAO_WORKS_AROUND and torch >= TORCH_MISCOMPILES:
-        text = (
-            f"torchao {torchao} does not work around a Triton miscompile in torch {torch}: {len(compiled)} "
-            "compiled layers may write NaN"
-        )
-        yield Risk(
-            f"torchao {torchao} compiled by torch {torch}",
-            text,
-            "install torchao 0.18 or newer",
-            'pip install "torchao>=0.18"',
-        )
-
-
 def _delayed(history: int) -> Facts:
     scaling = Scaling(
         stack="transformer_engine",
@@ -154,9 +124,8 @@ def _delayed(history: int) -> Facts:
         amax_history_len=history,
         amax_compute_algo="most_recent",
     )
-    packages = {"transformer_engine": "2.20.2"}
     linears = (float8(stack="transformer_engine"),)
-    return example(torch="2.13.0", packages=packages, variables={}, linears=linears, scalings=(scaling,))
+    return example(variables={}, linears=linears, scalings=(scaling,))
 
 
 SICK = _delayed(1)

@@ -113,9 +113,11 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         gaps["network.linears.engaged"] = (
             f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
         )
-        return ForwardRecord(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
+        recipe = te_private.recipe_of_operation(module)
+        return ForwardRecord(
+            engaged=NOT_RECORDED, recipe=NOT_RECORDED if recipe is None else named(recipe), features={}
+        )
     recipe = recipe_of(module)
-    name = type(recipe).__name__
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
     engaged: bool | None = None
     if ran and state["fp8"]:
@@ -130,9 +132,13 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
     for setting in ("disable_rht", "disable_stochastic_rounding"):
         if isinstance(value := read(recipe, setting), bool):
             features[setting] = value
-    return ForwardRecord(
-        engaged=engaged, recipe=None if recipe is None else by_class(STACK).get(name, name), features=features
-    )
+    return ForwardRecord(engaged=engaged, recipe=None if recipe is None else named(recipe), features=features)
+
+
+def named(recipe: Any) -> str:
+    """Return a recipe's name; its class if fp8doctor does not know it."""
+    name = type(recipe).__name__
+    return by_class(STACK).get(name, name)
 
 
 def fp8_copies(module: nn.Module) -> list[Tensor]:

@@ -20,7 +20,7 @@ from fp8doctor.registry import discover
 from fp8doctor.report import Report
 from tests.markdown import table
 from tests.recipes import in_te, in_torchao, without_fp8
-from tests.recipes.judged import JUDGED, MENDED, MISSED
+from tests.recipes.judged import JUDGED, MENDED
 from tests.recipes.parts import Recipe
 from tests.stand_ins import transformer_engine
 from tests.test_untouched_models import MODELS
@@ -133,9 +133,6 @@ def section(rows: list[tuple[str, ...]]) -> str:
             "Found false and mended, so that they are in no table above:",
             "",
             table(("recipe", "check", "what was false", "what was mended"), MENDED),
-            "Silent and wrong, which a count of alarms does not show:",
-            "",
-            table(("recipe", "what"), MISSED),
         )
     )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
+from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
@@ -15,6 +17,7 @@ from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Environment, Facts, Gpu, Linear, Network, Target
 from fp8doctor.finding import Finding
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins.accelerate_state import accelerator
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
 
 
@@ -44,6 +47,17 @@ def test_an_a100_asked_for_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert finding.treatment is not None
     assert 'mixed_precision="bf16"' in finding.treatment.code
+
+
+def test_accelerate_turns_fp8_into_fp16(look: Callable[..., Facts]) -> None:
+    with accelerator(None, a100()):
+        facts = look(nn.Linear(64, 64))
+    assert facts.training.accelerate is not None
+    assert facts.training.accelerate.mixed_precision == "fp16", "what the real AcceleratorState decided"
+    finding = finding_of("GPU001", facts)
+    assert finding is not None
+    assert finding.severity == "error"
+    assert "falls back to fp16" in finding.explanation
 
 
 def test_the_treatment_leaves_information_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import nn
 from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.facts import Facts, Package
+from fp8doctor.facts import Facts
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -136,32 +135,6 @@ def test_accelerates_variables(
     monkeypatch.setenv(variable, value)
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
     assert outcome_of("NUM003", look(nn.Sequential(nn.Linear(64, 64)))).outcome == "healthy"
-
-
-@pytest.mark.parametrize(
-    ("torchao", "torch_version", "compiled", "sick"),
-    [
-        ("0.17.0", "2.14.0+cu130", True, True),
-        ("0.17.0", "2.15.1", True, True),
-        ("0.18.0", "2.14.0", True, False),
-        ("0.17.0", "2.13.0", True, False),
-        ("0.17.0", "2.14.0", False, False),
-        ("not a version", "2.14.0", True, False),
-    ],
-)
-def test_versions_that_miscompile(
-    torchao: str, torch_version: str, compiled: bool, sick: bool, look: Look
-) -> None:
-    """The model is real; the versions are put into its facts, since one process has one of each."""
-    model = float8()
-    if compiled:
-        model.compile()
-    facts = look(model)
-    software = msgspec.structs.replace(
-        facts.software, torch=torch_version, packages={"torchao": Package(version=torchao, imported=True)}
-    )
-    outcome = outcome_of("NUM003", msgspec.structs.replace(facts, software=software))
-    assert outcome.outcome == ("sick" if sick else "healthy")
 
 
 def test_without_fp8_there_is_no_recipe(look: Look) -> None:
