@@ -163,7 +163,9 @@ def treatment(facts: Facts) -> Treatment:
     if eager:
         return compile_treatment(facts, eager)
     accumulate = micro_batches(facts)
-    if accumulate == 1 and any(linear.compiled is not None for linear in facts.network.linears):
+    distributed = facts.get("training.distributed")
+    fixed = distributed is None or not (distributed.wrapper or "").startswith("FSDP")  # addresses of weights
+    if fixed and accumulate == 1 and any(linear.compiled is not None for linear in facts.network.linears):
         return cuda_graphs(facts)
     return larger_batch(facts, accumulate)
 

@@ -1,4 +1,9 @@
-"""The whole step of a job on several GPUs: its compute as timed on copies, its communication as it ran."""
+"""The whole step of a job on several GPUs: its compute as timed on copies, the rest as it ran.
+
+The job's profiled step has more than its copy's: communication, casts of gathered FP8 weights, other kernels
+of its wrapper (DDP, FSDP), and idle time. A BF16 step has the other kernels too. It may have work in place
+of the casts, and may wait as long, or neither: that gives its bounds.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +11,47 @@ from statistics import median
 
 from msgspec import Struct
 
+from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.rank_comparison import exposed_ms
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import in_ms, in_times, percent
 
+UNKNOWN = "Compute alone: how much of the step is communication was not profiled."
+
 
 class WholeStep(Struct, frozen=True):
-    """A step of the job itself, in ms."""
+    """A step of the job itself, in ms: its copy's and all that comes on top."""
 
     step_ms: float
     """Median of the watched steps."""
+    copy_ms: float
+    """The copy of the step as it is."""
     communication_ms: float
     """Of a profiled step: what no other work of the GPU covered."""
-    waiting_ms: float = 0.0
-    """What its step takes beyond its copy's and communication, as the job's GPU waits."""
+    casts_ms: float
+    """Casts beyond the copy's, such as those before an all-gather in FP8."""
+    waiting_ms: float
+    """Idle time beyond the copy's."""
 
     @property
-    def communication_pct(self) -> float:
-        return 100 * self.communication_ms / self.step_ms
+    def rest_ms(self) -> float:
+        """Time that a change of compute leaves: communication and the wrapper's kernels."""
+        return self.step_ms - self.copy_ms - self.casts_ms - self.waiting_ms
 
-    def speedup(self, compute: float) -> float:
-        """Return the speedup of the whole step if its compute has this one and communication stays.
+    def over_bf16(self, bf16_ms: float) -> tuple[float, float]:
+        """Bound the speedup over a BF16 step whose copy takes ``bf16_ms``.
 
-        It is the least if the GPU waits, as a slower BF16 may wait as long.
+        If the copy took longer than the job's step, only communication is known to stay.
         """
-        compute_ms = self.step_ms - self.communication_ms - self.waiting_ms
-        return (self.communication_ms + compute_ms * compute) / self.step_ms
+        high = max(self.rest_ms, self.communication_ms) + self.casts_ms + self.waiting_ms
+        return (bf16_ms + self.rest_ms) / self.step_ms, (bf16_ms + high) / self.step_ms
 
-    def speedup_with(self, compute: float) -> float:
-        """Return the same for a change that the job does not have yet: the most if the GPU waits."""
-        return 1 / self.speedup(1 / compute)
+    def with_fp8(self, bf16_ms: float, fp8_ms: float) -> float:
+        """Return the most that the FP8 of a copy of ``fp8_ms`` gains: it waits at least as long."""
+        on_top = self.rest_ms + self.casts_ms + self.waiting_ms
+        return (bf16_ms + on_top) / (fp8_ms + on_top)
 
 
 def timed_alone(facts: Facts) -> bool:
@@ -48,46 +62,72 @@ def timed_alone(facts: Facts) -> bool:
 
 
 def whole_step(facts: Facts) -> WholeStep | None:
-    """Return the job's own step; None if no step was profiled on a GPU."""
+    """Return the job's own step; None if no step was profiled on a GPU, or no copy of it was timed."""
     observed = facts.observed
-    communication_ms = exposed_ms(observed)
-    if communication_ms is None or not observed.steps_ms:
+    communication_ms, copy = exposed_ms(observed), arm(facts.trial, ArmName.AS_IS)
+    if communication_ms is None or not observed.steps_ms or copy is None or not copy.step_ms:
         return None
     step_ms = median(observed.steps_ms)
-    copy = next((each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried), None)
-    waiting_ms = step_ms - communication_ms - copy.step_ms if copy and copy.step_ms else 0.0
+    casts_ms, waiting_ms = 0.0, step_ms - copy.step_ms - communication_ms
+    parts = copy.get("breakdown")
+    if parts is not None and recorded(parts, "families_ms"):
+        job = observed.breakdown
+        casts_ms = max(0.0, job.families_ms.get("cast", 0.0) - parts.families_ms.get("cast", 0.0))
+        waiting_ms = max(0.0, job.idle_ms - parts.idle_ms)
     if waiting_ms < EVEN * step_ms:
         waiting_ms = 0.0
-    return WholeStep(step_ms, min(communication_ms, step_ms), waiting_ms)
+    return WholeStep(step_ms, copy.step_ms, min(communication_ms, step_ms), casts_ms, waiting_ms)
 
 
-def whole_step_in_words(facts: Facts, now: float | None, later: float | None) -> str:
-    """Estimate the speedup of the whole step; empty if the copies are all of it.
+def whole_speedup(
+    facts: Facts, now: float | None, later: float | None, bf16_ms: float | None
+) -> tuple[float, float] | None:
+    """Bound the whole step's speedup over the best BF16; None if the copies are all of it, or it is unknown.
 
     ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get.
     """
+    step = if_recorded(whole_step, facts) if timed_alone(facts) and bf16_ms else None
+    if step is None or bf16_ms is None:
+        return None
+    if now:
+        return step.over_bf16(step.copy_ms * now)
+    if not later:
+        return None
+    most = step.with_fp8(bf16_ms, bf16_ms / later)
+    return (0.0 if step.waiting_ms else most), most
+
+
+def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf16_ms: float | None) -> str:
+    """Say the whole step's speedup, estimated, and what it has on top; empty if the copies are all of it."""
     if not timed_alone(facts) or not (now or later):
         return ""
-    step = if_recorded(whole_step, facts)
-    if step is None:
-        return "Compute alone: how much of the step is communication was not profiled."
-    share = f"{percent(step.communication_pct)} of it is communication that no compute covers"
-    if step.waiting_ms:
-        bounds = _of_waiting(step, now, later or 1.0)
-        return f"{bounds} (estimated): {share}, and its GPU waits {in_ms(step.waiting_ms)}."
-    speedup = step.speedup(now) if now else step.speedup_with(later or 1.0)
-    size = in_times(max(speedup, 1 / speedup))
-    change = f"{size} {'faster' if speedup >= 1 else 'slower'}"
-    return f"The whole step {'is' if now else 'would be'} about {change} (estimated): {share}."
+    step, bounds = if_recorded(whole_step, facts), whole_speedup(facts, now, later, bf16_ms)
+    if step is None or bounds is None:
+        return UNKNOWN
+    on_top = (
+        (step.communication_ms, "{} of it is communication that no compute covers", True),
+        (step.casts_ms, "casts before its all-gathers take {}", False),
+        (step.waiting_ms, "its GPU waits {} longer than the copy's", False),
+    )
+    why = ", ".join(
+        words.format(percent(100 * ms / step.step_ms) if in_percent else in_ms(ms))
+        for ms, words, in_percent in on_top
+        if ms >= EVEN * step.step_ms
+    )
+    return (
+        f"The whole step {'is' if now else 'would be'} {in_bounds(*bounds)} (estimated){why and f': {why}'}."
+    )
 
 
-def _of_waiting(step: WholeStep, now: float | None, later: float) -> str:
-    """Bound the speedup if the job's GPU waits: a change of compute may also change how long it waits.
-
-    FP8 launches more kernels, so a wait for the host may only be longer than in BF16.
-    """
-    if now is None:
-        return f"The whole step would be at most {in_times(step.speedup_with(later))} the speed of now"
-    low = step.speedup(now)
-    high = low + step.waiting_ms / step.step_ms
-    return f"The whole step runs at {in_times(low)} to {in_times(high)} the speed of BF16"
+def in_bounds(low: float, high: float) -> str:
+    """Write a speedup as one number if its bounds are close to each other, else as both."""
+    if not low:
+        return f"at most {in_times(high)} the speed of BF16"
+    close = high - low < EVEN
+    if not close and low < 1 < high:
+        return f"{in_times(low)} to {in_times(high)} the speed of BF16"
+    sizes = [(low + high) / 2] if close else [low, high]
+    if sizes[0] >= 1:
+        return f"{'about ' if close else ''}{' to '.join(map(in_times, sizes))} faster"
+    slower = " to ".join(in_times(1 / each) for each in reversed(sizes))
+    return f"{'about ' if close else ''}{slower} slower"

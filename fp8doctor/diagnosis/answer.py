@@ -47,6 +47,10 @@ class Verdict(Record, frozen=True, kw_only=True):
     step_ms: float | None = None
     bf16_step_ms: float | None = None
     tokens_per_s: float | None = None
+    whole_step_low: float | None = None
+    whole_step_high: float | None = None
+    """Bounds of the speedup of a whole step on several GPUs, with its communication, estimated; None if the
+    timed copies are the whole step, and for the lower one if the upper one is all that is known."""
 
 
 GRAVE: tuple[Status, ...] = ("step_raises", "layers_do_not_learn", "fp8_not_engaged")

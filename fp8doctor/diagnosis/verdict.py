@@ -9,7 +9,7 @@ import msgspec
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
-from fp8doctor.analysis.whole_step import whole_step_in_words
+from fp8doctor.analysis.whole_step import whole_speedup, whole_step_in_words
 from fp8doctor.diagnosis.answer import Verdict, before_speed
 from fp8doctor.diagnosis.expected_verdict import (
     expected_verdict,
@@ -30,8 +30,15 @@ def verdict(view: TrialView, findings: Sequence[Finding]) -> Verdict:
     told = filter(None, (if_recorded(each, facts) for each in (waiting_first, script_overhead)))
     first = " ".join(told) or if_recorded(slowest_first, facts)
     timed = answer.basis == "measured"
-    last = whole_step_in_words(facts, answer.speedup, answer.achievable_speedup) if timed else ""
-    return msgspec.structs.replace(answer, summary=" ".join(filter(None, (first, answer.summary, last))))
+    of_compute = (answer.speedup, answer.achievable_speedup, answer.bf16_step_ms)
+    last = whole_step_in_words(facts, *of_compute) if timed else ""
+    low, high = (timed and whole_speedup(facts, *of_compute)) or (None, None)
+    return msgspec.structs.replace(
+        answer,
+        summary=" ".join(filter(None, (first, answer.summary, last))),
+        whole_step_low=low or None,
+        whole_step_high=high,
+    )
 
 
 def _of_precision(view: TrialView, findings: Sequence[Finding]) -> Verdict:

@@ -15,7 +15,7 @@ from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.analysis.whole_step import timed_alone, whole_step_in_words
+from fp8doctor.analysis.whole_step import in_bounds, timed_alone, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY
@@ -152,6 +152,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         what = "No model was examined"
     if (verdict.basis == "measured" and timed_alone(report.facts)) or _is_estimated_alone(report):
         what = re.sub(r"\bFP8 (is|would)\b", r"FP8 compute \1", what, count=1)
+        tone, what = _with_whole_step(verdict, tone, what)
     memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
     fix = [] if memory and memory.is_too_large and not steps else [*_fix(report, steps)]
     if memory and memory.is_too_large:
@@ -207,7 +208,19 @@ def _whole(report: Document) -> str:
         return "Estimated without communication."
     if verdict.basis != "measured":
         return ""
-    return whole_step_in_words(report.facts, verdict.speedup, verdict.achievable_speedup)
+    return whole_step_in_words(
+        report.facts, verdict.speedup, verdict.achievable_speedup, verdict.bf16_step_ms
+    )
+
+
+def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str]:
+    """Add the whole step to a title about compute, and its tone unless it is as fast for sure."""
+    low, high = verdict.whole_step_low or 0.0, verdict.whole_step_high
+    if high is None:
+        return tone, what
+    if tone == "good" and low < 1:
+        tone = "bad" if high < 1 else "plain"
+    return tone, f"{what}; the whole step {in_bounds(low, high)}".removesuffix(" the speed of BF16")
 
 
 def _is_estimated_alone(report: Document) -> bool:

@@ -405,11 +405,12 @@ def without_fsdps(state: dict[str, Any]) -> dict[str, Any]:
         state.pop(key, None)
     for key, value in state.items():
         if isinstance(value, dict) and (key.endswith("_hooks") or key.startswith(COMPOSABLE_STATE)):
-            state[key] = type(value)((name, each) for name, each in value.items() if not _is_fsdps(each))
+            state[key] = type(value)((name, each) for name, each in value.items() if not is_fsdps(each))
     return state
 
 
-def _is_fsdps(value: Any) -> bool:
+def is_fsdps(value: Any) -> bool:
+    """Tell if an object is FSDP's own."""
     home = getattr(value, "__module__", None) or type(value).__module__
     return home.startswith("torch.distributed.fsdp")
 

@@ -218,7 +218,8 @@ class VariantPlanner:
         """Plan ``base`` and compiled BF16 as CUDA graphs, for compiled layers of torchao.
 
         Not with several micro-batches: the next would overwrite what a graph's backward still needs. Not in a
-        compiled step, which traces its blocks as if they were not compiled.
+        compiled step, which traces its blocks as if they were not compiled. Not if FSDP or ZeRO gathers the
+        weights to other addresses in each step.
         """
         in_fp8 = self.context(()).in_fp8
         by_block = COMPILE_BLOCKS in base.treatments
@@ -227,6 +228,8 @@ class VariantPlanner:
         )
         recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
         if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
+            return ()
+        if self.job.sharded is not None:
             return ()
         if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
             return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -142,6 +143,40 @@ def test_a_plain_model_steps_alone(make: Callable[[], nn.Module]) -> None:
     assert sum(each.numel() for each in moments) == sum(each.numel() for each in model.parameters()) // 2
     assert {each.dtype for each in moments} == {torch.float32}
     assert all(bool(each.any()) for each in moments)
+
+
+def nearest(module: nn.Module) -> Any:
+    """The smallest module of FSDP that holds one."""
+    around: list[Any] = [each for each in sys.last_model.modules() if isinstance(each, FSDPModule)]  # type: ignore[attr-defined]
+    holding = [each for each in around if module in [*each.modules()]]
+    return min(holding, key=lambda each: len([*each.modules()]))
+
+
+class RemembersFsdp(nn.Linear):
+    """Stands in for Transformer Engine's Linear, which keeps the state of the nearest FSDP (2.20)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._te_cached_parent_fsdp_state = nearest(self)._get_fsdp_state()
+        return super().forward(x)
+
+
+def test_a_module_that_remembers_fsdp_is_copied_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state holds process groups, which no copy may use."""
+
+    def remembering(block: nn.Module) -> nn.Module:
+        block.up = RemembersFsdp(64, 128, bias=False)
+        return block
+
+    model = fsdp2(remembering)
+    monkeypatch.setattr(sys, "last_model", model, raising=False)
+    with monkeypatch.context() as once:
+        job = trained(model)
+        once.setattr(RemembersFsdp, "forward", nn.Linear.forward)
+        copied, _ = stepped(job)
+    kept = model.layers[0].up  # type: ignore[index, union-attr]
+    made = copied.layers[0].up  # type: ignore[index, union-attr]
+    assert kept._te_cached_parent_fsdp_state is not None
+    assert made._te_cached_parent_fsdp_state is None
 
 
 def test_a_job_that_is_not_sharded_stays_itself() -> None:

@@ -23,6 +23,7 @@ from fp8doctor.stacks.torch_private import (
     context_of,
     fsdp1_parameters,
     fsdp2_policy,
+    is_fsdps,
     without_fsdps,
 )
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class
@@ -163,6 +164,9 @@ def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
         if place.fsdp == FSDP2 and behind_compile(place.module) is None:
             own: Any = next(each for each in type(place.module).__mro__[1:] if not _of(each, FSDP2))
             memo[id(place.module)] = own.__new__(own)  # FSDP puts a class in front of a module's own
+        for value in vars(place.module).values():
+            if is_fsdps(value):  # Transformer Engine keeps a reference to FSDP's state
+                memo[id(value)] = None
     for place in reversed(places):  # the inner ones first
         module = place.module
         if (inside := behind_compile(module)) is not None:
