@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fp8doctor.cli.gate import Gate
     from fp8doctor.diagnosis.document import Document
 
-FORMATS = ("text", "json", "markdown", "html", "github", "junit", "sarif")
+FORMATS = ("text", "line", "json", "markdown", "html", "github", "junit", "sarif")
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
@@ -72,6 +72,8 @@ class ReportOptions(NamedTuple):
     """The user's own command, with a trial; empty if no job was named. It is printed and never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
+    page: Path | None = None
+    """The page to open in a browser."""
 
     @property
     def shows(self) -> bool:
@@ -111,6 +113,9 @@ def checked_options(
     keep_apart(written, options.get("baseline"))
     asked = options["format"]
     formats = [format_of(asked, path) for path in outputs]
+    page = next((path for path, format in zip(outputs, formats, strict=True) if format == "html"), None)
+    if options["open"] and page is None:
+        raise click.UsageError("--open shows a page that -o wrote. Add -o report.html.")
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
@@ -124,6 +129,7 @@ def checked_options(
         quiet=options["quiet"],
         again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
+        page=page if options["open"] else None,
     )
 
 
@@ -253,6 +259,11 @@ def deliver(report: Document, wanted: ReportOptions) -> None:
         if not wanted.shows or wanted.format != "text":
             complain(in_a_line(report))
         complain(f"wrote {wanted.files}")
+    if wanted.page:
+        import webbrowser
+
+        if not webbrowser.open(wanted.page.absolute().as_uri()):
+            complain(f"no browser could be started; open {wanted.page} yourself")
 
 
 def deliver_early(report: Document, wanted: ReportOptions, steps: int) -> None:
@@ -288,6 +299,16 @@ def in_a_line(report: Document) -> str:
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
+def for_chat(report: Document) -> str:
+    """Write job, verdict and first fix in one line."""
+    from fp8doctor.render.box import answer
+    from fp8doctor.render.terminal import printable_line
+
+    fix = "".join(f". Fix: {each}" for each in answer(report).fix[:1])
+    name = report.facts.get("target.name") or "model"
+    return printable_line(f"{name}: {in_a_line(report)}{fix}").rstrip(".")
+
+
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
     return exit_code(wanted.gate.missed(report))
@@ -318,6 +339,8 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
     """Write the report in a format; ``terminal`` holds options for text."""
     if format == "json":
         return report.to_json()
+    if format == "line":
+        return f"{for_chat(report)}\n"
     if format == "markdown":
         from fp8doctor.render import markdown
 

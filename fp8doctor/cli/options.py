@@ -125,7 +125,7 @@ def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
             "--format",
             type=click.Choice(FORMATS),
             help="Format of the report. Default: from the suffix of -o (.txt, .json, .md, .html, .xml for "
-            "junit, .sarif, .github), else text.",
+            "junit, .sarif, .github), else text. line: verdict and fix for a chat.",
         ),
         click.option(
             "-o",
@@ -135,6 +135,7 @@ def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
             multiple=True,
             help=f"Write the report to a file instead of {stream}; repeatable.",
         ),
+        click.option("--open", is_flag=True, help="Open the HTML file that -o wrote in a browser."),
         click.option(
             "--save",
             metavar="FILE",

@@ -1,4 +1,4 @@
-"""The report as an HTML file, and as a fragment for a notebook: no script."""
+"""The report as an HTML file, and as a fragment for a notebook, which has no script."""
 
 from __future__ import annotations
 

@@ -309,3 +309,29 @@ def test_ascii_where_the_locale_is(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert fp8doctor("m.py").stdout.isascii() is ascii
+
+
+def test_a_line_for_a_chat_holds_job_verdict_and_fix() -> None:
+    said = fp8doctor("demo", "--format", "line")
+    assert said.stdout == (
+        "llama_8b_eager.py: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, measured. "
+        "Fix: Compile block by block, after the conversion to FP8\n"
+    )
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_the_page_opens_in_a_browser(started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import webbrowser
+
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or started)
+    monkeypatch.chdir(tmp_path)
+    said = fp8doctor("demo", "-o", "a.md", "-o", "a.html", "--open")
+    assert opened == [(tmp_path / "a.html").as_uri()]
+    assert ("no browser could be started; open a.html yourself" in said.stderr) != started
+
+
+def test_a_page_to_open_has_to_be_written(saved: Path) -> None:
+    said = fp8doctor("report", saved, "--open")
+    assert said.exit_code == 2
+    assert "Add -o report.html" in said.stderr

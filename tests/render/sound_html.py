@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
@@ -30,7 +32,8 @@ def hold_sound(html: str) -> Element:
     """Hold a page or a fragment to what every reader and every browser needs; its root."""
     html.encode("utf-8")
     root = parsed(html)
-    assert {each.tag for each in root.iter()} <= TAGS
+    assert {each.tag for each in root.iter()} - {"script"} <= TAGS
+    hold_to_its_policy(root)
     assert {name for each in root.iter() for name in each.attrib} <= ATTRIBUTES
     style = "".join(each.text or "" for each in root.iter("style"))
     assert not re.search(r"url\(|@import|http|expression|</", style)
@@ -48,6 +51,17 @@ def hold_sound(html: str) -> Element:
         wide = [sum(int(cell.get("colspan", 1)) for cell in row) for row in table.iter("tr")]
         assert len(set(wide)) == 1, "rows of one table of unlike widths"
     return root
+
+
+def hold_to_its_policy(root: Element) -> None:
+    """A page runs the one script that its policy names by hash, and loads nothing; a fragment has none."""
+    scripts = [each.text or "" for each in root.iter("script")]
+    policies = [each.get("content") for each in root.iter("meta") if each.get("http-equiv")]
+    assert len(scripts) == len(policies) == (root.tag == "html")
+    for script, policy in zip(scripts, policies, strict=True):
+        digest = b64encode(sha256(script.encode()).digest()).decode()
+        assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+        assert not re.search(r"fetch|XMLHttp|import|src|http|innerHTML|eval", script)
 
 
 def headings(root: Element) -> list[int]:

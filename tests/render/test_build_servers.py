@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -195,15 +194,3 @@ def test_a_verdict_that_nothing_is_wrong_with_is_no_failure(fail_on: Any, failed
     report = replace(SCREENS["compiled_decoder"], findings=(), prescription=())
     suites = ElementTree.fromstring(junit(report, fail_on=fail_on))
     assert suites.get("failures") == str(failed)
-
-
-def test_the_commands_of_the_workflow_are_ours() -> None:
-    """Its lines are parsed as the command line parses them; nothing is run."""
-    yaml = pytest.importorskip("yaml")
-    workflow = yaml.safe_load((ROOT / "examples" / "github-workflow.yml").read_text("utf-8"))
-    steps = workflow["jobs"]["fp8doctor"]["steps"]
-    lines = [shlex.split(step["run"]) for step in steps if step.get("run", "").startswith("fp8doctor ")]
-    assert [line[1] for line in lines] == ["model.py", "report"]
-    assert cli.examine.make_context("fp8doctor", lines[0][1:]).params["fail_on"] == "never"
-    gate = cli.report_.make_context("report", lines[1][2:]).params
-    assert (gate["format"], gate["min_speedup"], gate["max_regression"]) == ("github", 1.05, 5.0)
