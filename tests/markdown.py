@@ -61,11 +61,6 @@ def split_sentences(page: str) -> Iterator[str]:
         yield from filter(None, re.split(r"(?<=[.!?])\s+(?=[A-Z\"])", words))
 
 
-def sentences(page: str) -> Iterator[str]:
-    """The sentences of a page without those that are generated."""
-    return split_sentences(re.sub(GENERATED.format(r"\w+"), "", text(page), flags=re.S))
-
-
 def rows_after(page: str, head: str) -> list[list[str]]:
     """The cells of the table whose first row begins with ``head``."""
     whole = text(page)

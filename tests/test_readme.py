@@ -29,7 +29,6 @@ from tests.markdown import (
     fenced,
     prose,
     rows_after,
-    sentences,
     split_sentences,
     text,
     written_by_hand,
@@ -208,7 +207,7 @@ def test_language_models_get_the_same_map() -> None:
 
 
 def test_a_sentence_of_the_first_page_is_short() -> None:
-    assert [each for each in sentences("README.md") if len(each.split()) > MOST_WORDS] == []
+    assert [each for each in split_sentences(README) if len(each.split()) > MOST_WORDS] == []
 
 
 def test_sentences_are_told_apart() -> None:
@@ -243,42 +242,24 @@ def test_what_is_said_of_its_accuracy_was_measured() -> None:
         )
 
 
-def test_what_the_first_page_says_of_its_checks_was_counted() -> None:
-    results = "tests/benchmarks/results"
-    of_all, *_ = spreads(text(f"{results}/trial_jobs_h200.md"))
-    said = " ".join(README.split())
-    assert (
-        f"{of_all[2]} GPU-bound variants, one H200, against plain scripts: off by {without_blank(of_all[0])}"
-        in said
-    )
-    slower, held, jobs = re.findall(
-        r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs", text("docs/trial.md")
-    )[0]
-    assert (
-        f"on {held} of {jobs} other jobs on an H100, the printed plan ends within {without_blank(slower)}"
-        in said
-    )
-    row = next(each for each in text(f"{results}/published.md").splitlines() if each.startswith("| all "))
-    number, error = re.findall(r"\((\d+)\) +\| ([\d.]+ %)", row)[0]
-    assert f"{number} published jobs, planned speedup off by {without_blank(error)} ([mean]" in said
-    recipes = re.findall(r"(\d+) recipes, of which (\d+) raise no alarm", text("tests/recipes/README.md"))[0]
-    assert "of {} public recipes, {} raise no warning".format(*recipes) in said
-    counts = text("tests/reliability/README.md").split("<!-- counts -->")[1]
-    tried, passed = re.findall(r"a random tree of modules looked at \| ([\d,]+) \| ([\d,]+)", counts)[0]
-    assert tried == passed
-    assert f"{tried} random models examined, all unchanged" in said
-
-
-def without_blank(percent: str) -> str:
-    return percent.replace(" %", "%")
-
-
 def spreads(page: str) -> list[tuple[str, str, str]]:
     """Read median, worst and number of the errors of all times, of those relied on, of those told closely,
     and of memory."""
     line = next(each for each in page.splitlines() if each.startswith("Time where the GPU sets the pace"))
     found: list[tuple[str, str, str]] = re.findall(r"median ([\d.]+ %), worst ([\d.]+ %) of (\d+)", line)
     return found
+
+
+def test_what_the_first_page_says_of_its_checks_was_counted() -> None:
+    written = readme.written("README.md", "verified")
+    assert written == readme.verified(), "python -m tests.readme"
+    of_all, *_ = spreads(text("tests/benchmarks/results/trial_jobs_h200.md"))
+    assert (
+        f"{of_all[2]} GPU-bound variants, one H200, against plain scripts: off by {of_all[0]}".replace(
+            " %", "%"
+        )
+        in written
+    )
 
 
 def test_extras_are_those_of_the_package() -> None:
