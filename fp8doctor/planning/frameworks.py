@@ -14,19 +14,12 @@ from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.fp8_weights import quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
+from fp8doctor.diagnosis import torchtitan
 from fp8doctor.diagnosis.conversion import convert
 from fp8doctor.facts import Facts
 from fp8doctor.planning.converted import gathers_fp8
 from fp8doctor.planning.estimates import Row, recipe_of
 from fp8doctor.planning.job_options import Options
-
-TITAN_CONVERTER = """\
-from torchtitan.components.quantization import {converter}
-# in model_registry(..., converters=[...]):
-{converter}.Config({layers}, model_compile_enabled=True)"""
-TITAN_OLD = """\
-# up to v0.2.2{only}:
-./run_train.sh --model.converters="quantize.linear.float8"{arguments} --compile.enable"""
 
 ACCELERATE = """\
 from accelerate.utils import TorchDynamoPlugin
@@ -74,26 +67,19 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
     if name == "tensorwise":
         flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
         gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
-        yield "torchtitan", TITAN_OLD.format(only="; later ones have rowwise only", arguments=gather)
+        yield "torchtitan", torchtitan.converter(name, (), gather)
         yield "trl", TRL
         gather = "\nfp8_enable_fsdp_float8_all_gather: true\nfsdp_version: 2" if gathers else ""
         yield "axolotl", f"fp8: true{gather}\ntorch_compile: true"
     else:
-        converter = TITAN_CONVERTER.format(
-            converter="Float8LinearConverter", layers=f'recipe_name="{name}", filter_fqns=["lm_head"]'
-        )
-        arguments = f" --quantize.linear.float8.recipe_name {name}"
-        yield "torchtitan", f"{converter}\n{TITAN_OLD.format(only='', arguments=arguments)}"
+        yield "torchtitan", torchtitan.converter(name, ("lm_head",))
 
 
 def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
     """Write the lines of torchao's MXFP8, which is a prototype."""
     layers = [each for each in facts.network.linears if would_be_converted(each)]
     yield "pytorch", with_imports(f"{quantize_mxfp8(layers)}\n{compile_treatment(facts, layers).code}")
-    yield (
-        "torchtitan",
-        TITAN_CONVERTER.format(converter="MXFP8LinearConverter", layers='fqns=["layers"]'),
-    )
+    yield "torchtitan", torchtitan.converter("mxfp8", ())
 
 
 def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,104 @@
+"""Fixes of a model of torchtitan, which quantizes its configuration and takes no line that converts the
+model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from fp8doctor import inspect_model
+from fp8doctor.diagnosis.torchtitan import in_dialect, short, written
+from fp8doctor.diagnosis.treatments import checkpointing_off, keep_in_bf16, recipe
+from fp8doctor.facts import Facts
+from fp8doctor.report import Report
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk = nn.Linear(1024, 1024), nn.Linear(1024, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.wq(x) + self.wk(x).mean()
+
+
+class Llama3Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({str(each): Block() for each in range(4)})
+        self.lm_head = nn.Linear(1024, 512)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for each in self.layers.values():
+            x = each(x)
+        return self.lm_head(x)
+
+
+class OfTorchtitan(Llama3Model):
+    pass
+
+
+OfTorchtitan.__module__ = "torchtitan.models.llama3.model"
+
+
+def report(kind: type[nn.Module], word: str = "rowwise") -> Report:
+    torch.manual_seed(0)
+    model = convert_to_float8_training(
+        kind().bfloat16(),
+        config=Float8LinearConfig.from_recipe_name(word),
+        module_filter_fn=lambda _, name: name != "lm_head",
+    )
+    batch = torch.zeros(2, 64, 1024, dtype=torch.bfloat16)
+    return inspect_model(model, batch, trial=False, assume_gpu="H100")
+
+
+def codes(found: Report) -> dict[str, str]:
+    steps = (*found.findings, *found.prescription)
+    return {each.treatment.name: each.treatment.code for each in steps if each.treatment}
+
+
+def test_no_fix_changes_the_model() -> None:
+    plain, titans = codes(report(Llama3Model)), codes(report(OfTorchtitan))
+    assert set(plain) == set(titans), "the fixes are the same, and their lines are not"
+    assert any(".compile()" in each for each in plain.values())
+    for each in titans.values():
+        assert "convert_to_float8_training(" not in each
+        assert ".compile(" not in each
+    assert "--compile.enable" in titans["compile-blocks"]
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return report(OfTorchtitan).facts
+
+
+def test_layers_are_left_out_by_the_names_that_it_looks_for(facts: Facts) -> None:
+    code = written(keep_in_bf16([f"layers.{each}.wk" for each in range(4)], facts), facts).code
+    assert 'Float8LinearConverter.Config(recipe_name="rowwise", filter_fqns=["wk", "lm_head"]' in code
+    assert "--quantize.linear.float8.filter_fqns=wk,output" in code
+    assert short({"layers.1.wk"}, facts.network.linears) == ["layers.1.wk"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("recipe-rowwise-with-gw-hp", 'Float8LinearConverter.Config(recipe_name="rowwise_with_gw_hp"'),
+        ("recipe-tensorwise", "# up to v0.2.2; later ones have rowwise only:"),
+        ("recipe-mxfp8", 'MXFP8LinearConverter.Config(fqns=["layers"]'),
+    ],
+)
+def test_recipes(name: str, told: str, facts: Facts) -> None:
+    assert told in written(recipe(name, facts), facts).code
+
+
+def test_checkpointing(facts: Facts) -> None:
+    assert "activation_checkpoint=None" in written(checkpointing_off(facts), facts).code
+
+
+def test_facts_without_a_model_stay_as_they_are(facts: Facts) -> None:
+    found = report(Llama3Model)
+    assert in_dialect(found.findings, Facts()) is found.findings
