@@ -24,7 +24,8 @@ tokens and loses with few.
 
 How it is detected, and limits. The trial counts graph breaks, their reasons, and the compiled regions per
 step. It compares these with blocks, micro-batches and recomputed forwards. Dynamo counts no break at a branch
-that depends on data. Transformer Engine's modules break up to 2.19, in 2.20 only the fused ones.
+that depends on data. Transformer Engine's modules break up to 2.19, in 2.20 only the fused ones; this needs
+no trial.
 
 References. One H200 (torch 2.11, torchao 0.18, TE 2.20.2); reasons from torch 2.13.
 https://docs.pytorch.org/docs/stable/torch.compiler_faq.html
@@ -36,9 +37,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from packaging.version import Version
+
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
-from fp8doctor.analysis.recipe_support import CUDNN_FLOOR
+from fp8doctor.analysis.recipe_support import CUDNN_FLOOR, installed
 from fp8doctor.cost import micro_batches
 from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts
 from fp8doctor.facts.examples import example, float8, variant
@@ -53,6 +56,10 @@ compiled loss or optimizer has a few of its own. A choice: every second block in
 
 AROUND_THE_CALL = ("huggingface", "unsloth")
 """Forms that recompute outside what ``layer.compile()`` compiles; transformers does so before 5.23."""
+
+FIRST_TRACED = Version("2.20")
+"""Transformer Engine whose te.Linear Dynamo traces. Up to it, all modules have ``no_torch_dynamo`` (1.0 to
+2.19)."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
@@ -131,7 +138,7 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
     if not marks:
         return NotApplicable(reason="nothing asks for torch.compile")
     if as_is is None:
-        return NotApplicable(reason="the trial did not time your step")
+        return known_breaks(facts) or NotApplicable(reason="the trial did not time your step")
     cut = as_is.cuts[-1]
     passes = micro_batches(facts)
     whole = passes * whole_regions(facts, cut)
@@ -170,6 +177,30 @@ def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
             "compiled_fp8_linears": len(fp8),
         },
         treatment=Treatment(name=kind.name, summary=kind.summary, code=kind.code),
+    )
+
+
+def known_breaks(facts: Facts) -> Finding | None:
+    """Report compiled modules of Transformer Engine at which Dynamo breaks, by their release."""
+    release = installed(facts, "transformer_engine")
+    if release is None:
+        return None
+    broken = [
+        each
+        for each in facts.network.linears
+        if stack_of(each).under_autocast
+        and each.compiled is not None
+        and (release < FIRST_TRACED or not each.kind.endswith(".Linear") or each.recipe == "delayed")
+    ]
+    if not broken:
+        return None
+    return Finding(
+        severity="info",
+        title=f"{plural(len(broken), 'compiled layer')} of Transformer Engine {release} "
+        f"{'breaks' if len(broken) == 1 else 'break'} the graph",
+        explanation="Dynamo does not trace these modules: it compiles what lies between them.",
+        evidence={"layers": len(broken), "first": broken[0].name, "release": str(release)},
+        treatment=Treatment(name=TE.name, summary=TE.summary, code=TE.code),
     )
 
 

@@ -35,6 +35,17 @@ FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2":
 """``Format`` -> dtype of the forward (``common/recipe``, 2.20)."""
 
 
+RECIPE_SETTINGS = (
+    "disable_rht",
+    "disable_stochastic_rounding",
+    "disable_2d_quantization",
+    "enable_2d_quantization",
+    "row_scaled_activation",
+    "backward_override",
+)
+"""Attributes of recipes that change kernels or exactness (2.8 to 2.20)."""
+
+
 @dataclass(frozen=True)
 class ForwardRecord:
     """A module's record of its forwards."""
@@ -129,15 +140,18 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
-    for setting in ("disable_rht", "disable_stochastic_rounding"):
-        if isinstance(value := read(recipe, setting), bool):
+    for setting in RECIPE_SETTINGS:
+        if isinstance(value := read(recipe, setting), bool | str):
             features[setting] = value
     return ForwardRecord(engaged=engaged, recipe=None if recipe is None else named(recipe), features=features)
 
 
 def named(recipe: Any) -> str:
-    """Return a recipe's name; its class if fp8doctor does not know it."""
-    name = type(recipe).__name__
+    """Return a recipe's name; its class if fp8doctor does not know it.
+
+    With ``backward_override`` (2.15), gradients are multiplied in 16 bits: no known recipe does that.
+    """
+    name = "CustomRecipe" if read(recipe, "backward_override") else type(recipe).__name__
     return by_class(STACK).get(name, name)
 
 

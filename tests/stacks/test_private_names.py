@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import sys
 from collections import deque
@@ -23,7 +24,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
+from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks import te_private, torch_private, torchao_private
+from fp8doctor.stacks import transformer_engine as te_stack
 from tests.stand_ins import transformer_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,6 +265,34 @@ def test_the_fp8_state_of_the_transformer_engine_stand_in(monkeypatch: pytest.Mo
     assert (te_private.meta(layer) or {})["recipe"] is recipe
     assert te_private.meta(nn.Linear(2, 2)) is None
     assert te_private.workspaces(layer) == []
+
+
+SOURCE = os.environ.get("TRANSFORMER_ENGINE_SOURCE", "")
+"""A checkout of Transformer Engine, in the weekly workflow; empty otherwise."""
+
+OF_TE = (
+    "FP8GlobalStateManager",
+    "TransformerEngineBaseModule",
+    "fp8_meta",
+    "_fp8_metas",
+    "primary_weights_in_fp8",
+    te_private.ENTERS[0],
+    te_private.EXITS[0],
+    te_private.RECIPE_TEST,
+    *te_private.BUFFERS,
+    *te_private.DATA,
+    *te_stack.GEMM_MODULES,
+    *te_stack.RECIPE_SETTINGS,
+    *(each for recipe in RECIPES.values() if recipe.stack == te_stack.STACK for each in recipe.classes),
+)
+
+
+@pytest.mark.skipif(not SOURCE, reason="no source of Transformer Engine is given")
+@pytest.mark.parametrize("name", OF_TE)
+def test_names_in_the_source_of_transformer_engine(name: str) -> None:
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    files = Path(SOURCE, "transformer_engine").rglob("*.py")
+    assert any(word.search(each.read_text("utf-8")) for each in files)
 
 
 MODULES = ("torch_private", "torchao_private", "te_private")

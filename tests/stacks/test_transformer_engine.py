@@ -124,6 +124,24 @@ def test_recipe(te: ModuleType, recipe: Callable[[], Any], name: str) -> None:
     assert linears(layer)[0].recipe == name
 
 
+def test_a_backward_in_16_bits_is_no_known_recipe(te: ModuleType) -> None:
+    layer, recipe = te.Linear(32, 64), stand_in.MXFP8BlockScaling()
+    vars(recipe).update(backward_override="high_precision", enable_2d_quantization=True)
+    with stand_in.autocast(True, recipe):
+        layer(torch.zeros(4, 32))
+    (found,) = linears(layer)
+    assert found.recipe == "custom"
+    assert found.features["backward_override"] == "high_precision"
+    assert found.features["enable_2d_quantization"] is True
+
+
+def test_an_operation_tells_its_recipe(te: ModuleType) -> None:
+    layer = stand_in.OperationGroupedLinear(1, 32, 64)
+    assert not recorded(linears(layer)[0], "recipe")
+    layer._fp8_metas = {"forward": {"recipe": stand_in.DelayedScaling()}, "backward": None}
+    assert linears(layer)[0].recipe == "delayed"
+
+
 def test_weights_built_in_fp8(te: ModuleType) -> None:
     layer = te.Linear(32, 64)
     layer.primary_weights_in_fp8 = layer.fp8_calibration = True

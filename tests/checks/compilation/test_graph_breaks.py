@@ -19,6 +19,7 @@ from fp8doctor.checks.compilation.graph_breaks import graph_breaks
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
+from tests.checks.numerics.test_trains_incorrectly import with_releases
 from tests.checks.trials import tried
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
@@ -326,6 +327,36 @@ def test_transformer_engines_modules_are_information(
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("release", "kind", "recipe", "breaks"),
+    [
+        ("2.19", "Linear", "Float8CurrentScaling", True),
+        ("2.20.2", "Linear", "Float8CurrentScaling", False),
+        ("2.20.2", "Linear", "DelayedScaling", True),
+        ("2.20.2", "LayerNormLinear", "Float8CurrentScaling", True),
+        ("no version", "Linear", "DelayedScaling", False),
+    ],
+)
+def test_transformer_engines_modules_are_known_to_break(
+    release: str,
+    kind: str,
+    recipe: str,
+    breaks: bool,
+    look: Callable[..., Facts],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    te: Any = stand_in.install(monkeypatch)
+    model = nn.Sequential(getattr(te, kind)(32, 32))
+    with te.autocast(recipe=getattr(stand_in, recipe)()):
+        model(torch.ones(32, 32))
+    model.compile()
+    finding = graph_breaks(with_releases(look(model), transformer_engine=release))
+    assert isinstance(finding, Finding) == breaks
+    if isinstance(finding, Finding):
+        assert finding.severity == "info"
+        assert finding.title == f"1 compiled layer of Transformer Engine {release} breaks the graph"
+
+
 def test_a_recording_without_reasons(look: Callable[..., Facts]) -> None:
     facts = tried(blocks_compiled(inside=prints), BATCH, "as_is")
     arm = facts.trial.arms[0]

@@ -17,6 +17,7 @@ ON = {
     "CUBLASLT_LOG_LEVEL": "5",
     "CUDNN_LOGLEVEL_DBG": "3",
     "TORCH_LOGS": "+dynamo",
+    "NVTE_BACKWARD_OVERRIDE": "dequantized",
 }
 """A value that switches on, where that is not 1."""
 
