@@ -58,7 +58,7 @@ def split_sentences(page: str) -> Iterator[str]:
     page = re.sub(r"`[^`]+`", "CODE", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", page))
     for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*#|>]|\d+\.) ?)|\|", page):
         words = " ".join(re.sub(r"^\s*(?:[-*#>]+|\d+\.)\s", "", part).replace("**", "").split())
-        yield from filter(None, re.split(r"(?<=[.!?])\s+(?=[A-Z\"])", words))
+        yield from filter(None, re.split(r"(?<=[.!?])\s+(?=[A-Z\"]|fp8doctor)", words))
 
 
 def rows_after(page: str, head: str) -> list[list[str]]:

@@ -68,7 +68,7 @@ class Run(ProjectCommand):
 @click.command(
     cls=Run,
     epilog="Exit code: the script's own. With --fail-on or another gate it is 1 when the script succeeded "
-    "and the gate is missed, and 2 when nothing of it could be examined.",
+    "and the gate is missed. It is 2 when nothing could be examined.",
 )
 @with_options(
     count("--steps", "Number of steps to time.", 3, default=STEPS, show_default=True),
