@@ -8,8 +8,9 @@ conditioning (time embedding, AdaLN) and a head over a pooled token see one row 
 samples is 4 rows. The forward works and the backward raises: "Expected self.size(1) to be divisible by 16,
 but got self.size(1)=4". A CPU computes any number of rows, so it first fails on a GPU.
 
-Fix. Leave these layers out: with so few rows they gain nothing. For experts in torchao's grouped matmul, pass
-`MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17 or newer).
+Fix. Leave these layers out: with so few rows they gain nothing. For experts, let torchao pad:
+`MXFP8TrainingOpConfig(pad_token_groups_for_grouped_mm=True)` (0.17 or newer) in grouped matmuls,
+`Float8LinearConfig(pad_inner_dim=True)` if each expert is a Linear.
 
     convert_to_float8_training(model)  # before
 
@@ -35,8 +36,8 @@ from fp8doctor.analysis.layers import named
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
-from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, Trial, Unrecorded, Workload, recorded
+from fp8doctor.diagnosis.treatments import convert_again, keep_in_bf16
+from fp8doctor.facts import Facts, Linear, Trial, Unrecorded, Workload
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import recipe_of
@@ -59,7 +60,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no FP8 layer in the model")
     if ran_on_a_gpu(facts):
         return None
-    if groups := [linear for linear in fp8 if is_unpadded_group(linear) and not are_aligned(linear, facts)]:
+    if groups := [linear for linear in fp8 if is_unpadded(linear) and not are_aligned(linear, facts)]:
         return of_groups(groups, fp8, facts)
     in_te = [
         each for each in fp8 if each.stack == "transformer_engine" and each.kind.endswith(".GroupedLinear")
@@ -73,14 +74,6 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     if not found:
         if in_te:
             raise Unrecorded(Workload, "rows", rows_in_te(in_te))
-        routed = [linear for linear in fp8 if is_routed(linear)]
-        if routed and not recorded(facts, "trial.rows") and not recorded(facts, "workload.rows"):
-            raise Unrecorded(
-                Workload,
-                "rows",
-                f"the rows of {plural(len(routed), 'expert layer')} (first: {routed[0].name}); a router "
-                f"decides them, and they must be multiples of {max(map(multiple_of, routed))}",
-            )
         return None
     first = found[0]
     seen, multiple = rows[first.name] or 0, tokens_divisor(first)
@@ -105,16 +98,16 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def is_routed(linear: Linear) -> bool:
-    """Whether a router decides the rows of this torchao layer, and nothing pads them."""
-    padded = recipe_of(linear).pads_tokens or linear.features.get("pad_inner_dim")
-    return linear.role == "experts" and linear.stack == "torchao" and linear.gemms == 1 and not padded
-
-
-def is_unpadded_group(linear: Linear) -> bool:
-    """Whether torchao's grouped matmul takes these experts' rows as the router gives them."""
-    pads = linear.features.get("pad_token_groups_for_grouped_mm")
-    return linear.role == "experts" and linear.stack == "torchao" and pads is False
+def is_unpadded(linear: Linear) -> bool:
+    """Whether torchao multiplies an expert's rows as the router gives them."""
+    grouped = linear.features.get("pad_token_groups_for_grouped_mm")
+    pads = linear.features.get("pad_inner_dim") if grouped is None else grouped
+    return (
+        linear.role == "experts"
+        and linear.stack == "torchao"
+        and pads is False
+        and not recipe_of(linear).pads_tokens
+    )
 
 
 def are_aligned(linear: Linear, facts: Facts) -> bool:
@@ -150,22 +143,28 @@ def of_groups(groups: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
             "rows",
             f"whether your code pads each expert's rows in {first.name} to a multiple of {multiple}",
         )
+    flag = "pad_inner_dim" if "pad_inner_dim" in first.features else "pad_token_groups_for_grouped_mm"
     return Finding(
         title=f"Nothing pads each expert's rows to a multiple of {multiple} in "
         f"{plural(len(groups), 'expert weight')} of {plural(len(fp8), 'FP8 layer')}",
         explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies. "
-        f"Its FP8 grouped matmul takes only multiples of {multiple}, and pad_token_groups_for_grouped_mm is "
-        "False: on a GPU the step raises, or stops with a device-side assert.",
+        f"Its FP8 matmul takes only multiples of {multiple}, and {flag} is False: on a GPU the step "
+        "raises, or stops with a device-side assert.",
         evidence={"layers": len(groups), "fp8_layers": len(fp8), "first": first.name, "multiple": multiple},
         treatment=Treatment(
-            name="pad-token-groups", summary="let torchao pad the rows of each expert", code=pad_lines(first)
+            name="pad-token-groups",
+            summary="let torchao pad the rows of each expert",
+            code=pad_lines(first, facts, alone=flag == "pad_inner_dim"),
         ),
         breaks="step_raises",
     )
 
 
-def pad_lines(linear: Linear) -> str:
-    """Write the lines that convert the experts with padding."""
+def pad_lines(linear: Linear, facts: Facts, *, alone: bool) -> str:
+    """Write the lines that convert the experts with padding; ``alone``: each is a Float8Linear."""
+    if alone:
+        config = f"config = dataclasses.replace({recipe_of(linear).config}, pad_inner_dim=True)"
+        return f"import dataclasses\n{config}\n{convert_again(facts, config='config')}"
     config = "MXFP8TrainingOpConfig" if "mx" in (linear.recipe or "") else "Float8TrainingOpConfig"
     return (
         f"from torchao.prototype.moe_training.config import {config}   # torchao 0.17 or newer\n"

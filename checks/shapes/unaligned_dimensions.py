@@ -4,13 +4,13 @@ What it finds. A layer's in or out features, or the batch's tokens, are not a mu
 raises or the layer cannot be converted.
 
 Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's blockwise scaling
-and NVFP4 128). A training step multiplies the weight, its transpose, and for the weight gradient activations
-whose inner side is the tokens. So in, out and tokens all count. A layer that breaks the rule raises on a GPU
-("divisible by 16"), or the converter skipped it and it runs in 16 bits.
+and NVFP4 128). The weight gradient's matmul has the tokens as its inner side, so in, out and tokens all
+count. Other layers raise on a GPU ("divisible by 16"), or a converter skips them.
 
 Fix. Pad to the next multiple: widths in the configuration, tokens in the collator. Leave a head's classes,
 and layers across patches or tokens, out of the conversion. `pad_inner_dim=True` (Accelerate's default for
-torchao) pads the tokens at the price of a copy, but not in and out.
+torchao) pads the tokens at the price of a copy, but not in and out. With sequence parallelism over TP ranks,
+pad the packed batch to 16 x TP tokens (MXFP8 32 x TP), and mask what you add.
 
     collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens
 
@@ -26,6 +26,7 @@ convolution or head has. If it is as wide as the channels (gMixer), fp8doctor ad
 References. torch (`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`), Transformer Engine 2.20
 (`assert_dim_for_fp8_exec`). https://github.com/pytorch/ao/issues/571
 https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerEngine/issues/1422
+https://github.com/modelscope/ms-swift/issues/9723 https://github.com/NVIDIA/TransformerEngine/issues/2892
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
     hardly_counts = little_work(facts)
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
-    of_tokens = (each for each in fp8 if tokens in (rows_seen(each, facts) or (tokens,)))
+    ranks = max(map(sequence_ranks, fp8), default=1)
+    of_tokens = (each for each in fp8 if ranks > 1 or tokens in (rows_seen(each, facts) or (tokens,)))
     tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
+    tokens_multiple *= ranks if tokens_multiple > 1 else 1
     ragged = tokens is not None and tokens % tokens_multiple != 0
     if not (raising or skipped or ragged):
         return None
@@ -98,6 +101,9 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         )
     if ragged:
         causes.append(f"{tokens} {of_a_batch(facts.workload)}/step are not a multiple of {tokens_multiple}")
+        if ranks > 1:
+            causes[-1] += f", {tokens_multiple // ranks} for each of {ranks} ranks of sequence parallelism"
+            changes.append("# pad the packed batch as a whole, and mask the added tokens")
         changes.append(pad_the_batch(facts.workload, tokens_multiple))
     raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
@@ -128,6 +134,11 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             code="\n".join(changes),
         ),
     )
+
+
+def sequence_ranks(linear: Linear) -> int:
+    """Over how many ranks sequence parallelism divides this layer's tokens."""
+    return int(linear.features.get("sequence_ranks") or 1)
 
 
 def of_a_batch(workload: Workload) -> str:

@@ -114,8 +114,11 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             use = "none"
     if (gathered := gathered_as(place)) is not None:
         features["gathered_as"] = gathered
+    its_role = role(place, layer, is_head)
     if features.get("pad_token_groups_for_grouped_mm") is False:
         features["code_may_pad_rows"] = may_pad_rows(place)
+    elif its_role == "experts" and place.parent and features.get("pad_inner_dim") is False:
+        features["code_may_pad_rows"] = may_pad_rows(place.parent)  # its own code names its setting
     return Linear(
         name=name,
         kind=layer.kind,
@@ -131,7 +134,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         dtype=layer.dtype,
         weight_class=layer.weight_class,
         requires_grad=trained,
-        role=role(place, layer, is_head),
+        role=its_role,
         adapter="base" if "lora_a" in children_of(place.module) else place.adapter,
         compiled=place.compiled,
         checkpointed=place.checkpointed,

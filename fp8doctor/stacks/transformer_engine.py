@@ -140,6 +140,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
+    ranks = read(module, "tp_size")
+    if read(module, "sequence_parallel") is True and isinstance(ranks, int):
+        features["sequence_ranks"] = ranks
     for setting in RECIPE_SETTINGS:
         if isinstance(value := read(recipe, setting), bool | str):
             features[setting] = value

@@ -209,6 +209,56 @@ def test_each_experts_rows_are_to_be_padded(name: str, multiple: int) -> None:
     assert outcome_of("SHP007", padded).outcome != "sick"
 
 
+class Mixture(nn.Module):
+    """Experts that are Linears, as Mixtral's up to transformers 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 4)
+        self.experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, y = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            y = y.index_add(0, rows, expert(x[rows]))
+        return y
+
+
+class PaddedMixture(Mixture):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(pad_to_multiple(x, 64))
+
+
+def mixture(kind: type[Mixture], config: Float8LinearConfig) -> Facts:
+    model = convert_to_float8_training(
+        kind().bfloat16(), config=config, module_filter_fn=lambda _, name: name != "gate"
+    )
+    return examine(Job(model=model, target=Target(), workload=Workload(batch_source="given", tokens=64)))
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_experts_that_are_linears_are_to_be_padded(recipe: str) -> None:
+    facts = mixture(Mixture, Float8LinearConfig.from_recipe_name(recipe))
+    finding = finding_of("SHP007", facts)
+    assert finding is not None
+    assert (finding.breaks, finding.evidence["layers"], finding.evidence["multiple"]) == (
+        "step_raises",
+        4,
+        16,
+    )
+    assert "pad_inner_dim is False" in finding.explanation
+    assert finding.treatment is not None
+    names: dict[str, Any] = {"model": Mixture().bfloat16()}
+    exec(finding.treatment.code, names)
+    model = names["model"]
+    padded = examine(Job(model=model, target=Target(), workload=facts.workload))
+    assert {each.features["pad_inner_dim"] for each in padded.network.fp8} == {True}
+    assert [each.recipe for each in padded.network.fp8] == [recipe] * 4
+    assert finding_of("SHP007", padded) is None
+    assert outcome_of("SHP007", mixture(PaddedMixture, Float8LinearConfig())).outcome == "unknown"
+
+
 def test_experts_without_a_router_may_get_equal_shares() -> None:
     facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
     linears = tuple(each for each in facts.network.linears if each.role != "router")

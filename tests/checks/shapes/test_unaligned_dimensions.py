@@ -23,6 +23,8 @@ from fp8doctor.checks.shapes.unaligned_dimensions import (
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.facts import Facts, Linear, Workload
 from fp8doctor.finding import Finding, NotApplicable
+from tests.checks.environment.live import finding_of
+from tests.stand_ins import transformer_engine
 
 Look = Callable[..., Facts]
 
@@ -366,3 +368,37 @@ def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.M
     monkeypatch.setattr(unaligned_dimensions_file, "flops_share_pct", counting)
     assert isinstance(unaligned_dimensions(facts), Finding)
     assert len(sums) <= 5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tokens", "multiple"),
+    [
+        ("DelayedScaling", 64, None),
+        ("DelayedScaling", 48, 64),
+        ("MXFP8BlockScaling", 64, 128),
+        ("MXFP8BlockScaling", 128, None),
+    ],
+)
+def test_sequence_parallelism_divides_the_tokens(
+    recipe: str,
+    tokens: int,
+    multiple: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[..., Facts],
+) -> None:
+    """pytorch's ranks are not started: te.Linear keeps their number as these two attributes (1.0 to 2.20)."""
+    te: Any = transformer_engine.install(monkeypatch)
+    model = nn.Sequential(te.Linear(64, 64))
+    model[0].tp_size, model[0].sequence_parallel = 4, True
+    with te.autocast(recipe=getattr(transformer_engine, recipe)()):
+        model(torch.zeros(tokens, 64))
+    finding = finding_of("SHP001", look(model, tokens=tokens))
+    assert (finding is None) == (multiple is None)
+    if finding:
+        assert multiple is not None
+        assert f"are not a multiple of {multiple}, {multiple // 4} for each of 4 ranks" in finding.title
+        assert finding.breaks == "step_raises"
+        assert finding.treatment is not None
+        assert "mask the added tokens" in finding.treatment.code
+        model[0].sequence_parallel = False
+        assert finding_of("SHP001", look(model, tokens=tokens)) is None
