@@ -57,7 +57,6 @@ OFF = "Float8LinearConfig(enable_fsdp_float8_all_gather=False)"
     area="distributed",
     severity="warning",
     changes_fp8=True,
-    invalidates_model=True,
 )
 def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
     tensorwise = [

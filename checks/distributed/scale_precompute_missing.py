@@ -42,7 +42,6 @@ precompute_float8_dynamic_scale_for_fsdp(model)   # after every optimizer.step()
     area="distributed",
     severity="warning",
     changes_fp8=True,
-    invalidates_model=True,
 )
 def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     distributed = facts.training.distributed

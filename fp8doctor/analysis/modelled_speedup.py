@@ -104,6 +104,11 @@ class ModelledSpeedup(Struct, frozen=True):
         return self.bf16_now if self.recipes else self.as_is
 
     @property
+    def is_of_another_step(self) -> bool:
+        """Return whether the step as it is does something that the cost model does not know."""
+        return self.as_is is None and not self.recipes
+
+    @property
     def best(self) -> float:
         """Of the faster form."""
         return max(self.as_is or 0.0, self.compiled)

@@ -85,7 +85,7 @@ class Gate(Struct, frozen=True):
         if codes:
             why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
         else:
-            from fp8doctor.render.box import WHAT
+            from fp8doctor.render.headline import WHAT
 
             why = f"{WHAT[report.verdict.status][1]}."
         return f"{why} Use --fail-on never to ignore findings."

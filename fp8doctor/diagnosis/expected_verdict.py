@@ -117,7 +117,7 @@ def expected_speedup(
 
     If a finding says that the step is not what it seems, the step with its fix is modelled.
     """
-    doubts = list(filter(_invalidates, findings))
+    doubts = list(filter(invalidates, findings))
     if facts.get("network.fp8_calls") and not uses_fp8(facts):
         return None
     if not all(map(_keeps_layers, doubts)):
@@ -265,7 +265,7 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
-    others = [each.code for each in filter(_invalidates, findings) if not _keeps_layers(each)]
+    others = [each.code for each in filter(invalidates, findings) if not _keeps_layers(each)]
     expects = if_recorded(_modelled, facts, fixed=True)
     if others and expects:
         return f"No estimate: the fix of {' and '.join(others)} changes the layers in FP8 or their shapes."
@@ -277,10 +277,10 @@ def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:
     """Return whether a modelled step is the step that runs, by the findings."""
-    return not any(map(_invalidates, findings))
+    return not any(map(invalidates, findings))
 
 
-def _invalidates(finding: Finding) -> bool:
+def invalidates(finding: Finding) -> bool:
     """Return whether a finding says that the modelled step is not the one that runs.
 
     Compile marks without effect do not count if the facts call no layer compiled.

@@ -29,8 +29,8 @@ SMALL_PCT = 1.0
 timed against its own copy may differ by."""
 
 
-NO_GAIN = "The gain over now is not estimated."
-"""Says that the cost model does not know the step as it is, or not what the plan changes."""
+GAIN = 0.01
+"""Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
 
 
 class End(Struct, frozen=True):
@@ -199,7 +199,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
-        return f"{compiles.title}." if compiles else ""
+        return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""
     advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
     as_is = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
     fixes = as_is if expects.after == KEPT else _with_all(steps)
@@ -207,13 +207,20 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
+    gain = _gain(expects.best / now if now else 1.0, steps)
+    if steps and now and not converts and abs(expects.best / now - 1) < GAIN:
+        how = (
+            "measured" if any(s.saving_ms and s.saving_ms.basis == "measured" for s in steps) else "estimated"
+        )
+        return f"{beginning}: {gain} ({how})." if gain else _unknown_gain(report, steps)
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     of = "now, which is the best BF16" if is_best else "the best BF16"
     near = "" if report.verdict.basis == "modelled" else f", {expects.range}"  # which stands in the title
     speed = f"about {expects.best:.2f}x the speed of {of} (estimated for {expects.gpu}{near}){advice}."
-    gain = "" if is_best else _gain(expects.best / now if now else 1.0, steps)
-    unknown = steps and not (gain or is_best or report.verdict.status in GRAVE)
-    return f"{beginning}: {gain and f'{gain}, '}{speed}{f' {NO_GAIN}' if unknown else ''}"
+    gain = "" if is_best else gain
+    told = not steps or gain or is_best or report.verdict.status in GRAVE
+    later = "" if told else f" The gain over now is unknown.{_how_to_find(report)}"
+    return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
 
 
 def _without_fp8(expects: ModelledSpeedup, now: float | None) -> str:
@@ -231,14 +238,28 @@ def _without_fp8(expects: ModelledSpeedup, now: float | None) -> str:
 
 def _gain(faster: float, steps: Sequence[Step]) -> str:
     """Say what the plan is estimated to gain over the step as it is; empty if that is unknown."""
-    if faster >= 1.01:
+    if faster >= 1 + GAIN:
         return f"about {in_times(faster)} faster than now"
-    saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.basis == "modelled"]
+    saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.high > 0]
     if not saved:
         return ""
     most = max(saved, key=lambda each: each.low)
-    range_ms = f"{most.low:,.0f} to {most.high:,.0f}" if len(steps) == 1 else f"at least {most.low:,.0f}"
+    low, high = f"{most.low:,.0f}", f"{most.high:,.0f}"
+    range_ms = (
+        f"at least {low}" if len(steps) > 1 else f"{low} to {high}" if most.low > 0 else f"up to {high}"
+    )
     return f"{range_ms} ms/step less than now"
+
+
+def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
+    """Say that the estimate knows nothing of what the plan changes, and how to find its gain."""
+    fixes = "these fixes" if len(steps) > 1 else "this fix"
+    return f"The gain from {fixes} is unknown: the estimate leaves it out.{_how_to_find(report)}"
+
+
+def _how_to_find(report: Document) -> str:
+    verify = report.next.verify if report.next else None
+    return f" Time the step with and without: {verify}" if verify else ""
 
 
 def loses_as_modelled(report: Document) -> bool:

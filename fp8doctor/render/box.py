@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.memory_fit import fit
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, leaner_fp8
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.analysis.whole_step import in_bounds, timed_alone, whole_step_in_words
-from fp8doctor.diagnosis.answer import GRAVE, Verdict
+from fp8doctor.analysis.whole_step import whole_step_in_words
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
     more_time,
@@ -28,7 +23,7 @@ from fp8doctor.diagnosis.next_step import (
 )
 from fp8doctor.diagnosis.outlook import End, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.finding import Basis, Finding, Treatment
+from fp8doctor.finding import Basis, Treatment
 from fp8doctor.render.causes import (
     BUSY_HOST,
     Cause,
@@ -38,47 +33,23 @@ from fp8doctor.render.causes import (
     gives_nan,
     gravest,
     modelled_loss,
+    state_now,
     unfixed_problems,
 )
 from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.details import numbers
+from fp8doctor.render.headline import (
+    ON_CPU,
+    TOO_LARGE,
+    Tone,
+    headline,
+    is_estimated_alone,
+    numbers_told,
+)
 from fp8doctor.render.planned_fixes import not_timed
 from fp8doctor.render.timing import labels
 from fp8doctor.render.words import HOW_KNOWN, numbered
-from fp8doctor.wording import in_ms, in_times
-
-Tone = Literal["bad", "good", "plain"]
-
-
-WHAT: dict[str, tuple[Tone, str]] = {
-    "step_raises": ("bad", "The training step raises"),
-    "layers_do_not_learn": ("bad", "Layers do not learn"),
-    "fp8_not_engaged": ("bad", "FP8 does not run"),
-    "fp8_slower": ("bad", "FP8 is slower than BF16"),
-    "fp8_even": ("plain", "FP8 is about as fast as BF16"),
-    "fp8_faster": ("good", "FP8 is faster than BF16"),
-    "too_noisy": ("plain", "The timing is too noisy to tell"),
-    "no_fp8": ("plain", "No FP8 training here"),
-    "not_measured": ("plain", "Not timed: FP8 may be faster or slower than BF16"),
-}
-"""Status of the verdict -> how it looks, and what it says."""
-
-
-NOT_SURELY = {"fp8_slower": "FP8 is not faster than BF16", "fp8_faster": "FP8 is not slower than BF16"}
-"""Status of the verdict -> what of it holds if a quiet machine may make FP8 and BF16 even."""
-
-
-SLOWER = "FP8 would be slower than BF16 (estimated)"
-"""Says that the plan leaves FP8 off although no whole step was timed or estimated."""
-
-
-TOO_LARGE = "It does not fit into the GPU's memory (estimated)"
-"""Says that the step will not run on this GPU, in FP8 or in BF16."""
-
-
-TOO_SMALL = "Too small for FP8: stay in BF16"
-"""Says that a conversion would make the step slower."""
-
+from fp8doctor.wording import in_ms
 
 FIXED = {
     "step_raises": "the step runs",
@@ -92,16 +63,8 @@ LABELS = ("Memory", "Why", "Fix", "Then", "Limit", "Sure")
 """The questions that an answer answers, in this order."""
 
 
-ON_CPU = " on the CPU"
-"""Stands behind a time that no GPU took."""
-
-
 ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
-
-
-NEVER_FINITE = "FP8 gives NaN: the model does not learn"
-"""Says that the user's own step is not finite in FP8."""
 
 
 class Answer(Struct, frozen=True):
@@ -138,50 +101,28 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     """
     verdict = report.verdict
     steps = report.prescription if steps is None else steps
-    tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
+    tone, what = headline(report, steps)
     why = tuple(causes_told(report, steps))
-    causes = frozenset(each.code for each in why if each.code)
     error = report.facts.get("script_error")
-    if error:
-        tone, what = "bad", FAILED_EARLY
-    elif recorded(report.facts, "network"):
-        expects = estimate_told(report)
-        told = NEVER_FINITE if gives_nan(report) else _headline(expects) if expects else _even(report) or what
-        what = _as_sure_as_timed(report, told) or _in_short(verdict, steps, told)
-    else:
-        what = "No model was examined"
-    if (verdict.basis == "measured" and timed_alone(report.facts)) or _is_estimated_alone(report):
-        what = re.sub(r"\bFP8 (is|would)\b", r"FP8 compute \1", what, count=1)
-        tone, what = _with_whole_step(verdict, tone, what)
     memory = if_recorded(fit, report.facts) if recorded(report.facts, "network") else None
     fix = [] if memory and memory.is_too_large and not steps else [*_fix(report, steps)]
     if memory and memory.is_too_large:
         fix.insert(0, memory.fix)
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
-    if what == WHAT["not_measured"][1] and (found := _by_severity(report)) and found[0].severity == "error":
-        tone, what = "bad", found[0].title
-        others = [Cause(each.title, each.code) for each in found[1:2]]
-        why = tuple(each for each in why if each.code != found[0].code) or (*others,)
-        causes |= {each.code for each in found[:2]}
+    state = state_now(report)
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
-        numbers=error or if_recorded(_numbers, report) or _no_model(report),
+        numbers=error or if_recorded(numbers_told, report) or _no_model(report),
         why=tuple(each.sentence for each in why),
-        causes=causes,
+        causes=frozenset(each.code for each in (*why, *([state] if state else ())) if each.code),
         memory=memory.sentence if memory and memory.may_be_too_large else "",
         fix=tuple(fix),
         then=_then(report, steps),
         limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
         sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
     )
-
-
-def _by_severity(report: Document) -> list[Finding]:
-    """List errors, then warnings."""
-    found = [each for each in report.findings if each.severity in ("error", "warning")]
-    return sorted(found, key=lambda each: each.severity != "error")
 
 
 def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
@@ -192,19 +133,10 @@ def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
     return f"The trial could not time copies of it: {reason.rstrip('.')}."
 
 
-def _even(report: Document) -> str:
-    """Say what memory FP8 saves if it is measured to be as fast as BF16; else empty."""
-    speed = trial_view(report.facts).speed
-    if report.verdict.status != "fp8_even" or speed is None:
-        return ""
-    saved = if_recorded(gib_saved_at_no_cost, speed.bf16, speed.as_is, report.facts.trial)
-    return f"No difference in speed; FP8 saves {saved:.1f} GiB" if saved else ""
-
-
 def _whole(report: Document) -> str:
     """Estimate the whole step of a job whose compute alone was timed; else empty."""
     verdict = report.verdict
-    if _is_estimated_alone(report):
+    if is_estimated_alone(report):
         return "Estimated without communication."
     if verdict.basis != "measured":
         return ""
@@ -213,109 +145,12 @@ def _whole(report: Document) -> str:
     )
 
 
-def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str]:
-    """Add the whole step to a title about compute, and its tone unless it is as fast for sure."""
-    low, high = verdict.whole_step_low or 0.0, verdict.whole_step_high
-    if high is None:
-        return tone, what
-    if tone == "good" and low < 1:
-        tone = "bad" if high < 1 else "plain"
-    return tone, f"{what}; the whole step {in_bounds(low, high)}".removesuffix(" the speed of BF16")
-
-
-def _is_estimated_alone(report: Document) -> bool:
-    """Return whether the answer is an estimate of a rank's compute, in a job of several."""
-    distributed = report.facts.get("training.distributed")
-    several = distributed is not None and distributed.get("world_size", 1) > 1
-    return several and estimate_told(report) is not None
-
-
-def _as_sure_as_timed(report: Document, what: str) -> str:
-    """Leave out what the timing does not decide: the size, or whether FP8 is even; else empty."""
-    view = trial_view(report.facts)
-    if view.may_become_even:
-        return NOT_SURELY.get(report.verdict.status, what)
-    return what if view.size_is_wrong else ""
-
-
-def _in_short(verdict: Verdict, steps: Sequence[Step], what: str) -> str:
-    """Say how many times slower or faster FP8 is, or that the plan leaves it off untimed."""
-    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    if verdict.status == "not_measured" and verdict.basis is None and stays:
-        return SLOWER
-    if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
-        return f"{what} (estimated)"
-    if verdict.status == "no_fp8" and verdict.basis == "measured" and verdict.achievable_speedup:
-        return _as_timed(verdict.achievable_speedup)
-    if verdict.status == "fp8_slower" and verdict.speedup and verdict.speedup < 1:
-        return f"FP8 is {in_times(1 / verdict.speedup)} slower than BF16"
-    if verdict.status == "fp8_faster" and verdict.speedup and verdict.speedup > 1:
-        return f"FP8 is {in_times(verdict.speedup)} faster than BF16"
-    return what
-
-
-def _as_timed(speedup: float) -> str:
-    """Say what the fastest FP8 that was timed gives a model without FP8."""
-    if abs(speedup - 1) < EVEN:
-        return "FP8 would be about as fast as BF16"
-    how = "faster" if speedup > 1 else "slower"
-    return f"FP8 would be {in_times(max(speedup, 1 / speedup))} {how} than BF16"
-
-
 def _no_model(report: Document) -> str:
     """Say why no model was examined, if the answer is about the environment alone."""
     facts = report.facts
     if recorded(facts, "network") or not report.findings:
         return ""
     return str(facts.get("gaps", {}).get("network", "")).rstrip(".")
-
-
-def _numbers(report: Document) -> str:
-    """Write both times and their basis, else the times that the cost model expects."""
-    verdict = report.verdict
-    if expects := estimate_told(report):
-        return _estimate(expects)
-    if not verdict.step_ms:
-        return ""
-    where = ON_CPU if timed_on_cpu(report.facts) else ""
-    if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        now = " as you run it" if verdict.basis == "measured" and verdict.achievable_speedup else ""
-        return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
-    if verdict.status in GRAVE:
-        best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
-        return f"{verdict.step_ms:,.1f} ms/step as you run it, {best}, measured{where}"
-    if verdict.basis == "modelled":
-        best = f"{verdict.bf16_step_ms:,.1f}, estimated"
-        return f"{verdict.step_ms:,.1f} ms/step, measured{where}, vs {best}"
-    return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
-
-
-def _headline(expects: ModelledSpeedup) -> str:
-    """Say whether FP8 is faster, or would be, as far as the model's error allows."""
-    if expects.recipes:
-        if expects.wins:
-            return f"FP8 would be about {in_times(expects.best)} faster than BF16"
-        return TOO_SMALL if expects.loses else "Too close to tell whether FP8 would be faster"
-    if expects.as_is is None:
-        if expects.wins:
-            return f"FP8 would be about {in_times(expects.best)} faster than BF16 {expects.after}"
-        if expects.loses:
-            return f"FP8 would be about {in_times(1 / expects.best)} slower than BF16 {expects.after}"
-        return f"Too close to tell whether FP8 would be faster {expects.after}"
-    if expects.as_is_loses:
-        return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
-    if expects.as_is_wins:
-        return f"FP8 is about {in_times(expects.as_is)} faster than BF16"
-    return "Too close to tell whether FP8 is faster than BF16"
-
-
-def _estimate(expects: ModelledSpeedup) -> str:
-    """Write the estimate beside the headline, whose number it does not repeat."""
-    if expects.wins and (expects.as_is is None or expects.recipes or not expects.gains_compiled):
-        return f"estimated for {expects.gpu} ({expects.range})"
-    now = f"estimated {expects.as_is or expects.best:.2f}x for {expects.gpu}"
-    later = f"; compiled {expects.best:.2f}x" if expects.as_is and expects.gains_compiled else ""
-    return f"{now}{later} ({expects.range})"
 
 
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:

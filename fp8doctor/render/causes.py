@@ -13,7 +13,12 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, fp8_outside_layers
+from fp8doctor.diagnosis.expected_verdict import (
+    expected_speedup,
+    fp8_outside_layers,
+    invalidates,
+    short_of_training,
+)
 from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -68,6 +73,26 @@ def estimate_told(report: Document) -> ModelledSpeedup | None:
     return expected_speedup(report.facts, report.findings)
 
 
+def state_now(report: Document) -> Finding | None:
+    """Find what a job without times is in the first place: an error, or not the step that was modelled.
+
+    None if the status of the verdict says it.
+    """
+    verdict, facts = report.verdict, report.facts
+    told = verdict.status in GRAVE or verdict.basis == "measured" or verdict.step_ms
+    if told or facts.get("script_error") or not recorded(facts, "network"):
+        return None
+    if error := next((each for each in report.findings if each.severity == "error"), None):
+        return error
+    expects = estimate_told(report)
+    without = verdict.status == "no_fp8" and if_recorded(short_of_training, facts)
+    if expects is None or not (without or expects.is_of_another_step):
+        return None
+    planned = {step.code for step in report.prescription}
+    heads = [each for each in report.findings if each.code in planned]
+    return next(filter(invalidates, heads), None) or next(iter(heads), None)
+
+
 class Cause(Struct, frozen=True):
     sentence: str
     code: str = ""
@@ -98,6 +123,11 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     if verdict.status == "step_raises":
         yield Cause(verdict.summary, is_summary=True)
         return
+    if state := state_now(report):
+        others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
+        parts = _estimated_parts(report)
+        yield from others or [Cause(parts or as_sentence(_reason(state)))]
+        return
     difference = if_recorded(as_is_difference, report.facts)
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
     costs = [cost_of_parts(difference)] if difference and of_fp8 else []
@@ -111,6 +141,12 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
+
+
+def _reason(finding: Finding) -> str:
+    """Choose the first sentence of an explanation that its title does not say."""
+    sentences = finding.explanation.split(". ")
+    return next((each for each in sentences if each.rstrip(".") not in finding.title), sentences[0])
 
 
 def _ended_ranks(facts: Facts) -> Iterator[Cause]:

@@ -23,7 +23,7 @@ from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import estimate_told
+from fp8doctor.render.causes import estimate_told, state_now
 from fp8doctor.wording import in_times, percent, plural
 
 WIDE = 1.1
@@ -43,8 +43,8 @@ def certainty(report: Document) -> str:
     if verdict.basis == "measured":
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
     if verdict.basis == "modelled":
-        tells = "BF16 was not timed" if watched else "run on the GPU to measure"
-        return f"{'Likely' if _is_decided(report) else 'No'}: {ERROR}; {tells}."
+        told = "Yes: it was read from the job itself" if state_now(report) else _side(report)
+        return f"{told}. {ERROR[:1].upper()}{ERROR[1:]}; {_seen(watched)}."
     if any(_is_modelled(step) for step in report.prescription):
         return f"The savings are estimates; {_seen(watched)}."
     if verdict.status == "no_fp8":
@@ -52,14 +52,18 @@ def certainty(report: Document) -> str:
     return f"The speed of FP8 is unknown: {_seen(watched)}."
 
 
-def _is_decided(report: Document) -> bool:
-    """Return whether the estimate is further from 1 than its error."""
-    expects = estimate_told(report)
+def _side(report: Document) -> str:
+    """Say on which side of 1 the estimate is, if it is further from it than its error."""
+    expects, status = estimate_told(report), report.verdict.status
     if expects is None:
-        return report.verdict.status != "fp8_even"
-    if expects.as_is is not None and not expects.recipes:
-        return expects.as_is_wins or expects.as_is_loses
-    return expects.wins or expects.loses
+        wins, loses = status == "fp8_faster", status == "fp8_slower"
+    elif expects.as_is is not None and not expects.recipes:
+        wins, loses = expects.as_is_wins, expects.as_is_loses
+    elif expects.is_of_another_step:
+        return "No: the step as it is has no estimate"
+    else:
+        wins, loses = expects.wins, expects.loses
+    return "Faster: likely" if wins else "Slower: likely" if loses else "No: the estimate allows both"
 
 
 def _of_a_broken_job(report: Document, watched: str) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from fp8doctor.render.box import Answer, Tone
+from fp8doctor.render.box import Answer
+from fp8doctor.render.headline import Tone
 from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.rank_lines import RankLines
 from fp8doctor.render.screen import DifferenceBars, Screen, VariantRow

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import environment_page
-from fp8doctor.render.box import Answer, Tone
+from fp8doctor.render.box import Answer
 from fp8doctor.render.details import Details, Entry, details
+from fp8doctor.render.headline import Tone
 from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines

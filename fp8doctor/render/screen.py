@@ -20,7 +20,7 @@ from fp8doctor.diagnosis.next_step import more_time, where_to_time
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
-from fp8doctor.render.box import Answer, Tone, answer
+from fp8doctor.render.box import Answer, answer
 from fp8doctor.render.causes import DISTURBED
 from fp8doctor.render.details import (
     anything_timed,
@@ -31,6 +31,7 @@ from fp8doctor.render.details import (
     numbers,
 )
 from fp8doctor.render.header import job_facts, machine, made_up, model
+from fp8doctor.render.headline import Tone
 from fp8doctor.render.planned_fixes import Fix, folded_steps, plan, saves, shown_fix
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, timing

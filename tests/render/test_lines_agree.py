@@ -21,9 +21,9 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import if_recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.box import TOO_LARGE
 from fp8doctor.render.causes import as_sentence
 from fp8doctor.render.details import fix_in_words
+from fp8doctor.render.headline import TOO_LARGE
 from fp8doctor.render.screen import first_screen
 from fp8doctor.render.timing import as_is_difference
 from fp8doctor.wording import in_ms, times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_blocks_that_unsloth_may_have_compiled_have_no_speed_as_they_are() -> No
     report = load_report(UNSLOTH)
     said = answer(report)
     assert report.verdict.estimated_speedup is None
-    assert said.what == "FP8 would be about 1.13x faster than BF16 if Unsloth compiles its blocks"
+    assert said.what == "FP8 may be faster or slower than BF16"
     assert said.why[-1].endswith(
         "Unsloth compiles blocks itself, and fp8doctor did not see if it did. Not compiled, FP8 would run at "
         "0.40x the speed of BF16."
@@ -45,6 +46,6 @@ def test_a_gap_whose_check_is_ignored_is_explained_by_the_estimate() -> None:
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.name)
 def test_a_slower_fp8_has_a_cause_or_none_is_known(path: Path) -> None:
     said = answer(load_report(path))
-    if " slower than BF16" in said.what:
+    if re.search(r"is .*slower than BF16", said.what):
         assert said.causes or any("gap" in each or "cost more than" in each for each in said.why)
         assert "As it is: about 1." not in said.then.sentence
