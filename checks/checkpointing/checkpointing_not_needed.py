@@ -35,7 +35,7 @@ from fp8doctor.facts import ArmName, Blocks, Checkpointing, Facts, Gpu
 from fp8doctor.facts.examples import example, variant
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
-from fp8doctor.wording import minus, times
+from fp8doctor.wording import times
 
 
 @check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")
@@ -61,8 +61,8 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     assert with_it.step_ms is not None
     assert without.step_ms is not None
     return Finding(
-        title=f"Checkpointing costs {minus(with_it.step_ms, without.step_ms):,.1f} of {with_it.step_ms:,.1f} "
-        f"ms/step ({times(with_it.step_ms, without.step_ms)}), and the step fits without it",
+        title=f"Checkpointing makes the step {times(with_it.step_ms, without.step_ms)} slower, "
+        "and it fits without",
         explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
         f"GiB with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
         evidence={

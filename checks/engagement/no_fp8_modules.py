@@ -88,7 +88,9 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         return of_the_call(facts) if argument is None else of_an_argument(argument, facts)
     proof = conversion_due(facts)
     if proof:
-        title = f"FP8 was asked for, but none of {len(linears)} Linears has it"
+        others = sum(each.kind.endswith(".Conv1D") for each in linears)
+        conv1d = f" ({others} are Conv1D, which no converter takes)" if others else ""
+        title = f"FP8 was asked for, but none of {len(linears)} Linears has it{conv1d}"
         cause, treatment = why_none(facts)
         explanation = (
             f"{asked} asks for FP8 and {proof}, but no module and no parameter is in FP8: every matmul runs "

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, base_of, measured_saving, ratio, timed_on_cpu
 from fp8doctor.analysis.losing_layers import is_given
+from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, recipe_after, recipe_change
 from fp8doctor.cost import modelled_gpu
@@ -84,6 +85,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         (base, each, gain)
         for base, each, gain in gains
         if gain.low > 1 and gain.median - 1 > EVEN and pays_by_block(facts, base, each)
+        if _beyond_noise(base, each, facts)
     ]
     if not faster:
         return None
@@ -106,6 +108,12 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         saving_ms=measured_saving(facts.trial, base, best),
         treatment=describe(best.name, facts),
     )
+
+
+def _beyond_noise(base: Arm, other: Arm, facts: Facts) -> bool:
+    """Return whether the interval of a script with the other recipe leaves out the step of today."""
+    shown = script_interval(other, facts.trial)
+    return shown is None or base.step_ms is None or shown.high < base.step_ms
 
 
 def at_half_rate(own: list[str], facts: Facts) -> Finding | None:

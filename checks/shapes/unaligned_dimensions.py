@@ -132,6 +132,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
                 ]
             ),
             code="\n".join(changes),
+            kind="sketch",
         ),
     )
 
@@ -148,10 +149,11 @@ def of_a_batch(workload: Workload) -> str:
 
 def pad_the_batch(workload: Workload, multiple: int) -> str:
     """Write the line that pads the batch: a collator's for sequences, of a matrix its first dimension."""
-    padded = f"{workload.tokens} -> {padded_tokens(workload, multiple)} {of_a_batch(workload)}"
+    padded = f"{workload.tokens} to {padded_tokens(workload, multiple)} {of_a_batch(workload)}"
     if workload.sequence_length:
         return f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})   # {padded}"
-    return f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))   # {padded}"
+    to = f"(0, -x.shape[-1] % {multiple}, 0, -len(x) % {multiple})"
+    return f"x = torch.nn.functional.pad(x, {to})   # {padded}"
 
 
 def skipped_by_converters(facts: Facts) -> list[Linear]:
@@ -198,7 +200,7 @@ def widened(linears: list[Linear]) -> list[str]:
     """Write each distinct layer at the next multiples, a line each."""
     shapes = {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in linears}
     return [
-        f"nn.Linear({k}, {n})  ->  nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # multiples "
+        f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # was nn.Linear({k}, {n}): multiples "
         f"of {multiple}"
         for k, n, multiple in sorted(shapes)
     ]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.activations import GIB, kept_gib
 from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
+from fp8doctor.analysis.layers import main_rows
 from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -146,6 +147,12 @@ def parts_in_words(named: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
 
 
+def samples(facts: Facts) -> int | None:
+    """Read the samples of a micro-batch; None if its rows are all that is known."""
+    batch = facts.get("workload.batch_size")
+    return None if batch in (if_recorded(main_rows, facts), facts.get("workload.tokens")) else batch
+
+
 def largest_batch(now: Arm, facts: Facts) -> int | None:
     """Estimate how many samples of a micro-batch fit at least.
 
@@ -153,7 +160,7 @@ def largest_batch(now: Arm, facts: Facts) -> int | None:
     activations the peak is in the optimizer's step, and tells nothing else of them. None if it does not tell
     more than the batch of today, or a part is unknown.
     """
-    memory, whole, batch = now.get("memory"), gpu_gib(facts), facts.get("workload.batch_size")
+    memory, whole, batch = now.get("memory"), gpu_gib(facts), samples(facts)
     if memory is None or now.peak_gib is None or not whole or not batch:
         return None
     held = memory.weights_gib + memory.fp8_copies_gib + memory.optimizer_gib

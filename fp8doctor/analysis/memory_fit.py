@@ -17,6 +17,7 @@ from fp8doctor.analysis.memory import (
     least_with_layerdrop,
     memory_in_words,
     parts_in_words,
+    samples,
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost.step_cost import in_bf16, with_linears
@@ -128,7 +129,7 @@ def fit(facts: Facts) -> Fit | None:
     bf16, fp8 = estimated_peak(in_bf16(facts)), estimated_peak(_in_fp8(facts))
     if whole is None or bf16 is None or fp8 is None:
         return None
-    return Fit(bf16, fp8, bool(facts.network.fp8), whole, facts.get("workload.batch_size"))
+    return Fit(bf16, fp8, bool(facts.network.fp8), whole, samples(facts))
 
 
 def _is_spread(facts: Facts) -> bool:

@@ -179,12 +179,19 @@ class ModelledSpeedup(Struct, frozen=True):
 
 def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
     """Note the step of a watched script on this GPU if the modelled one is further from it than its error."""
-    watched = facts.get("observed.clock") == "cuda" and facts.observed.steps_ms
-    if not watched or facts.get("assumed_gpu") or micro_batches(facts) > 1 or found.as_is_ms is None:
+    ran_ms = watched_ms(facts)
+    if ran_ms is None or found.as_is_ms is None:
         return found
-    ran_ms = median(facts.observed.steps_ms)
     off = abs(found.as_is_ms / ran_ms - 1)
     return replace(found, ran_ms=ran_ms) if off > found.as_is_may_be_off else found
+
+
+def watched_ms(facts: Facts) -> float | None:
+    """Return the step of a watched script, in ms, if the model is of the GPU that ran it."""
+    watched = facts.get("observed.clock") == "cuda" and facts.observed.steps_ms
+    if not watched or facts.get("assumed_gpu") or micro_batches(facts) > 1:
+        return None
+    return median(facts.observed.steps_ms)
 
 
 def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:

@@ -41,6 +41,12 @@ from fp8doctor.wording import plural
 FAILED_EARLY = "The script failed before its first step"
 
 
+def failed_early(facts: Facts) -> bool:
+    """Return whether a script failed before its first step; an older recording holds no exception."""
+    reason = facts.get("gaps", {}).get("network", "")
+    return bool(facts.get("script_error")) or FAILED_EARLY.lower() == reason.lower()
+
+
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the verdict that facts alone allow; nothing in it is measured."""
     if error := facts.get("script_error"):

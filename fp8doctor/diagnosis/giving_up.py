@@ -75,7 +75,8 @@ def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str
     undone = [
         step
         for step in others
-        if changes_fp8_alone(step) or (changes_fp8(step) and not broken.intersection(step.mends))
+        if changes_fp8_alone(step)
+        or (not broken.intersection(step.mends) and (changes_fp8(step) or _recompiles(step)))
     ]
     worst = [step for step in undone if broken.intersection(step.mends)]
     heads = worst or (undone if not gives_up.code else [])
@@ -147,13 +148,18 @@ def without_what_it_undoes(
 def _is_undone(step: Step, recompiles: bool) -> bool:
     """Return whether this step is pointless in BF16, compiled as the last step says."""
     name = step.treatment.name
-    if traits(name).family == COMPILATION:
+    if _recompiles(step):
         return True
     if traits(name).helps_bf16_too:
         return False
     if recompiles and any(check.area == COMPILATION for check in fixed_checks(step)):
         return True
     return changes_fp8_alone(step) or traits(name).recipe is not None
+
+
+def _recompiles(step: Step) -> bool:
+    """Return whether it says how to compile, as the step that leaves FP8 off does."""
+    return traits(step.treatment.name).family == COMPILATION
 
 
 def while_in_fp8(steps: Sequence[Step], facts: Facts) -> list[Step]:

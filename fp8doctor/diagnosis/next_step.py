@@ -29,11 +29,11 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     memory = if_recorded(fit, facts)
     fails = recorded(facts, "script_error") or (memory is not None and memory.is_too_large)
     if verdict.basis != "measured" and not fails and verify is not None:
-        return Next(command=_timed(facts) or verify, saving_ms=None, verify=verify)
+        return Next(command=timed(facts) or verify, saving_ms=None, verify=verify)
     return None
 
 
-def _timed(facts: Facts) -> str | None:
+def timed(facts: Facts) -> str | None:
     """Write the command that times copies of this job; None for a live model."""
     return "fp8doctor model.py" if facts.target.kind == "environment" else _again(facts, "--stop ")
 
@@ -110,8 +110,7 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
-    known = registry.reason_of(outcome, facts) or outcome.reason
-    return (known or "its facts were not recorded").rstrip(".")
+    return (registry.reason_of(outcome, facts) or "its facts were not recorded").rstrip(".")
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:

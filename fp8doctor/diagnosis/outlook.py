@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
-from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup, watched_ms
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
@@ -18,7 +18,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
-from fp8doctor.diagnosis.next_step import more_time
+from fp8doctor.diagnosis.next_step import more_time, timed
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
@@ -58,7 +58,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
         return End("")
     known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
     why = "" if known else why_not_modelled(facts, report.findings)
-    how = f" To time it: {report.next.verify}" if why and report.next and report.next.verify else ""
+    how = f" To time it: {timed(facts)}" if why and timed(facts) else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
@@ -92,7 +92,8 @@ def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
     if view.fp8_is_undecided:
         yield f"FP8 is undecided{f': run with {option}' if option else ''}."
     elif waits_for_time(trial) and not untimed and not view.cannot_win:
-        yield f"Not every FP8 variant was timed{f': {option} times the others' if option else ''}."
+        more = f" Run with {option} to time the others." if option else ""
+        yield f"Not every FP8 variant was timed.{more}"
 
 
 def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
@@ -137,9 +138,10 @@ def _against(view: TrialView, total: Arm, beginning: str, fixes: str) -> str:
     gain = f", {_compared(total, view.as_is, 'now')}" if changed and view.as_is else ""
     joined = ";" if gain else ","
     if measure is None:
+        how = timed(view.facts)
         return (
             f"{now}{gain}; BF16 with the same changes was not timed, so whether FP8 is faster than BF16 with "
-            f"{fixes} is open."
+            f"{fixes} is open.{f' To time it: {how}' if how else ''}"
         )
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
@@ -195,6 +197,9 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
     if stays:
         return _without_fp8(expects, now)
+    ran_ms = watched_ms(report.facts)
+    if ran_ms and current and current.is_of_another_step and current.parts:
+        now = current.parts.bf16_ms / ran_ms
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
@@ -209,9 +214,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
     gain = _gain(expects.best / now if now else 1.0, steps)
     if steps and now and not converts and abs(expects.best / now - 1) < GAIN:
-        how = (
-            "measured" if any(s.saving_ms and s.saving_ms.basis == "measured" for s in steps) else "estimated"
-        )
+        measured = any(each.saving_ms and each.saving_ms.basis == "measured" for each in steps)
+        how = "measured" if measured else "estimated"
         return f"{beginning}: {gain} ({how})." if gain else _unknown_gain(report, steps)
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     of = "now, which is the best BF16" if is_best else "the best BF16"

@@ -14,6 +14,7 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.whole_step import whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
     more_time,
@@ -171,7 +172,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"Leave FP8 off, or time more variants: {more}"
     elif grave:
         yield f"{_hidden(report) or 'No fix is known.'} See: fp8doctor explain {grave.code}"
-    elif report.verdict.status == "step_raises" or recorded(report.facts, "script_error"):
+    elif report.verdict.status == "step_raises" or failed_early(report.facts):
         yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until the cause is known."
@@ -235,7 +236,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence:
         both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
-        told = f"{_untried(report, steps)}{end.sentence} {_finite(report)}" if gives_nan(report) else both
+        told = f"{end.sentence} {_finite(report)}{_untried(report, steps)}" if gives_nan(report) else both
         return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
     if verdict.status == "no_fp8" and estimate_told(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate
@@ -268,7 +269,7 @@ def _untried(report: Document, steps: Sequence[Step]) -> str:
     missing = {name: n for name, n in _fixing(report, steps).items() if end and name not in end.changes}
     if not missing or len(steps) == 1 or (end and end.in_bf16):
         return ""
-    return f"With {numbered([*missing], missing)} the NaN should go (not tried). "
+    return f" If NaN comes back, add {numbered([*missing], missing)} (not tried)."
 
 
 def _finite(report: Document) -> str:

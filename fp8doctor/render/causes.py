@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
-from fp8doctor.analysis.step_difference import Waterfall
+from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall, signed
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
@@ -24,9 +25,9 @@ from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing
+from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
 from fp8doctor.render.rank_lines import ENDS
-from fp8doctor.render.timing import as_is_difference, timing
+from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
 from fp8doctor.wording import in_ms
 
 COSTS = {
@@ -44,6 +45,10 @@ UNEXPLAINED = "fp8doctor cannot explain the gap"
 
 UNTOLD = 0.2
 """Share of a difference that casts and matmuls may leave untold. A choice."""
+
+
+MOST_PARTS = 3
+"""Parts of a gap that stand behind a cause of it; the chart has them all."""
 
 
 MOST_CAUSES = 2
@@ -85,7 +90,7 @@ def state_now(report: Document) -> Finding | None:
     if error := next((each for each in report.findings if each.severity == "error"), None):
         return error
     expects = estimate_told(report)
-    without = verdict.status == "no_fp8" and if_recorded(short_of_training, facts)
+    without = verdict.status == "no_fp8" and bool(if_recorded(short_of_training, facts))
     if expects is None or not (without or expects.is_of_another_step):
         return None
     planned = {step.code for step in report.prescription}
@@ -101,6 +106,8 @@ class Cause(Struct, frozen=True):
     """Its measured cost per step; 0 if it was not measured."""
     is_summary: bool = False
     """True if it is the verdict's summary."""
+    is_part_of_gap: bool = False
+    """True if its cost is a part of what FP8 takes longer."""
 
 
 def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
@@ -138,6 +145,8 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         estimated = _estimated_parts(report) if told and modelled_loss(report) else ""
         if estimated:
             yield Cause(estimated)
+        if difference and costs and any(each.is_part_of_gap for each in told):
+            told = [replace(each, sentence=_divided(difference)) if each in costs else each for each in told]
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
@@ -167,16 +176,15 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]
     proven = [each for each in report.findings if each.severity != "info" and gained_alone(each)]
     alone = {each.treatment.name: each.saving_ms for each in reversed(proven) if each.treatment}
-    on_the_way = not any(step.treatment.name == STAY_IN_BF16 for step in steps)
     causes = [
-        _cause_from(each, alone.get(each.treatment.name) or (each.saving_ms if on_the_way else None))
+        _cause_from(each, each.saving_ms or alone.get(each.treatment.name), report)
         for each in sorted(planned, key=lambda each: each.code != NON_FINITE)
         if each.code not in told
     ]
     if report.verdict.basis == "measured":
         found = (each for each in _not_compiled(report) if each.code not in told and each not in proven)
         causes = [*map(_cause_from, found), *causes]
-    timed = (_cause_from(each, each.saving_ms) for each in proven if each.code not in told)
+    timed = (_cause_from(each, each.saving_ms, report) for each in proven if each.code not in told)
     most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
         causes = [most, *causes]
@@ -197,7 +205,7 @@ def _not_compiled(report: Document) -> Iterator[Finding]:
         yield from (each for each in found if each.treatment and traits(each.treatment.name).compiles)
 
 
-def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> Cause:
+def _cause_from(cause: Finding | Step, saving: Saving | None = None, report: Document | None = None) -> Cause:
     """Write a cause, and the ms of the step that it costs if a time proves them.
 
     Of leaving FP8 off they are the whole difference, whatever the cause.
@@ -205,8 +213,20 @@ def _cause_from(cause: Finding | Step, saving: Saving | None = None) -> Cause:
     title, of = cause.title.rstrip("."), cause.treatment
     if saving is None or saving.from_ms is None or saving.low <= 0 or (of and of.name == STAY_IN_BF16):
         return Cause(as_sentence(title), cause.code)
-    told = "" if " ms" in title else f": {saving.middle:,.1f} of {saving.from_ms:,.1f} ms/step"
-    return Cause(as_sentence(f"{title}{told}"), cause.code, saving.middle)
+    where = _timed_on(saving.from_ms, report) if report else ""
+    ms, whole = f"{saving.middle:,.1f}", f"{saving.from_ms:,.1f}"
+    told = f"{ms} ms/step in {where} ({whole})" if where else f"{ms} of {whole} ms/step"
+    if " ms" in title:
+        return Cause(as_sentence(title), cause.code, saving.middle)
+    in_gap = not where.startswith("BF16")
+    return Cause(as_sentence(f"{title}: {told}"), cause.code, saving.middle, is_part_of_gap=in_gap)
+
+
+def _timed_on(step_ms: float, report: Document) -> str:
+    """Name the variant that a saving begins at; empty for the step as it is."""
+    names = labels(report.facts, numbers(report.prescription))
+    bases = [each.name for each in report.facts.arms() if each.get("step_ms") == step_ms]
+    return "" if step_ms == report.verdict.step_ms else next((names[each] for each in bases), "")
 
 
 def _beside_the_plan(error: Finding, steps: Sequence[Step]) -> Cause:
@@ -255,6 +275,15 @@ def cost_of_parts(found: Waterfall) -> Cause:
     return Cause(as_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
 
 
+def _divided(found: Waterfall) -> str:
+    """Divide the gap to BF16 behind a cause of it, the largest part first."""
+    parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))[:MOST_PARTS]
+    rest = found.difference_ms - sum(round(ms, 1) for _, ms in parts)
+    named = [*parts, *([("rest", rest)] if abs(rest) >= NONE_MS else [])]
+    shown = [f"{PART_NAMES.get(name, name)} {signed(ms)}" for name, ms in named]
+    return f"The {found.difference_ms:,.1f} ms that FP8 takes longer: {', '.join(shown)}."
+
+
 def _without_a_cause(report: Document) -> list[Cause]:
     """Say what the cost model expects of the matmuls and casts, and why nothing more is known."""
     verdict = report.verdict
@@ -289,7 +318,7 @@ def _estimated_parts(report: Document) -> str:
     other = ""
     if abs(parts.other_ms) >= 0.02 * parts.bf16_ms:
         longer = "longer" if parts.other_ms > 0 else "less"
-        other = f"; other work {would}take{'' if would else 's'} {abs(parts.other_ms):,.1f} {longer}"
+        other = f"; other work {would}take{'' if would else 's'} {abs(parts.other_ms):,.1f} ms {longer}"
     saved = (
         f"The FP8 matmuls {would}save about {parts.saved_ms:,.1f}{of} ms/step{'' if timed else ' in BF16'}"
     )

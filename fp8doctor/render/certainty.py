@@ -42,28 +42,31 @@ def certainty(report: Document) -> str:
         return _of_a_broken_job(report, watched)
     if verdict.basis == "measured":
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
+    told = "Yes: it was read from the job itself" if state_now(report) else _side(report)
     if verdict.basis == "modelled":
-        told = "Yes: it was read from the job itself" if state_now(report) else _side(report)
         return f"{told}. {ERROR[:1].upper()}{ERROR[1:]}; {_seen(watched)}."
     if any(_is_modelled(step) for step in report.prescription):
-        return f"The savings are estimates; {_seen(watched)}."
+        return f"{told}. The savings are estimates; {_seen(watched)}."
     if verdict.status == "no_fp8":
         return f"Yes, for the layers that were found; {_seen(watched)}."
-    return f"The speed of FP8 is unknown: {_seen(watched)}."
+    return f"{told}; {_seen(watched)}."
 
 
 def _side(report: Document) -> str:
     """Say on which side of 1 the estimate is, if it is further from it than its error."""
     expects, status = estimate_told(report), report.verdict.status
     if expects is None:
-        wins, loses = status == "fp8_faster", status == "fp8_slower"
+        stays = any(step.treatment.name == STAY_IN_BF16 for step in report.prescription)
+        wins, loses = status == "fp8_faster", status == "fp8_slower" or stays
     elif expects.as_is is not None and not expects.recipes:
         wins, loses = expects.as_is_wins, expects.as_is_loses
     elif expects.is_of_another_step:
         return "No: the step as it is has no estimate"
     else:
         wins, loses = expects.wins, expects.loses
-    return "Faster: likely" if wins else "Slower: likely" if loses else "No: the estimate allows both"
+    if wins or loses:
+        return "Faster: likely" if wins else "Slower: likely"
+    return "No: the estimate allows both" if expects else "No: FP8 was not compared with BF16"
 
 
 def _of_a_broken_job(report: Document, watched: str) -> str:
@@ -86,21 +89,23 @@ def _of_times(report: Document, view: TrialView) -> str:
     if timed_on_cpu(view.facts):
         return "Not for a GPU: the steps were timed on a CPU."
     if fp8 is None or bf16 is None:
-        return f"The speed of FP8 is unknown: {'BF16' if uses_fp8 else 'FP8'} was not timed."
+        return f"No: {'BF16' if uses_fp8 else 'FP8'} was not timed."
     speedup, doubts = ratio_on_screen(bf16, fp8), list(_doubts(view))
     turns, busy = may_turn(Pair(fp8, bf16), view.facts.trial), view.host_contention
     advice = f" On a quiet CPU the advice may change ({busy})." if busy and not turns else ""
     because = "; ".join([*doubts, *([f"the CPU was busy, {busy}"] if busy and turns else [])])
     rounds = f"in {plural(len(fp8.rounds_ms), 'round')}"
+    wide = speedup.high / speedup.low >= WIDE
+    because = because or ("the rounds differ by a tenth or more" if wide else "")
     end = f"{f': {because}' if because else ''}.{advice}"
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
     answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
     if view.may_become_even and not view.side_is_wrong:
-        return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or even: not sure{end}"
+        return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or equal: not sure{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
-    if speedup.high / speedup.low < WIDE and not because:
+    if not because:
         named = f"{size} {answer}" if side(speedup.median) else size
         return f"Yes: {named} {rounds} (90% interval).{advice}"
     return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"

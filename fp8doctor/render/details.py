@@ -15,7 +15,7 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.registry import reason_of
 from fp8doctor.render.environment_page import not_timed
-from fp8doctor.render.header import counts, lacks_batch, product, steps_are_watched
+from fp8doctor.render.header import counts, lacks_batch, steps_are_watched
 from fp8doctor.render.timing import Timing, labels, timing
 from fp8doctor.render.words import HOW_KNOWN, Line, Mark, numbered
 
@@ -225,13 +225,13 @@ def gains_nothing(finding: Finding) -> bool:
 
 
 def saving_in_words(saving: Saving | None) -> str:
-    """Write a saving as a change: −208 to −347 ms/step, estimated for H100 SXM."""
+    """Write a saving as a change: −208 to −347 ms/step, estimated for H100."""
     if saving is None or saving.low is None or saving.high is None:
         return ""
     small, large = _change(-saving.low), _change(-saving.high)
     if saving.from_ms is not None:
         small = large = _change(-saving.middle)
-    gpu = f"for {product(saving.gpu or '')}" if saving.basis == "modelled" else f"on {saving.gpu}"
+    gpu = f"for {saving.gpu}" if saving.basis == "modelled" else f"on {saving.gpu}"
     where = f" {gpu}" if saving.gpu else ""
     return f"{small if small == large else f'{small} to {large}'} ms/step, {HOW_KNOWN[saving.basis]}{where}"
 

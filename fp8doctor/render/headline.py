@@ -15,7 +15,7 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.whole_step import in_bounds, timed_alone
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY
+from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told, gives_nan, state_now
 from fp8doctor.wording import in_times
@@ -61,7 +61,7 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
     """Say what FP8 is now, and how that looks. ``steps`` are those of the plan that are shown."""
     verdict, facts = report.verdict, report.facts
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
-    if facts.get("script_error"):
+    if failed_early(facts):
         return "bad", FAILED_EARLY
     if not recorded(facts, "network"):
         return tone, "No model was examined"

@@ -14,7 +14,6 @@ from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.render.details import numbers
-from fp8doctor.render.header import product
 from fp8doctor.render.words import HOW_KNOWN, numbered
 
 
@@ -105,7 +104,7 @@ def saves(saving: Saving | None, after: str = "") -> str:
     ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
     first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
     how = HOW_KNOWN[saving.basis]
-    where = f" for {product(saving.gpu)}" if saving.basis == "modelled" and saving.gpu else ""
+    where = f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
     verb = "saves" if saving.high >= 0 else "costs"
     amount = first if first == last else f"{first} to {last}"
     if either_way and (first, last) != ("0.0", "0.0"):

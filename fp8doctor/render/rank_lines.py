@@ -16,7 +16,7 @@ MOST_LINES = 16
 
 ENDS = {
     "raised": "an exception ended it",
-    "killed": "was killed, or left without Python ending",
+    "killed": "was killed, or exited without a shutdown of Python",
     "running": "still ran when rank 0 had ended",
     "not_seen": "not heard of",
 }
@@ -57,9 +57,10 @@ def _job(facts: Facts) -> str:
     kind = f" ({', '.join(kinds)})" if kinds else ""
     copies = if_recorded(timed_a_model, facts)
     then = "then rank 0 timed copies alone" if copies else "in place: nothing of the model is copied"
-    return (
-        f"{facts.ranks.world_size} processes{kind}, timed in their own steps{';' if copies else ','} {then}."
-    )
+    profiled = any(if_recorded(exposed_ms, each.observed) for each in facts.ranks.processes)
+    longer = " Their GPU's times are of one profiled step, which is longer." if profiled else ""
+    timed = f"timed in their own steps{';' if copies else ','} {then}."
+    return f"{facts.ranks.world_size} processes{kind}, {timed}{longer}"
 
 
 def _kinds(facts: Facts) -> tuple[str, ...]:

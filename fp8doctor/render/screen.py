@@ -317,8 +317,13 @@ def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
     return f" ({change.summary}: on its own, this {saves(finding.saving_ms)})"
 
 
+TITLE = ("CMP007", "STP005")
+"""Checks whose findings compare measured steps as the title does."""
+
+
 def _notes(report: Document, told: set[str]) -> str:
     """Fold what is only information into one line."""
+    told = told.union(TITLE if report.verdict.basis == "measured" else ())
     infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
     titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
     return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
@@ -334,7 +339,7 @@ def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
     if aside := of.get("not_applicable"):
         yield "not_applicable", f"{len(aside)} {'does' if len(aside) == 1 else 'do'} not apply"
     if unknown := of.get("unknown"):
-        yield "unknown", f"{len(unknown)} not fully checked: {', '.join(unknown)}"
+        yield "unknown", f"{len(unknown)} not fully checked (-v says why): {', '.join(unknown)}"
 
 
 def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:

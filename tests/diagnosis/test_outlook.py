@@ -22,13 +22,13 @@ ENDS = {
     "decoder_468m": "With this fix: 92.5 ms, 4.0x faster than now and 1.06x faster than the best BF16 "
     "(98.2 ms).",
     "decoder_468m_compiled": "As it is: 92.8 ms, 1.06x faster than the best BF16 (98.2 ms).",
-    "decoder_454m": "130.3 ms in compiled BF16, 3.0x faster than now. Not every FP8 variant was timed: "
-    "--budget 120 times the others.",
-    "vit_large": "57.6 ms in compiled BF16, 1.30x faster than now. Not every FP8 variant was timed: "
-    "--budget 120 times the others.",
+    "decoder_454m": "130.3 ms in compiled BF16, 3.0x faster than now. Not every FP8 variant was timed. Run "
+    "with --budget 120 to time the others.",
+    "vit_large": "57.6 ms in compiled BF16, 1.30x faster than now. Not every FP8 variant was timed. Run "
+    "with --budget 120 to time the others.",
     "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
-    "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed: --budget 120 times the "
-    "others.",
+    "vit": "16.3 ms in BF16, 8.3x faster than now. Not every FP8 variant was timed. Run with --budget 120 "
+    "to time the others.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
     "te_checkpointed": "With this fix: about 1.14x the speed of the best BF16 (estimated for H200). The "
     "gain over now is unknown. Time the step with and without: "

@@ -363,7 +363,7 @@ def test_numbers_as_one_says_them() -> None:
         (Saving(low=float("nan"), high=1.0, basis="measured"), ""),
         (
             Saving(low=250.2, high=330.4, basis="modelled", gpu="H200"),
-            "−250 to −330 ms/step, estimated for H200 SXM",
+            "−250 to −330 ms/step, estimated for H200",
         ),
         (
             Saving(low=278.0, high=278.4, basis="measured", gpu="NVIDIA H200"),

@@ -117,9 +117,9 @@ def test_the_counts_are_always_there() -> None:
 
 
 def test_every_saving_names_its_basis_and_its_gpu() -> None:
-    assert "−250 to −330 ms/step, estimated for H100 SXM" in text.render(EAGER_DECODER, verbose=True)
+    assert "−250 to −330 ms/step, estimated for H100" in text.render(EAGER_DECODER, verbose=True)
     assert "−278 ms/step, measured on NVIDIA H200" in text.render(ON_A_GPU, verbose=True)
-    assert "saves 250 to 330 ms/step, estimated for H100 SXM" in text.render(EAGER_DECODER, width=120)
+    assert "saves 250 to 330 ms/step, estimated for H100" in text.render(EAGER_DECODER, width=120)
 
 
 def test_quiet_leaves_out_what_is_only_information() -> None:
@@ -173,7 +173,7 @@ def test_a_saving_is_told_once_where_its_step_is() -> None:
     )
     made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
     first, *others = details(replace(made, prescription=prescribe(made.findings[:1]))).entries
-    assert (first.number, first.saving) == (1, "−250 to −330 ms/step, estimated for H100 SXM")
+    assert (first.number, first.saving) == (1, "−250 to −330 ms/step, estimated for H100")
     assert {entry.code: entry.aside for entry in others} == {
         "MEM001": "see 1",
         "CMP007": "see 1",

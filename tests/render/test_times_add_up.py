@@ -87,3 +87,32 @@ def test_the_first_reason_has_the_largest_measured_cost(name: str) -> None:
         first, most = next(each for each in answer(report).why if not nan or nan not in each), max(costs)
         casts = f"{found.parts_ms['casts']:,.1f}" if found and most == found.casts_unpaid_ms else ""
         assert f"{most:,.1f}" in first or (casts and casts in first)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_share_of_a_step_is_of_the_step_of_the_title(name: str) -> None:
+    """What was timed on another variant names that variant."""
+    report, _ = TRIALS[name]
+    said = answer(report)
+    for whole in re.findall(r"[\d,.]+ of ([\d,.]+) ms/step", " ".join(said.why)):
+        assert whole == f"{report.verdict.step_ms:,.1f}"
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_a_cause_costs_what_its_fix_saves(name: str) -> None:
+    report, _ = TRIALS[name]
+    why = answer(report).why
+    for step in report.prescription:
+        saved = step.saving_ms
+        told = next((each for each in why if step.title[:40].lower() in each.lower()), "")
+        if saved and saved.from_ms and saved.low > 0 and " ms/step" in told and not step.together:
+            assert f"{saved.middle:,.1f}" in told
+
+
+@pytest.mark.parametrize("name", SLOWER)
+def test_the_parts_behind_a_measured_cause_divide_the_whole_gap(name: str) -> None:
+    """They are no further cost beside it."""
+    report, _ = TRIALS[name]
+    why = answer(report).why
+    if any(re.search(r"[\d,.]+ of [\d,.]+ ms/step|[\d,.]+ ms/step in FP8", each) for each in why):
+        assert not re.search(r"casts? cost|idle GPU time costs", " ".join(why))
