@@ -136,7 +136,7 @@ def loss(low: Sequence[Low]) -> str:
     apart = all(each.sqnr_db < each.median_db - FAR_BELOW_DB for each in low)
     return (
         f"{'loses' if len(low) == 1 else 'lose'} "
-        f"{'far more than the others' if apart else 'too much precision'}"
+        f"{'far more precision than the others' if apart else 'too much precision'}"
     )
 
 

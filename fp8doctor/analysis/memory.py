@@ -118,7 +118,8 @@ def memory_in_words(facts: Facts) -> str:
         bf16 = best_bf16(facts) if uses_fp8(facts) else None
         beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
         return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{parts}{beside}{fits if not more else ''}"
-    return ""
+    seen = facts.get("observed.peak_gib")
+    return f"{seen:.1f}{of} GiB at the peak" if seen else ""
 
 
 def least_with_layerdrop(peak: Peak, facts: Facts) -> float:

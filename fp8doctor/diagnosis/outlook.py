@@ -76,9 +76,12 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         ):
             return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total, steps)}{faster}."
         rest = " ".join(["", *(_left_out(view, steps) if view.uses_fp8 else ())])
-        return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}.{rest}"
+        host = " on this busy host" if faster and view.may_become_even else ""
+        return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
     fixes = "these fixes" if len(steps) > 1 else "this fix"
-    return _against(view, total, _beginning(total, steps, end), fixes)
+    told, how = _against(view, total, _beginning(total, steps, end), fixes), timed(view.facts)
+    untimed = how and steps and total.name == ArmName.AS_IS
+    return f"{told} Time the step with it: {how}" if untimed else told
 
 
 def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
@@ -192,7 +195,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     loses = expects is not None and expects.loses
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
-        return "FP8 cannot win here (estimated)." if stays else ""
+        return f"FP8 cannot win here (estimated). {_unknown_gain(report, steps)}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
     now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
     if stays:
@@ -231,7 +234,7 @@ def _without_fp8(expects: ModelledSpeedup, now: float | None) -> str:
     """Say what a plan that stays in BF16 gives, and what FP8 would cost."""
     slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
     if now is None:
-        return f"FP8 would be {slower} than the best BF16 {basis}."
+        return f"The step runs in the best BF16; FP8 would be {slower} {basis}."
     if 1 / now < 1 + EVEN:
         return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
     faster = f"About {in_times(1 / now)} faster than now"

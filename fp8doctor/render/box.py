@@ -20,6 +20,7 @@ from fp8doctor.diagnosis.next_step import (
     more_time,
     nothing_found,
     opened,
+    timed,
     where_to_time,
 )
 from fp8doctor.diagnosis.outlook import End, outlook
@@ -171,7 +172,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     if more and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time more variants: {more}"
     elif grave:
-        yield f"{_hidden(report) or 'No fix is known.'} See: fp8doctor explain {grave.code}"
+        yield _hidden(report) or f"No fix is known. See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises" or failed_early(report.facts):
         yield "Fix the exception, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
@@ -182,9 +183,9 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield "Run fp8doctor on a model."
     elif modelled_loss(report):
         how = how_to_time(report)
-        timed = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
+        or_time = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
         off = "Leave FP8 off" if if_recorded(uses_fp8, report.facts) else "Stay in BF16"
-        yield f"{off}{timed or '.'}"
+        yield f"{off}{or_time or '.'}"
     elif later := _look_later(report):
         yield as_sentence(later.summary)
     else:
@@ -200,7 +201,8 @@ def _hidden(report: Document) -> str:
     if end is None or end.hidden is None:
         return ""
     named = labels(report.facts, numbers(report.prescription))[end.hidden.name]
-    return f"No fix is faster for sure: {named} took {in_ms(end.hidden.step_ms)}, within the noise."
+    how = f" Time it again: {command}" if (command := timed(report.facts)) else ""
+    return f"No fix is surely faster: {named} took {in_ms(end.hidden.step_ms)}, within the noise.{how}"
 
 
 def _look_later(report: Document) -> Treatment | None:

@@ -91,11 +91,12 @@ def state_now(report: Document) -> Finding | None:
         return error
     expects = estimate_told(report)
     without = verdict.status == "no_fp8" and bool(if_recorded(short_of_training, facts))
-    if expects is None or not (without or expects.is_of_another_step):
+    unknown = expects.is_of_another_step if expects else verdict.status == "not_measured"
+    if not (without or unknown):
         return None
     planned = {step.code for step in report.prescription}
     heads = [each for each in report.findings if each.code in planned]
-    return next(filter(invalidates, heads), None) or next(iter(heads), None)
+    return next(filter(invalidates, heads), next(iter(heads), None) if expects else None)
 
 
 class Cause(Struct, frozen=True):

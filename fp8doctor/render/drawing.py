@@ -349,7 +349,7 @@ def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:
 
 
 def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
-    """Draw a step of the plan: summary and saving, code, and the lines to write."""
+    """Draw a step of the plan, whose summary is in the box: its saving, code, and the lines to write."""
     from rich.table import Table
 
     row = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
@@ -357,10 +357,7 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
     row.add_column(no_wrap=True, style="bold green")
     row.add_column(ratio=1, overflow="fold")
     row.add_column(no_wrap=True, justify="right", style="dim")
-    summary = canvas.text(fix.summary, "bold")
-    if fix.aside:
-        summary = summary + " " + canvas.text(f"({fix.aside})")
-    row.add_row(f"Fix {fix.number}", summary, canvas.text(fix.code))
+    row.add_row(f"Fix {fix.number}", canvas.text(fix.aside), canvas.text(fix.code))
     yield row
     for line in printable_lines(fix.lines) if fix.lines else ():
         yield CodeLine(f"       {to_ascii(line) if canvas.ascii else line}")

@@ -130,5 +130,5 @@ def not_timed(step: Step, facts: Facts) -> str:
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
     done = done and step.treatment.name not in trial_view(facts).open_in_bf16
-    known = done or step.saving_ms is not None or step.treatment.kind == "shell"
+    known = done or step.saving_ms is not None
     return "" if not tried or known else "not timed"

@@ -54,8 +54,10 @@ ENDS = {
     "1.24x), too close to 1 to tell.",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: the fix of SHP001 changes the layers "
     "in FP8 or their shapes. To time it: fp8doctor unaligned.py",
-    "accelerate_eager": "FP8 would be about 1.55x slower than the best BF16 (estimated for H200).",
-    "nf4_base": "FP8 cannot win here (estimated).",
+    "accelerate_eager": "The step runs in the best BF16; FP8 would be about 1.55x slower (estimated for "
+    "H200).",
+    "nf4_base": "FP8 cannot win here (estimated). The gain from this fix is unknown: the estimate leaves it "
+    "out. Time the step with and without: fp8doctor nf4_base.py",
     "lora_plain": "Compiled, BF16 would be about 1.47x faster than now (estimated for H200).",
 }
 

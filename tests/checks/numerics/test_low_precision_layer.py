@@ -191,10 +191,13 @@ def test_what_is_low(layers: tuple[LayerNumerics, ...], named: dict[str, str]) -
 @pytest.mark.parametrize(
     ("layers", "title"),
     [
-        ((layer("a"), layer("b"), layer("c", 4.0)), "1 of 3 FP8 layers loses far more than the others: c"),
+        (
+            (layer("a"), layer("b"), layer("c", 4.0)),
+            "1 of 3 FP8 layers loses far more precision than the others: c",
+        ),
         (
             (layer("a"), layer("b"), layer("c"), layer("d", 4.0), layer("e", 5.0)),
-            "2 of 5 FP8 layers lose far more than the others: d, e",
+            "2 of 5 FP8 layers lose far more precision than the others: d, e",
         ),
         (
             tuple(layer(name, 4.0, 4.0) for name in "abcd"),
