@@ -54,7 +54,7 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     From the simplest on, a variant replaces another that is slower by more than two copies of one step may
     differ. Noise must not hide that if it replaces the step that the user runs, if it begins with FP8, or if
     it has more changes. No plan ends in a step whose loss or gradients are not finite, unless BF16's are not
-    either.
+    either. A job in FP8 stays in it if that is as fast as BF16 and takes less memory.
     """
     if not timed_a_model(facts) or timed_on_cpu(facts):
         return None
@@ -78,8 +78,16 @@ def plan_end(facts: Facts) -> PlanEnd | None:
             hidden.append(each.arm)
         else:
             best = each
+    if best.in_bf16 and uses_fp8(facts):
+        lean = [each for each in others if not each.in_bf16 and _is_leaner(each.arm, best.arm, facts.trial)]
+        best = next(iter(lean), best)
     ahead = (each for each in hidden if ratio_on_screen(best.arm, each).median > 1 + SELF_CHECK_TOLERANCE)
     return replace(best, hidden=min(ahead, key=lambda each: each.step_ms or 0.0, default=None))
+
+
+def _is_leaner(fp8: Arm, bf16: Arm, trial: Trial) -> bool:
+    """Return whether FP8 is no slower than BF16, and takes less memory."""
+    return ratio_on_screen(bf16, fp8).median >= 1 and gib_saved_at_no_cost(bf16, fp8, trial) > 0
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:
