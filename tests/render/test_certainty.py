@@ -62,7 +62,7 @@ def test_a_side_that_may_only_become_even_is_sure_so_far() -> None:
     """FP8 lost all five rounds; with the host at its best pace it would take 0.98x of BF16's speed."""
     said = first_screen(load_report(JOBS / "h100-gemma2_2b_eager_attention.json.gz")).answer
     assert said.what == "FP8 is not faster than BF16"
-    assert said.sure.startswith("Not faster: yes. Slower or even: not sure: the step waits for the host")
+    assert said.sure.startswith("Not faster: yes. Slower or equal: not sure: the step waits for the host")
 
 
 def test_a_disturbed_machine_is_a_note_and_no_fix() -> None:
