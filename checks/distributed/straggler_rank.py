@@ -37,7 +37,7 @@ TREATMENT = Treatment(
     name="even-ranks",
     summary="give every rank the same work, data and GPU",
     code="sampler = DistributedSampler(dataset)      # as much data for each rank\n"
-    "nvidia-smi -q -d CLOCK,PERFORMANCE           # of each GPU",
+    "# in the shell, for each GPU: nvidia-smi -q -d CLOCK,PERFORMANCE",
     kind="sketch",
 )
 

@@ -174,9 +174,17 @@ def debug_switch_on(facts: Facts) -> Finding | None:
         treatment=Treatment(
             name="switches-off",
             summary="switch the debug switches off",
-            code="\n".join(dict.fromkeys(each.undo for each in on)),
+            code="\n".join(lines_that_undo(on)),
         ),
     )
+
+
+def lines_that_undo(on: list[On]) -> list[str]:
+    """List the distinct lines; among calls of Python, those for the shell are comments."""
+    lines = list(dict.fromkeys(each.undo for each in on))
+    if all(line.startswith("unset ") for line in lines):
+        return lines
+    return [f"# in the shell: {line}" if line.startswith("unset ") else line for line in lines]
 
 
 def variables_on(facts: Facts) -> Iterator[On]:

@@ -133,8 +133,8 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         return
     if state := state_now(report):
         others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
-        parts = _estimated_parts(report)
-        yield from others or [Cause(parts or as_sentence(_reason(state)))]
+        instead = (as_sentence(_reason(state)), _estimated_parts(report))
+        yield from others or map(Cause, filter(None, instead))
         return
     difference = if_recorded(as_is_difference, report.facts)
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"

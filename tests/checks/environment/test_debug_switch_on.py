@@ -118,7 +118,7 @@ torch.autograd.set_detect_anomaly(True)
     assert "every new tensor is filled with NaN first" in finding.explanation
     assert finding.treatment is not None
     first, *calls = finding.treatment.code.splitlines()
-    assert first == "unset CUDA_LAUNCH_BLOCKING"
+    assert first == "# in the shell: unset CUDA_LAUNCH_BLOCKING"
     undone = facts_of(
         "\n".join(
             (
