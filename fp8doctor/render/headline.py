@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu, uses_fp8
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, watched_ms
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
@@ -155,10 +155,11 @@ def numbers_told(report: Document) -> str:
     """Write both times and their basis, else the times that the cost model expects."""
     verdict = report.verdict
     if expects := estimate_told(report):
-        return _estimate(expects, aside=state_now(report) is not None)
+        return _estimate(expects, watched_ms(report.facts), aside=state_now(report) is not None)
     if not verdict.step_ms:
         return ""
-    where = ON_CPU if timed_on_cpu(report.facts) else ""
+    watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
+    where = ON_CPU if timed_on_cpu(report.facts) else " on copies" if watched else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
         now = " as you run it" if verdict.basis == "measured" and verdict.achievable_speedup else ""
         return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
@@ -171,14 +172,15 @@ def numbers_told(report: Document) -> str:
     return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
 
 
-def _estimate(expects: ModelledSpeedup, *, aside: bool) -> str:
+def _estimate(expects: ModelledSpeedup, ran_ms: float | None, *, aside: bool) -> str:
     """Write the estimate beside the headline, whose number it does not repeat.
 
-    ``aside`` says that the headline is about something else.
+    ``ran_ms`` is the step of a watched script; ``aside`` says that the headline is about something else.
     """
     source = f"estimated for {expects.gpu}, {expects.range}"
     if expects.is_of_another_step:
-        return f"its speed is unknown; {expects.best:.2f}x BF16 {expects.after} ({source})"
+        now = f"{ran_ms:,.1f} ms/step as it ran" if ran_ms else "its speed is unknown"
+        return f"{now}; {expects.best:.2f}x BF16 {expects.after} ({source})"
     if aside:
         verb = "would run" if expects.recipes else "runs"
         return f"FP8 {verb} at {expects.as_is:.2f}x BF16 ({source})"
