@@ -117,7 +117,6 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     If FP8 is not slower, they are of what the plan fixes and stand behind its casts and matmuls.
     """
     verdict = report.verdict
-    yield from _ended_ranks(report.facts)
     if error := report.facts.get("script_error"):
         causes = _causes(report, steps, [])
         known = in_a_sentence(error)
@@ -159,13 +158,12 @@ def _reason(finding: Finding) -> str:
     return next((each for each in sentences if each.rstrip(".") not in finding.title), sentences[0])
 
 
-def _ended_ranks(facts: Facts) -> Iterator[Cause]:
-    """Tell which process did not end by itself; one that raised before those that were killed for it."""
+def ended_rank(facts: Facts) -> str:
+    """Tell which process did not end by itself, one that raised first; empty if all did."""
     ends = {each.get("end"): each.rank for each in facts.ranks.processes} if recorded(facts, "ranks") else {}
     if "raised" in ends:
-        yield Cause(f"An exception ended rank {ends['raised']}.")
-    elif "killed" in ends:
-        yield Cause(f"Rank {ends['killed']} {ENDS['killed']}.")
+        return f"An exception ended rank {ends['raised']}"
+    return f"Rank {ends['killed']} {ENDS['killed']}" if "killed" in ends else ""
 
 
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:

@@ -21,9 +21,10 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import estimate_told, state_now
+from fp8doctor.render.causes import ended_rank, estimate_told, state_now
 from fp8doctor.wording import in_times, percent, plural
 
 WIDE = 1.1
@@ -42,7 +43,10 @@ def certainty(report: Document) -> str:
         return _of_a_broken_job(report, watched)
     if verdict.basis == "measured":
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
-    told = "Yes: it was read from the job itself" if state_now(report) else _side(report)
+    if failed_early(facts):
+        return "Yes: the script ended before a step was seen."
+    seen = ended_rank(facts) or state_now(report)
+    told = "Yes: it was read from the job itself" if seen else _side(report)
     if verdict.basis == "modelled":
         return f"{told}. {ERROR[:1].upper()}{ERROR[1:]}; {_seen(watched)}."
     if any(_is_modelled(step) for step in report.prescription):

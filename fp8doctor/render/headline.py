@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import estimate_told, gives_nan, state_now
+from fp8doctor.render.causes import ended_rank, estimate_told, gives_nan, state_now
 from fp8doctor.wording import in_times
 
 Tone = Literal["bad", "good", "plain"]
@@ -65,6 +65,8 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
         return "bad", FAILED_EARLY
     if not recorded(facts, "network"):
         return tone, "No model was examined"
+    if ended := ended_rank(facts):
+        return "bad", ended
     if state := state_now(report):
         return "bad" if state.severity == "error" else tone, state.title
     expects = estimate_told(report)
@@ -155,7 +157,9 @@ def numbers_told(report: Document) -> str:
     """Write both times and their basis, else the times that the cost model expects."""
     verdict = report.verdict
     if expects := estimate_told(report):
-        return _estimate(expects, watched_ms(report.facts), aside=state_now(report) is not None)
+        is_aside = ended_rank(report.facts) or state_now(report)
+        of = "FP8 compute" if is_estimated_alone(report) else "FP8"
+        return _estimate(expects, watched_ms(report.facts), of if is_aside else "")
     if not verdict.step_ms:
         return ""
     watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
@@ -172,19 +176,24 @@ def numbers_told(report: Document) -> str:
     return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
 
 
-def _estimate(expects: ModelledSpeedup, ran_ms: float | None, *, aside: bool) -> str:
+def _estimate(expects: ModelledSpeedup, ran_ms: float | None, aside: str) -> str:
     """Write the estimate beside the headline, whose number it does not repeat.
 
-    ``ran_ms`` is the step of a watched script; ``aside`` says that the headline is about something else.
+    ``ran_ms`` is the step of a watched script. ``aside`` names what the estimate is of if the headline does
+    not.
     """
-    source = f"estimated for {expects.gpu}, {expects.range}"
     if expects.is_of_another_step:
         now = f"{ran_ms:,.1f} ms/step as it ran" if ran_ms else "its speed is unknown"
-        return f"{now}; {expects.best:.2f}x BF16 {expects.after} ({source})"
-    if aside:
-        verb = "would run" if expects.recipes else "runs"
-        return f"FP8 {verb} at {expects.as_is:.2f}x BF16 ({source})"
-    if expects.wins and (expects.recipes or not expects.gains_compiled):
+        return (
+            f"{now}; {expects.best:.2f}x BF16 {expects.after} (estimated for {expects.gpu}, {expects.range})"
+        )
+    if not aside and expects.wins and (expects.recipes or not expects.gains_compiled):
         return f"estimated for {expects.gpu} ({expects.range})"
     later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""
-    return f"estimated {expects.as_is:.2f}x for {expects.gpu}{later} ({expects.range})"
+    verb = "would run" if expects.recipes else "runs"
+    begin = (
+        f"{aside} {verb} at {expects.as_is:.2f}x BF16, estimated"
+        if aside
+        else f"estimated {expects.as_is:.2f}x"
+    )
+    return f"{begin} for {expects.gpu}{later} ({expects.range})"

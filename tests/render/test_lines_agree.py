@@ -270,20 +270,20 @@ def test_the_largest_cost_of_a_difference_is_told(path: Path) -> None:
 def test_an_estimate_is_likely_if_the_title_takes_a_side(path: Path) -> None:
     _, screen, _ = replayed(path)
     sure, title = screen.answer.sure, screen.answer.what
-    if sure.startswith(("Likely: ", "No: estimated")):
+    if ": likely. " in sure or sure.startswith("No: the estimate"):
         assert sure.startswith("No: ") == title.startswith("Too close to tell")
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("h200x2-ddp_rank_raises", "An exception ended rank 1."),
-        ("h200x2-ddp_rank_killed", "Rank 1 was killed, or exited without a shutdown of Python."),
+        ("h200x2-ddp_rank_raises", "An exception ended rank 1"),
+        ("h200x2-ddp_rank_killed", "Rank 1 was killed, or exited without a shutdown of Python"),
     ],
 )
-def test_a_rank_that_did_not_end_by_itself_is_the_first_cause(name: str, told: str) -> None:
+def test_a_rank_that_did_not_end_by_itself_is_the_title(name: str, told: str) -> None:
     report = load_report(Path(__file__).parents[1] / "running" / "recorded" / f"{name}.json.gz")
-    assert first_screen(diagnose(report.facts)).answer.why[0] == told
+    assert first_screen(diagnose(report.facts)).answer.what == told
 
 
 def test_a_job_of_several_processes_is_timed_behind_its_launcher() -> None:
@@ -298,5 +298,5 @@ def test_an_estimate_of_one_rank_is_called_compute(path: Path) -> None:
     report, screen, _ = replayed(path)
     distributed = report.facts.get("training.distributed")
     if distributed and distributed.world_size > 1 and report.verdict.basis == "modelled":
-        assert "FP8 compute" in screen.answer.what
+        assert "FP8 compute" in f"{screen.answer.what} {screen.answer.numbers}"
         assert screen.answer.limit.startswith("Estimated without communication.")
