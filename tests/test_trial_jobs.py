@@ -122,7 +122,9 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
     assert not [each for each in gpt.why if "seconds" in each]
     (fix,) = gpt.fix
     assert fix.startswith("Stay in BF16, under your own torch.compile: the fastest FP8 that was timed takes ")
-    assert qwen.why[-1] == "FP8 casts cost 38.9 ms/step; the FP8 matmuls save 20.7; attention costs 12.4."
+    assert qwen.why[-1] == (
+        "The 29.5 ms that FP8 takes longer: casts +38.9, matmuls −20.7, attention +12.4, rest −1.1."
+    )
 
 
 def test_the_answer_holds_noisy_changes_to_bf16_without_calling_the_two_close() -> None:

@@ -115,4 +115,4 @@ def test_bf16_that_is_faster_compiled_is_compiled() -> None:
 def test_the_report_holds_it() -> None:
     report = diagnose(of(Stacked().bfloat16(), BLOCKS))
     assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
-    assert "Fix 1  convert to FP8 (tensorwise)" in render(report, verbose=True)
+    assert "1. Convert to FP8 (tensorwise)." in render(report, verbose=True)

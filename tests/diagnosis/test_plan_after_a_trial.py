@@ -279,7 +279,7 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
         (
             DECODER_468M,
             (LOSING, msgspec.structs.replace(EAGER, code="MEM001")),
-            ["stay-in-bf16", "compile-blocks"],
+            ["stay-in-bf16"],
         ),
         (EVEN_FP8.facts(), (LOSING, EAGER), ["stay-in-bf16"]),
         (

@@ -101,7 +101,7 @@ def test_a_variant_that_noise_hides_is_named_where_no_fix_is() -> None:
     assert (
         first_screen(report)
         .answer.fix[0]
-        .startswith("No fix is faster for sure: FP8, compiled took 278.3 ms, within the noise.")
+        .startswith("No fix is surely faster: FP8, compiled took 278.3 ms, within the noise.")
     )
 
 

@@ -168,7 +168,7 @@ def test_the_parts_of_an_estimate_add_up_to_its_speedup(path: Path) -> None:
     )
     if told and ratio and report.verdict.basis == "modelled" and "compiled" not in screen.answer.numbers:
         saved, bf16, casts = (float(each.replace(",", "").rstrip(".")) for each in told.groups()[:3])
-        other = re.search(r"take[s]? ([\d,.]+) (longer|less)", told[4])
+        other = re.search(r"take[s]? ([\d,.]+) ms (longer|less)", told[4])
         rest = (1 if other[2] == "longer" else -1) * float(other[1]) if other else 0.0
         assert bf16 / (bf16 - saved + casts + rest) == pytest.approx(float(ratio[1] or ratio[2]), rel=0.03)
 

@@ -79,11 +79,15 @@ def test_actions_are_not_padded_to_twice_the_work(look: Look) -> None:
 @pytest.mark.parametrize(
     ("length", "what", "lines"),
     [
-        (None, "rows", "x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))   # 1003 -> 1008 rows"),
+        (
+            None,
+            "rows",
+            "x = torch.nn.functional.pad(x, (0, -x.shape[-1] % 16, 0, -len(x) % 16))   # 1003 to 1008 rows",
+        ),
         (
             1003,
             "tokens",
-            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)   # 1003 -> 1008 tokens",
+            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)   # 1003 to 1008 tokens",
         ),
     ],
 )
