@@ -49,7 +49,7 @@ IMPORTS = {
     "unsloth": ("FastLanguageModel",),
     "torch": ("nn",),
     "torch.utils.checkpoint": ("checkpoint",),
-    "torch.utils.data": ("DataLoader",),
+    "torch.utils.data": ("DataLoader", "DistributedSampler"),
     "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
         "CheckpointWrapper",
         "checkpoint_wrapper",

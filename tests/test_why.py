@@ -34,8 +34,8 @@ def test_a_layer_that_was_timed() -> None:
     assert "BF16 0.543 ms, FP8 0.315 ms and 0.295 ms of casts, compiled" in page
     assert "the step as you run it 2.784 casts to and from FP8 2.500, FP8 matmuls 0.284" in page
     assert (
-        "Advised for the whole model: CMP001: 120 of 120 FP8 Linears are not compiled. Fix: compile block by block, "
-        "after the conversion to FP8." in page
+        "Advised for the whole model: CMP001: 120 of 120 FP8 Linears are not compiled. Fix: compile block by "
+        "block, after the conversion to FP8." in page
     )
     assert not re.search(r"\bas_is\b|compile-blocks|run eagerly", page)
 
