@@ -134,8 +134,11 @@ def fp8_gemm(names: tuple[str, ...]) -> str | None:
 def fp8_call(module: nn.Module) -> str | None:
     """Return the FP8 function that a module's forward names, or a function that it holds names."""
     forward = _unbound(forward_of(module))
-    if type(forward) is not FunctionType or _is_library(forward.__module__):
+    if type(forward) is not FunctionType:
         return None
+    if _is_library(forward.__module__):
+        name = type(module).__name__  # torchao's wrapper, which axolotl's attn_implementation: fp8 uses
+        return name if OUTSIDE.search(name) else None
     if _switches(module, forward) == {False}:
         return None
     held = (_unbound(read(module, name)) for name in names_in(forward.__code__))

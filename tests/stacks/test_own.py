@@ -308,6 +308,14 @@ def test_fp8_outside_of_layers(module: nn.Module, calls: tuple[str, ...]) -> Non
     assert network(module).fp8_calls == calls
 
 
+def test_torchaos_fp8_attention() -> None:
+    """What ``apply_low_precision_attention`` makes on a GPU, and axolotl's ``attn_implementation: fp8``."""
+    wrapper = pytest.importorskip("torchao.prototype.attention.shared_utils.wrapper")
+    model = wrapper._FP8FlashAttentionMonkeyPatchWrapper(nn.Linear(32, 32), "FA3", flash_attn_fp8_func)
+    name = "_FP8FlashAttentionMonkeyPatchWrapper"
+    assert network(model).fp8_calls == (f"{name} in {name}",)
+
+
 def test_layers_are_not_told_twice() -> None:
     assert network(DeepSeekLinear(32, 32)).fp8_calls == ()
 
