@@ -185,7 +185,7 @@ def test_it_reports_on_what_it_was_given() -> None:
 def test_without_a_batch_one_is_made_up_and_said_to_be() -> None:
     workload = inspect_model(Net()).facts.workload
     assert (workload.batch_source, workload.tokens, workload.loss_source) == ("made up", 16384, "mean")
-    assert workload.note == "made up: 8 x 2048 random tokens of a vocabulary of 100"
+    assert workload.note == "synthetic: 8 x 2048 random tokens of a vocabulary of 100"
 
 
 def test_the_name_of_the_model_is_that_inside_its_wrappers() -> None:

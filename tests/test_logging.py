@@ -56,8 +56,8 @@ def test_the_traceback_of_a_users_exception_is_logged_and_not_printed(
 ) -> None:
     logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
     report = inspect_model(Odd(), trial=False)
-    assert "no batch could be made up: RuntimeError" in report.facts.workload.note
-    (record,) = [each for each in logged.kept if each.getMessage() == "no batch could be made up"]
+    assert "no synthetic batch could be built: RuntimeError" in report.facts.workload.note
+    (record,) = [each for each in logged.kept if each.getMessage() == "no synthetic batch could be built"]
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], RuntimeError)
     logged.kept.clear()

@@ -23,8 +23,12 @@ PAGES = (
     *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in FOR_DEVELOPERS),
 )
 COMMANDS = {command.name or "": command for command in (cli.examine, *cli.main.commands.values())}
-MODULES = sorted(path for folder in ("cli", "worker") for path in (ROOT / "fp8doctor" / folder).glob("*.py"))
-"""Modules whose strings are in the style."""
+FOLDERS = ("checkpoints", "cli", "health", "loading", "planning", "render", "worker")
+"""Packages whose strings are in the style."""
+
+MODULES = sorted(path for folder in FOLDERS for path in (ROOT / "fp8doctor" / folder).glob("*.py"))
+STORED = {"made up"}
+"""Values of facts, as recordings have them."""
 
 MOST_WORDS = 25
 
@@ -51,7 +55,7 @@ def test_a_help_is_in_the_style(name: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
 def test_a_message_is_in_the_style(module: Path) -> None:
-    assert [fault for phrase in phrases(module) for fault in not_said(phrase)] == []
+    assert [fault for phrase in {*phrases(module)} - STORED for fault in not_said(phrase)] == []
 
 
 @pytest.mark.parametrize("page", ["It is dear.\n", f"A {'word ' * 25}\n\n", "- fine\n- Mended, one\n"])

@@ -219,13 +219,13 @@ def test_text_is_made_up_for_every_model_of_text(untouched: Untouched, report: O
     _, found = report(untouched)
     note = found.facts.workload.note or ""
     if untouched in (*DECODERS, *ENCODERS, *OTHER_ENCODERS, *ENCODER_DECODERS, *EXPERTS):
-        assert note.startswith("made up: 8 x "), note
+        assert note.startswith("synthetic: 8 x "), note
     else:
         assert note.startswith(
             (
-                "made up: 8 x ",
-                "no batch could be made up: the inputs of",
-                "no batch could be made up: forward takes text and ",
+                "synthetic: 8 x ",
+                "no synthetic batch could be built: the inputs of",
+                "no synthetic batch could be built: forward takes text and ",
             )
         ), note
 

@@ -114,10 +114,10 @@ def is_of_fp8_library(subclass: str) -> bool:
 
 
 def scaling_of(name: str, found: Checkpoint) -> str:
-    """Say how an FP8 weight is scaled, by the shape of the scale that is stored beside it."""
+    """Say how an FP8 weight is scaled, by the shape of its stored scale."""
     stems = (f"{name}_scale_inv", f"{name.removesuffix('_qdata')}_scale")  # torchao: _weight_qdata
     scale = next((found.tensors[each] for each in stems if each in found.tensors), None)
-    return "no scale beside it" if scale is None else _by_shape(found.tensors[name], scale)
+    return "no scale stored" if scale is None else _by_shape(found.tensors[name], scale)
 
 
 def _by_shape(weight: TensorHeader, scale: TensorHeader) -> str:
@@ -166,7 +166,7 @@ def _problems(found: Checkpoint, in_fp8: int) -> Iterator[Statement]:
 
 def _is_unscaled(name: str, tensor: TensorHeader, found: Checkpoint) -> bool:
     narrow = tensor.dtype.startswith(("float8_e4m3", "float8_e5m2")) and not tensor.subclass
-    return narrow and not name.endswith(SCALES) and scaling_of(name, found) == "no scale beside it"
+    return narrow and not name.endswith(SCALES) and scaling_of(name, found) == "no scale stored"
 
 
 def _wrapped(found: Checkpoint) -> Iterator[Statement]:

@@ -81,7 +81,7 @@ class Checkpoint(Struct, frozen=True):
     metadata: dict[str, str] = {}
     """Of safetensors."""
     config: dict[str, Any] = {}
-    """``config.json`` beside it."""
+    """``config.json`` next to it."""
     classes: frozenset[Global] = frozenset()
     """What loading a pickle would import."""
 
@@ -233,7 +233,7 @@ def _of_library(made: Made) -> TensorHeader | None:
 
 
 def _dtype(args: tuple[Any, ...]) -> str:
-    """Return the dtype: the storage's, or the one beside a storage without."""
+    """Return the dtype: the storage's, or the one next to a storage without."""
     named = next((each for each in args if isinstance(each, Global) and each.module == "torch"), None)
     if named is not None:
         return str(named.name)

@@ -137,7 +137,7 @@ def whether_fp8_ran(step: TracedStep) -> str:
     seen = f"all known matmuls ran {others}" if others else "no known matmul ran at all"
     unknown_ms = step.families_ms.get("unknown", 0.0)
     unknown = unknown_ms >= 0.5 * 10**-places
-    more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is not told" if unknown else ""
+    more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is unknown" if unknown else ""
     known = "known " if unknown else ""
     return f"No {known}FP8 matmul ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
 
@@ -193,7 +193,7 @@ def unlike(first: TracedStep, second: TracedStep) -> Iterator[str]:
     one, other = labels(first.file, second.file)
     if bool(first.steps) != bool(second.steps):
         marked, bare = (one, other) if first.steps else (other, one)
-        yield f"{marked} marks steps and {bare} does not, so that no difference of a step can be told"
+        yield f"{marked} marks steps and {bare} does not, so their steps cannot be compared"
     if first.gpu != second.gpu and first.gpu and second.gpu:
         yield f"{one} is of {first.gpu}, {other} of {second.gpu}"
     if (first.world_size or 1) != (second.world_size or 1):

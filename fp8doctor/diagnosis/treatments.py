@@ -166,7 +166,7 @@ def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
     """Name the layers that no conversion took, in sets; if those are long, note them."""
     taken = [linear.name for linear in linears if may_be_taken(linear)]
     now = names_in_python(before_wrapping(taken, linears))
-    return (now, "") if len(now) <= MOST_LINES else ([], "   # beside what your filter leaves out now")
+    return (now, "") if len(now) <= MOST_LINES else ([], "   # with what your filter leaves out now")
 
 
 def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:

@@ -262,7 +262,7 @@ def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
     stacks, kind = {layer.stack for layer in layers}, members[0].kind
     if kind in ("poisoned_history", "stale_scale"):
         if stacks != {TRANSFORMER_ENGINE.name}:
-            return "Compute the scale anew when weights are loaded.", ""
+            return "Compute the scale again when weights are loaded.", ""
         return (
             "Scale by the tensor itself, or keep a shorter history (amax_history_len=16):",
             "from transformer_engine.common.recipe import Float8CurrentScaling\n"

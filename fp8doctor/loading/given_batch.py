@@ -63,11 +63,11 @@ def resolve(
             sequence or (plan.sequence_length if plan else None),
         )
     except NoBatchError as error:
-        return Batch(None, None, f"no batch could be made up: {error}")
+        return Batch(None, None, f"no synthetic batch could be built: {error}")
     except Exception as error:  # a model may compute anything in what is read here
-        _log.debug("no batch could be made up", exc_info=True)
-        return Batch(None, None, f"no batch could be made up: {error_in_words(error)}")
-    return Batch(value, "made up", f"made up: {made_of}")
+        _log.debug("no synthetic batch could be built", exc_info=True)
+        return Batch(None, None, f"no synthetic batch could be built: {error_in_words(error)}")
+    return Batch(value, "made up", f"synthetic: {made_of}")
 
 
 def describe(

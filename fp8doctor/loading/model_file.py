@@ -86,7 +86,7 @@ def load(
     given = _example_batch(names, file, own_step=training_step is not None)
     if given is not None and (batch is not None or seq is not None):
         raise UserError(
-            f"--batch and --seq size a made-up batch, but {file} has an example_batch(); change it there"
+            f"--batch and --seq size a synthetic batch, but {file} has an example_batch(); change it there"
         )
     if autocast is None and plan:
         autocast = plan.autocast

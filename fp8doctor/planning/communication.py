@@ -34,7 +34,7 @@ class Exposed(NamedTuple):
 def exposed(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
 ) -> Exposed:
-    """Model the communication of one micro-batch and of the step's end beside ``busy_ms`` of computing."""
+    """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing."""
     inside = tensor_ms(share, options, gpu) * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
     inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
     gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)

@@ -63,7 +63,7 @@ class Row(Record, frozen=True, kw_only=True):
     largest_batch: int | None = None
     """Samples of a micro-batch that fit, with the recipe; 0 if none does."""
     limits: tuple[str, ...] = ()
-    """Parts that take most of the FP8 step beside the matmuls, the largest first."""
+    """Parts that take most of the FP8 step besides the matmuls, the largest first."""
     bf16_limits: tuple[str, ...] = ()
     bf16_largest_batch: int | None = None
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
@@ -132,7 +132,7 @@ def recipe_of(row: Row) -> Recipe:
 
 
 def _of_gpu(job: Job, gpu: GpuSpec | AmdSpec) -> Iterator[Row]:
-    """Estimate the recipes on one GPU, each beside BF16 in the same framework, or bound them."""
+    """Estimate the recipes on one GPU, each next to BF16 in the same framework, or bound them."""
     if isinstance(gpu, AmdSpec):
         yield from (_bounded(job, gpu, recipe) for recipe in wanted(job.options))
         return

@@ -21,7 +21,7 @@ OFF = {
 
 Hopper: nothing that was published or recorded is further off, but for jobs whose attention is of 2023
 (tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
-each, which are 5 % off at the most: three times that."""
+each, which are 5% off at the most: three times that."""
 
 
 def margin(recipe: Recipe, gpu: GpuSpec, *, compiled: bool, in_balance: bool) -> float:

@@ -169,7 +169,7 @@ def ended_rank(facts: Facts) -> str:
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:
     """List causes that the plan fixes, before them one that is measured to cost more than all others.
 
-    Without any, the first problem without a step. Those told ``beside`` are left out. Errors stand first.
+    Without any, the first problem without a step. Causes that the caller gives are left out. Errors first.
     """
     told = {each.code for each in beside}
     planned = [each for each in steps if each.code and each.code != COMPILES_LONG]

@@ -177,7 +177,7 @@ def numbers_told(report: Document) -> str:
 
 
 def _estimate(expects: ModelledSpeedup, ran_ms: float | None, aside: str) -> str:
-    """Write the estimate beside the headline, whose number it does not repeat.
+    """Write the estimate next to the headline, whose number it does not repeat.
 
     ``ran_ms`` is the step of a watched script. ``aside`` names what the estimate is of if the headline does
     not.

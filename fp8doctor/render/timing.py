@@ -129,7 +129,7 @@ def _routing(facts: Facts) -> Iterator[str]:
     if rows is not None and made_up:
         had = f" (here {min(rows)} to {max(rows)})" if rows else ""
         yield (
-            f"The router gives each expert its rows{had}, and the batch is made up: in training they are "
+            f"The router gives each expert its rows{had}, and the batch is synthetic: in training they are "
             "others, and so are the times of the experts."
         )
 
@@ -356,7 +356,7 @@ def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
 
 
 def _circumstances(trial: Trial, names: Mapping[str, str]) -> Iterator[str]:
-    """Say where the trial ran, and which variants it could not time beside the others."""
+    """Say where the trial ran, and which variants it could not time next to the others."""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
     if apart := [names[arm.name] for arm in timed if arm.get("beside")]:
         yield f"Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only."

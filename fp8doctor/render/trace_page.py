@@ -31,7 +31,7 @@ IDLE = {
     "host_copy": "idle: host copying",
     "compilation": "idle: compiling",
     "in_time": "idle: between kernels",
-    "unknown": "idle: launch not told",
+    "unknown": "idle: launch unknown",
 }
 
 ALL = "all"
@@ -188,9 +188,7 @@ def _basis(steps: Sequence[TracedStep]) -> str:
     for label, step in zip(names, steps, strict=True):
         name = f" in {label}" if label else ""
         if step.marked_by == "optimizer":
-            sentences.append(
-                f"Steps{name} are told by the ends of Optimizer.step, of the class that steps most often."
-            )
+            sentences.append(f"Steps{name} end with Optimizer.step, of the class that steps most often.")
         if step.with_stack:
             sentences.append(f"Stacks were recorded{name}, which slows the host most.")
         if step.compiled:

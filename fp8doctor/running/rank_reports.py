@@ -359,6 +359,6 @@ class RankCollector:
         if self._server is None:
             return [*own, f"the other ranks were not heard: {ANOTHER_JOB} is there already"]
         if two := self._of_two_jobs():
-            own.append(f"left out, as {ANOTHER_JOB} runs beside this one: {named(two)}")
+            own.append(f"left out, as {ANOTHER_JOB} runs next to this one: {named(two)}")
         order = sorted(self._messages, key=lambda number: self._messages[number].at_s)
         return [*own, *rank_notes(self._together(), order)]

@@ -101,8 +101,8 @@ def test_the_screen_tells_it_beside_the_times_and_the_verdict_where_it_is_far() 
 
 
 def test_why_it_was_not_followed_is_told() -> None:
-    facts = with_losses(Trial(losses=()), gaps={"trial.losses": "the batch is made up"})
-    assert "The loss was not followed: the batch is made up." in " ".join(
+    facts = with_losses(Trial(losses=()), gaps={"trial.losses": "the batch is synthetic"})
+    assert "The loss was not followed: the batch is synthetic." in " ".join(
         render(diagnose(facts), verbose=True).split()
     )
 

@@ -67,7 +67,7 @@ def linear(*, quantized: bool = False, gathered: bool = False) -> nn.Sequential:
         (torch.ones(256, 1), "weight_scale", "one scale per row"),
         (torch.ones(1), "weight_scale", "one scale per tensor"),
         (torch.ones(()), "weight_scale", "one scale per tensor"),
-        (torch.ones(5), "other", "no scale beside it"),
+        (torch.ones(5), "other", "no scale stored"),
     ],
 )
 def test_scales_of_safetensors(scale: torch.Tensor, name: str, scaling: str, tmp_path: Path) -> None:

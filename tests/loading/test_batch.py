@@ -290,7 +290,7 @@ def test_plain_models_run_on_it(
     full = described(model, resolve(model, None))
     assert (full.batch_size, full.sequence_length, full.tokens) == (size, sequence, tokens)
     assert full.note is not None
-    assert full.note.startswith("made up: ")
+    assert full.note.startswith("synthetic: ")
 
 
 def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
@@ -305,7 +305,7 @@ def test_sizes_that_are_asked_for() -> None:
     model = llama()
     batch = resolve(model, None, size=3, sequence=7)
     assert batch.value["input_ids"].shape == (3, 7)
-    assert batch.note == "made up: 3 x 7 random tokens of a vocabulary of 128"
+    assert batch.note == "synthetic: 3 x 7 random tokens of a vocabulary of 128"
     assert resolve(mlp(), None, size=48).value.shape == (48, 32)
     assert resolve(mlp(), None, size=4, sequence=5).value.shape == (4, 5, 32)
     assert resolve(vit(), None, size=2).value["pixel_values"].shape == (2, 3, 32, 32)
@@ -430,7 +430,7 @@ def test_where_no_batch_can_be_made_up_it_says_why(model: nn.Module, reason: str
     assert batch.value is None
     sizes = (workload.batch_size, workload.sequence_length, workload.tokens)
     assert (workload.batch_source, *sizes) == (None, None, None, None)
-    assert workload.note == f"no batch could be made up: {reason}"
+    assert workload.note == f"no synthetic batch could be built: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -483,14 +483,16 @@ def test_the_size_of_a_given_batch_is_read_from_its_shapes(
 def test_inputs_of_other_kinds_are_not_made_up(model: str, reason: str) -> None:
     with torch.device("meta"):
         built = of_transformers(model)
-    assert resolve(built, None).note == f"no batch could be made up: {reason}"
+    assert resolve(built, None).note == f"no synthetic batch could be built: {reason}"
 
 
 def test_it_says_that_a_batch_of_text_holds_no_images() -> None:
     two = {"num_hidden_layers": 2}
     with torch.device("meta"):
         model = of_transformers("Gemma3ForConditionalGeneration", text_config=two, vision_config=two)
-    assert resolve(model, None).note == "made up: 8 x 2048 random tokens of a vocabulary of 262208, no images"
+    assert (
+        resolve(model, None).note == "synthetic: 8 x 2048 random tokens of a vocabulary of 262208, no images"
+    )
 
 
 def test_a_batch_without_a_shape_has_no_size() -> None:

@@ -367,14 +367,14 @@ def test_without_options_everything_is_said_to_be_made_up(write: Write) -> None:
         workload.autocast_source,
         workload.accumulate,
     ) == ("made up", "made up", "none", 1)
-    assert workload.note == "made up: 32 x 64 random numbers, for a first Linear of 64 inputs"
+    assert workload.note == "synthetic: 32 x 64 random numbers, for a first Linear of 64 inputs"
 
 
 def test_a_size_cannot_be_asked_of_a_given_batch(write: Write) -> None:
     file = write("model = torch.nn.Linear(8, 8)\ndef example_batch(): return torch.zeros(4, 8)")
     assert (
         str(mistake(file, batch=16))
-        == "--batch and --seq size a made-up batch, but net.py has an example_batch(); change it there"
+        == "--batch and --seq size a synthetic batch, but net.py has an example_batch(); change it there"
     )
 
 

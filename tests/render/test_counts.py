@@ -289,7 +289,7 @@ def test_the_model() -> None:
     [
         (
             "file",
-            "no batch could be made up: forward takes 'img', whose size the model does not tell",
+            "no synthetic batch could be built: forward takes 'img', whose size the model does not tell",
             "no synthetic batch",
         ),
         ("script", COMPILED_FUNCTION, "batch not looked at"),

@@ -227,7 +227,7 @@ def test_ranks_of_two_jobs_are_not_mixed(places: list[RankPlace], monkeypatch: p
     late.ended(other, patient=False)
     same = "a job with the same MASTER_ADDR and MASTER_PORT"
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "ended"}
-    assert own.notes[0] == f"left out, as {same} runs beside this one: rank 1"
+    assert own.notes[0] == f"left out, as {same} runs next to this one: rank 1"
     assert other.notes == [f"the other ranks were not heard: {same} is there already"]
 
 

@@ -116,8 +116,8 @@ def test_every_weight_is_moved_by_one_last_bit_of_bf16(dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     ("workload", "rate", "reason"),
     [
-        ({"loss_source": "mean"}, 0.1, "the loss is made up"),
-        ({"batch_source": "made up"}, 0.1, "the batch is made up"),
+        ({"loss_source": "mean"}, 0.1, "the loss is synthetic"),
+        ({"batch_source": "made up"}, 0.1, "the batch is synthetic"),
         ({}, 0.0, "learning rate is 0"),
     ],
 )

@@ -307,7 +307,7 @@ def test_transformer_engine_is_measured_under_the_autocast_that_its_step_had(
 
 
 MADE_UP: dict[str, Callable[[], Job]] = {
-    "the batch is made up": lambda: job(
+    "the batch is synthetic": lambda: job(
         fp8(stack(Block)), workload=Workload(accumulate=1, batch_source="made up")
     ),
     "as an initializer draws them": lambda: job(fp8(nn.Sequential(Block(), Block()).bfloat16())),

@@ -105,7 +105,9 @@ def loss_curves(bench: Bench, until: float, against: str | None = None) -> tuple
 def why_not(bench: Bench, names: Sequence[str]) -> str | None:
     """Return the reason why the loss would say nothing, or None."""
     if recorded(bench.job.workload, "loss_source") and bench.job.workload.loss_source == "mean":
-        return "the loss is made up, the mean of the output; give one, as loss(output, batch) in a model file"
+        return (
+            "the loss is synthetic, the mean of the output; give one, as loss(output, batch) in a model file"
+        )
     if not any(bench.rates[0]):
         return "the optimizer's learning rate is 0"
     return synthetic(bench.job, bench.bases[0], names)

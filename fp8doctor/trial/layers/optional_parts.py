@@ -83,17 +83,17 @@ def eager(base: nn.Module) -> nn.Module:
 def synthetic(job: Job, model: nn.Module, names: Sequence[str]) -> str | None:
     """Return the reason why numerics of the named layers would say nothing, or None."""
     if job.workload.batch_source == "made up":
-        return "the batch is made up; give a real one, as example_batch() in a model file"
+        return "the batch is synthetic; give a real one, as example_batch() in a model file"
     if any(parameter.is_meta for parameter in job.model.parameters()):
         return (
-            "the weights are made up: the whole model was too large to be built, or was built on the "
+            "the weights are synthetic: the whole model was too large to be built, or was built on the "
             "meta device"
         )
     ours, theirs = modules(model), modules(unwrapped(job.model))
     pairs = [(_corners(ours[name]), _corners(theirs[name])) for name in names if name in theirs]
     if any(not _alike(one, other) for mine, users in pairs for one, other in zip(mine, users, strict=False)):
         return (
-            "the weights are made up: the model file builds what is timed with other weights than its "
+            "the weights are synthetic: the model file builds what is timed with other weights than its "
             "model; load a checkpoint in it"
         )
     uneven = [unevenness(weight) for name in names for weight in _corners(ours[name])]

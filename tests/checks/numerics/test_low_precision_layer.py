@@ -227,9 +227,9 @@ def test_what_the_casts_clipped_is_said() -> None:
 def test_without_a_measured_layer_there_is_no_answer() -> None:
     assert isinstance(low_precision_layer(with_layers()), NotApplicable)
     gap = msgspec.structs.replace(
-        HEALTHY.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is made up"}
+        HEALTHY.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is synthetic"}
     )
     checks = [each for each in registry.discover() if each.code == "NUM002"]
     (outcome,) = registry.run(checks, msgspec.structs.replace(HEALTHY, trial=gap))[1]
     assert outcome.outcome == "unknown"
-    assert outcome.reason == "trial.numerics: the batch is made up"
+    assert outcome.reason == "trial.numerics: the batch is synthetic"
