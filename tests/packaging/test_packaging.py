@@ -25,6 +25,7 @@ import yaml
 
 from fp8doctor import registry
 from fp8doctor.areas import AREAS
+from tests.packaging.test_without_torch import link_all
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = (
@@ -93,16 +94,14 @@ def distributions(clean_checkout: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 class Venv:
-    """A fresh virtual environment without pip that sees the packages of the running interpreter."""
+    """A fresh virtual environment without pip that sees other folders of packages."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seen: Iterable[str] = (sysconfig.get_paths()["purelib"],)) -> None:
         venv.create(folder, with_pip=False)
         self.python = folder / "bin" / "python"
         self.command = folder / "bin" / "fp8doctor"
         site = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-        (site / "packages_of_the_running_interpreter.pth").write_text(
-            sysconfig.get_paths()["purelib"] + "\n", "utf-8"
-        )
+        (site / "seen.pth").write_text("".join(f"{each}\n" for each in seen), "utf-8")
 
     def install(self, *what: str | Path) -> None:
         pip = [
@@ -140,6 +139,18 @@ def test_distribution_brings_every_check(
     assert codes([fresh.python, "-m", "fp8doctor"], tmp_path) == CODES
     run([fresh.command, "demo", "--fail-on", "never", "-o", "demo.html"], tmp_path)
     assert (tmp_path / "demo.html").read_text("utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.slow
+def test_the_wheel_shows_its_demo_without_torch(distributions: dict[str, Path], tmp_path: Path) -> None:
+    """In a venv with nothing but the wheel and its requirements."""
+    bare = Venv(tmp_path / "venv", [])
+    bare.install(distributions["wheel"])
+    link_all(next((tmp_path / "venv/lib").glob("python*/site-packages")))
+    find = "import importlib.util; print(importlib.util.find_spec('torch'))"
+    assert run([bare.python, "-c", find], tmp_path) == "None\n"
+    assert "FP8 is 2.5x slower than BF16" in run([bare.command, "demo", "--fail-on", "never"], tmp_path)
+    assert codes([bare.command], tmp_path) == CODES
 
 
 @pytest.mark.slow
