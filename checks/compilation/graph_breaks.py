@@ -57,9 +57,9 @@ compiled loss or optimizer has a few of its own. A choice: every second block in
 AROUND_THE_CALL = ("huggingface", "unsloth")
 """Forms that recompute outside what ``layer.compile()`` compiles; transformers does so before 5.23."""
 
-FIRST_TRACED = Version("2.20")
-"""Transformer Engine whose te.Linear Dynamo traces. Up to it, all modules have ``no_torch_dynamo`` (1.0 to
-2.19)."""
+TRACED_SINCE = {".Linear": Version("2.20"), ".BasicLinear": Version("2.21")}
+"""Modules of Transformer Engine that Dynamo traces, by the notes of these releases. Up to 2.19, all have
+``no_torch_dynamo``."""
 
 WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
 """Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
@@ -190,7 +190,10 @@ def known_breaks(facts: Facts) -> Finding | None:
         for each in facts.network.linears
         if stack_of(each).under_autocast
         and each.compiled is not None
-        and (release < FIRST_TRACED or not each.kind.endswith(".Linear") or each.recipe == "delayed")
+        and (
+            each.get("recipe") == "delayed"
+            or not any(release >= since and each.kind.endswith(end) for end, since in TRACED_SINCE.items())
+        )
     ]
     if not broken:
         return None

@@ -110,12 +110,7 @@ SWITCHES = (
         values="0",
         applies=uses_te,
     ),
-    Switch(  # from 2.15
-        "NVTE_BACKWARD_OVERRIDE",
-        "the matmuls of all gradients, two of three, run in 16 bits",
-        values="high_precision|dequantized",
-        applies=uses_te,
-    ),
+    Switch("NVTE_BACKWARD_OVERRIDE", "gradients multiply in 16 bits", values="high.*|deq.*", applies=uses_te),
     Switch("NVTE_UNFUSED_FP8_UPDATE", "amax and scales are updated by many small kernels", applies=uses_te),
     # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's
     # documentation.

@@ -71,7 +71,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
     hardly_counts = little_work(facts)
     tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
-    ranks = max(map(sequence_ranks, fp8), default=1)
+    ranks = max((int(each.features.get("sequence_ranks") or 1) for each in fp8), default=1)
     of_tokens = (each for each in fp8 if ranks > 1 or tokens in (rows_seen(each, facts) or (tokens,)))
     tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
     tokens_multiple *= ranks if tokens_multiple > 1 else 1
@@ -135,11 +135,6 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
             kind="sketch",
         ),
     )
-
-
-def sequence_ranks(linear: Linear) -> int:
-    """Over how many ranks sequence parallelism divides this layer's tokens."""
-    return int(linear.features.get("sequence_ranks") or 1)
 
 
 def of_a_batch(workload: Workload) -> str:

@@ -103,6 +103,18 @@ def te_ops_frozen_first(facts: Facts) -> list[Linear]:
     return delayed(layers[:1]) if frozen and any(each.requires_grad for each in layers) else []
 
 
+def te_ops_hybrid_mxfp8_experts(facts: Facts) -> list[Linear]:
+    if facts.environment.variables.get("NVTE_CUTEDSL_FUSED_GROUPED_MLP", "0") == "0":
+        return []
+    return [
+        each
+        for each in in_te(facts)
+        if OPERATIONS in each.kind
+        and each.role == "experts"
+        and (each.get("recipe"), each.features.get("fp8_format")) == ("mxfp8", "HYBRID")
+    ]
+
+
 def te_fp8_weights(facts: Facts) -> list[Linear]:
     return [
         each
@@ -124,6 +136,10 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     "te_checkpoint_delayed": lambda facts: delayed(te_checkpoint(facts)),
     "te_checkpoint_accumulated": te_checkpoint_accumulated,
     "te_ops_frozen_first": te_ops_frozen_first,
+    "te_ops_hybrid_mxfp8_experts": te_ops_hybrid_mxfp8_experts,
+    "te_sequence_parallel": lambda facts: [
+        each for each in in_te(facts) if each.features.get("sequence_ranks")
+    ],
     "te_fp8_weights": te_fp8_weights,
     "te_fp8_weights_in_torch_optimizer": te_fp8_weights_in_torch_optimizer,
     "megatron_mxfp8_weights": lambda facts: [

@@ -125,9 +125,10 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
             f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
         )
         recipe = te_private.recipe_of_operation(module)
-        return ForwardRecord(
-            engaged=NOT_RECORDED, recipe=NOT_RECORDED if recipe is None else named(recipe), features={}
-        )
+        if recipe is None:
+            return ForwardRecord(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
+        format = read(read(recipe, "fp8_format"), "name")
+        return ForwardRecord(engaged=NOT_RECORDED, recipe=named(recipe), features={"fp8_format": format})
     recipe = recipe_of(module)
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
     engaged: bool | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ class Operation(stand_in.OperationGroupedLinear):
 
     def __init__(self) -> None:
         super().__init__(1, 64, 64)
-        self._fp8_metas = {"forward": {"recipe": stand_in.DelayedScaling()}, "backward": None}
+        self._fp8_metas: dict[str, Any] = {"forward": {"recipe": stand_in.DelayedScaling()}, "backward": None}
 
 
 Operation.__name__ = Operation.__qualname__ = "GroupedLinear"
@@ -114,6 +115,34 @@ def test_a_frozen_first_operation(frozen: int | None, release: str, sick: bool, 
         model[frozen].requires_grad_(False)
     found = bugs(with_releases(look(model), transformer_engine=release))
     assert found == (("a frozen first layer stops the update of gradient scales",) if sick else ())
+
+
+@pytest.mark.parametrize(
+    ("format", "fused", "release", "sick"),
+    [
+        ("HYBRID", "1", "2.18", True),
+        ("E4M3", "1", "2.18", False),
+        ("HYBRID", "0", "2.18", False),
+        ("HYBRID", "1", "2.19", False),
+    ],
+)
+def test_gradients_of_the_fused_grouped_mlp(
+    format: str, fused: str, release: str, sick: bool, te: Any, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP", fused)
+    experts, recipe = Operation(), stand_in.MXFP8BlockScaling()
+    vars(recipe).update(fp8_format=SimpleNamespace(name=format))
+    experts._fp8_metas["forward"]["recipe"] = recipe
+    found = bugs(with_releases(look(nn.Sequential(experts)), transformer_engine=release))
+    assert found == (("the fused grouped MLP reads E5M2 gradients as E4M3",) if sick else ())
+
+
+def test_sequence_parallelism_of_old_releases(te: Any, look: Look) -> None:
+    model = after_a_forward(te, [te.Linear(64, 64)])
+    model[0].tp_size, model[0].sequence_parallel = 2, True
+    (bug,) = bugs(with_releases(look(model), transformer_engine="1.1"))
+    assert bug.startswith("sequence parallelism")
+    assert bugs(with_releases(look(model), transformer_engine="1.2")) == ()
 
 
 def test_weights_in_fp8_alone_and_torchs_optimizer(te: Any, look: Look) -> None:
