@@ -82,9 +82,9 @@ def optimizer_states(facts: Facts) -> int | None:
 
 
 def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
-    """Add up what the facts say of each part, for these FP8 layers."""
-    network = facts.network
-    weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB
+    """Add up what the facts say of each part, for these FP8 layers. FSDP2 leaves a process its shards."""
+    network, shards = facts.network, facts.get("training.distributed.shards") or 1
+    weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB / shards
     trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
     keeping = [linear for linear in fp8 if linear.requires_grad is not False]
     counted = all(rows_of(each, facts) for each in keeping if each.role != "experts") and all(

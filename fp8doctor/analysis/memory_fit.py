@@ -89,6 +89,9 @@ def memory_row(facts: Facts) -> str:
     """Tell what the step holds in FP8 and BF16, measured or estimated; empty if that is unknown."""
     if measured := memory_in_words(facts):
         return measured
+    if watched := facts.get("observed.peak_gib"):
+        whole = gpu_gib(facts)
+        return f"{watched:.1f}{f' of {whole:.1f}' if whole else ''} GiB at the peak of the script's steps"
     found = fit(facts)
     if found is None:
         peak = estimated_peak(facts)

@@ -123,7 +123,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         fix=tuple(fix),
         then=_then(report, steps),
         limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
-        sure=" ".join(filter(None, [certainty(report), _untimed(report.facts, why)])),
+        sure=" ".join(filter(None, [_of_compute(verdict), certainty(report), _untimed(report.facts, why)])),
     )
 
 
@@ -279,3 +279,7 @@ def _finite(report: Document) -> str:
     end = trial_view(report.facts).end
     seen = end is not None and end.arm.get("non_finite") == ()
     return "Its loss and gradients were finite." if seen else "Check that the loss stays finite."
+
+
+def _of_compute(verdict: Verdict) -> str:
+    return "" if verdict.whole_step_high is None else "Compute only, the whole step is an estimate."

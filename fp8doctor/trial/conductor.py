@@ -216,10 +216,15 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Build the step as it is, and each variant that is not skipped and has time left.
 
-    If a variant waits for the host, CUDA graph variants are added before the explorations.
+    If the step as it is has too little memory, all begins again with shallower models. If a variant waits for
+    the host, CUDA graph variants are added before the explorations.
     """
     for attempt in attempts:
         _build_variant(attempt, bench, attempts, run)
+        if attempt.plan.name == ArmName.AS_IS:
+            while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
+                attempt.no_number = None
+                _build_variant(attempt, bench, attempts, run)
         add_if_host_bound(attempt, bench, attempts, run)
 
 

@@ -45,6 +45,20 @@ def test_an_arm_that_fails_costs_itself_only(error: Exception, why: Reason, reas
     assert reason in (arms["failing"].reason or "")
 
 
+def test_a_step_that_takes_too_much_memory_is_timed_at_shallower_cuts() -> None:
+    """Its first step fits, and the compiled one, beside the copies of the other cut, does not."""
+    fits = job(blocks=26)
+
+    def make(variant: Variant) -> Variant:
+        if len(variant.model.blocks) > 6:  # type: ignore[arg-type]
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return variant
+
+    found = trial(fits, VariantPlan("as_is", make, fp8=None), BF16)
+    assert [(arm.name, arm.why) for arm in found.arms] == [("as_is", None), ("bf16", None)]
+    assert [dict(cut.blocks) for cut in found.arms[0].cuts] == [{"blocks": 2}, {"blocks": 6}]
+
+
 def test_where_nothing_could_be_built_every_variant_keeps_its_reason() -> None:
     too_large = failing(torch.OutOfMemoryError("CUDA out of memory"))
     found = trial(job(blocks=3), *(replace(too_large, name=name) for name in ("as_is", "bf16")))

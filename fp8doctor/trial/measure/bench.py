@@ -68,6 +68,13 @@ class Bench(Layout):
         self._laid_out_gib = taken_gib(device)
         self.observer, self.host = Observer(device), HostObserver()
 
+    def begin_shallower(self) -> bool:
+        """Let go of all variants and make smaller models; False if there are none."""
+        self.let_go()
+        began = self.lay_out_shallower()
+        self._laid_out_gib = taken_gib(self.device)
+        return began
+
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the shared optimizer, or a new one if the variant changes what it holds."""
         shared = self.optimizers[number]

@@ -78,6 +78,20 @@ class Layout:
         if not any(map(self._laid_out, (*self._deeper, *self._plans))):
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 
+    def lay_out_shallower(self) -> bool:
+        """Make smaller models in place of these, which must not be in use; False if there are none.
+
+        Raises `torch.OutOfMemoryError` if none fit.
+        """
+        plans = [*self._deeper, *self._plans]
+        smaller = plans[plans.index(self.plan) + 1 :]
+        if smaller:
+            self.forget()
+            free(self.device)
+            if not any(map(self._laid_out, smaller)):
+                raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+        return bool(smaller)
+
     def _laid_out(self, plan: depth.Plan) -> bool:
         """Lay a plan out if it fits, and give back what it took if it does not.
 

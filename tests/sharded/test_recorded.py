@@ -1,0 +1,77 @@
+"""Trials of sharded jobs on H100s, beside plain scripts of the same jobs (tests/benchmarks/sharded.py)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.render.box import answer
+from tests.recordings import files, name_of
+from tests.render.every_format import hold_every_format
+
+RECORDED = Path(__file__).parent / "recorded"
+
+replayed = functools.cache(load_report)
+
+BF16_MS = {
+    "h100-ddp_torchao": 117.6,
+    "h100-ddp_te": 117.6,
+    "h100-fsdp1_torchao": 129.7,
+    "h100-fsdp2_torchao": 132.4,
+    "h100-fsdp2_torchao_wide": 169.0,
+    "h100x2-ddp_torchao": 129.9,
+}
+"""Step of the best BF16 in a plain script, in ms: the mean of all turns' medians."""
+
+GAINS = {"h100-ddp_bf16": 117.6 / 105.7, "h100-fsdp2_bf16": 132.4 / 145.2}
+"""What FP8 gave plain scripts of jobs in BF16; of FSDP2 with an all-gather in BF16."""
+
+OTHERS = {
+    "h100x2-fsdp2_torchao": "The timing is too noisy to tell",
+    "h100x2-fsdp2_torchao_8b": "Not timed: FP8 may be faster or slower than BF16",
+}
+"""Titles of jobs that got no bounds."""
+
+
+def test_every_recording_is_held() -> None:
+    assert set(map(name_of, files(RECORDED))) == {*BF16_MS, *GAINS, *OTHERS}
+
+
+@pytest.mark.parametrize("name", BF16_MS)
+def test_the_bounds_hold_what_plain_scripts_of_bf16_take(name: str) -> None:
+    """Beside the step that was watched: within 3% on one GPU, and 5% on two."""
+    report = replayed(RECORDED / f"{name}.json.gz")
+    watched = median(report.facts.observed.steps_ms)
+    low, high = report.verdict.whole_step_low, report.verdict.whole_step_high
+    assert low is not None
+    assert high is not None
+    slack = 0.05 if "x2" in name else 0.03
+    assert low * (1 - slack) <= BF16_MS[name] / watched <= high * (1 + slack)
+    assert "; the whole step " in answer(report).what
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_no_plain_script_gains_more_than_the_most(name: str) -> None:
+    report = replayed(RECORDED / f"{name}.json.gz")
+    assert report.verdict.whole_step_low is None
+    assert report.verdict.whole_step_high is not None
+    assert GAINS[name] <= report.verdict.whole_step_high
+    assert "; the whole step at most " in answer(report).what
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_no_bounds_without_a_verdict_on_compute(name: str) -> None:
+    report = replayed(RECORDED / f"{name}.json.gz")
+    assert report.verdict.whole_step_high is None
+    assert answer(report).what.startswith(OTHERS[name])
+
+
+@pytest.mark.parametrize("name", [*BF16_MS, *GAINS, *OTHERS])
+def test_a_recording_is_sound_in_every_format(name: str) -> None:
+    report = replayed(RECORDED / f"{name}.json.gz")
+    assert not [each for each in report.outcomes if each.outcome == "crashed"]
+    hold_every_format(report)
