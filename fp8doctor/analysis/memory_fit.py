@@ -111,6 +111,8 @@ def memory_row(facts: Facts) -> str:
 def _parts(peak: Peak) -> str:
     """Write the parts that are held at the peak, which add up to it, and the basis."""
     held, kept = peak.held, peak.activations
+    if peak.gib < 1.0:  # each may be too small to be shown
+        return "estimated"
     last = "gradients" if held.gradients > (kept or 0.0) else "activations"
     named = (
         ("weights and optimizer", held.weights + held.optimizer),

@@ -113,6 +113,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
     state = state_now(report)
+    alone = "Compute only, the whole step is an estimate." if verdict.whole_step_high else ""
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
@@ -123,7 +124,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         fix=tuple(fix),
         then=_then(report, steps),
         limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
-        sure=" ".join(filter(None, [_of_compute(verdict), certainty(report), _untimed(report.facts, why)])),
+        sure=" ".join(filter(None, [alone, certainty(report), _untimed(report.facts, why)])),
     )
 
 
@@ -279,7 +280,3 @@ def _finite(report: Document) -> str:
     end = trial_view(report.facts).end
     seen = end is not None and end.arm.get("non_finite") == ()
     return "Its loss and gradients were finite." if seen else "Check that the loss stays finite."
-
-
-def _of_compute(verdict: Verdict) -> str:
-    return "" if verdict.whole_step_high is None else "Compute only, the whole step is an estimate."
