@@ -218,7 +218,7 @@ def not_called(facts: Facts) -> Iterator[Cause]:
         text, summary, code = _calls_forward(unused, facts)
         yield Cause("call-compiled-object", text, summary, code, unused, layers=layers)
     elif uncompiled := ran_uncompiled(facts):
-        text = f"all {uncompiled} Linears under a compile mark ran uncompiled in a training step"
+        text = f"all {uncompiled} Linears under a torch.compile call ran uncompiled in a training step"
         yield Cause("call-compiled-object", text, CALL_COMPILED, CALLS[True], marks)
 
 
@@ -226,7 +226,7 @@ def _calls_forward(unused: tuple[CompileMark, ...], facts: Facts) -> tuple[str, 
     """Say why marks compiled nothing, what to do, and its lines."""
     name = unused[0].name
     if name or facts.get("observed.before_forward_ms", True):
-        text = f"{plural(len(unused), 'compile mark')} compiled nothing in the watched training steps"
+        text = f"{plural(len(unused), 'torch.compile call')} compiled nothing in the watched training steps"
         return text, CALL_COMPILED, CALLS[not name]
     model = in_python("", facts.network)
     return f"the training step calls {model}.forward(), which is not compiled", CALL_COMPILED, CALLS[True]
@@ -239,8 +239,8 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = (
-            f"{len(bare)} of {len(marks)} compile marks use backend={bare[0].backend!r}, which generates no "
-            "kernel"
+            f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}, which generates "
+            "no kernel"
         )
         yield Cause(
             "default-backend",

@@ -126,6 +126,7 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     grave = gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
+        yield from _own_fix(grave, steps)
         return
     if verdict.status == "step_raises":
         yield Cause(verdict.summary, is_summary=True)
@@ -134,6 +135,7 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
         instead = (as_sentence(_reason(state)), _estimated_parts(report))
         yield from others or map(Cause, filter(None, instead))
+        yield from _own_fix(state, steps)
         return
     difference = if_recorded(as_is_difference, report.facts)
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
@@ -150,6 +152,13 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
+
+
+def _own_fix(error: Finding, steps: Sequence[Step]) -> Iterator[Cause]:
+    """Tell how to keep FP8 if the plan ends an error by leaving FP8 off."""
+    planned = {step.treatment.name for step in steps}
+    if STAY_IN_BF16 in planned and error.treatment and error.treatment.name not in planned:
+        yield Cause(f"To train in FP8: {error.treatment.summary}.")
 
 
 def _reason(finding: Finding) -> str:

@@ -88,7 +88,7 @@ def test_blocks_whose_forward_is_called(observer: ScriptObserver, heard: Heard) 
     for block in model.blocks:
         block.compile()
     train(model, ALL)
-    assert "2 compile marks" in finding_of(heard).title
+    assert "2 torch.compile calls" in finding_of(heard).title
     assert finding_of(heard).evidence["idle_fp8_linears"] == 4
 
 

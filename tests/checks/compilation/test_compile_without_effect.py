@@ -114,7 +114,7 @@ def test_one_block_of_two_with_a_backend_without_kernels(look: Look) -> None:
     model[0].compile(backend="aot_eager")
     model[1].compile()
     finding = found(look(model, tokens=1024))
-    assert finding.title.startswith("torch.compile has no effect: 1 of 2 compile marks")
+    assert finding.title.startswith("torch.compile has no effect: 1 of 2 torch.compile calls")
     assert finding.evidence["idle_fp8_linears"] == 2
 
 
