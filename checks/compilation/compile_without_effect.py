@@ -239,8 +239,8 @@ def not_compiled(facts: Facts) -> Iterator[Cause]:
     bare = tuple(mark for mark in marks if mark.backend in BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = (
-            f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}, which generates "
-            "no kernel"
+            f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}, "
+            "which generates no kernel"
         )
         yield Cause(
             "default-backend",

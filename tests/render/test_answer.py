@@ -281,9 +281,9 @@ def routed(*, compiled: bool) -> Document:
 def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     (fix,) = answer(routed(compiled=True)).fix
     assert fix.startswith(
-        "No check found anything to change. Open: whether the step raises on a GPU: the rows of "
+        "No check found anything to change. Open: whether the step raises on a GPU: whether each expert's rows "
     )
-    assert "they must be multiples of 16 (SHP007); " in fix
+    assert "are a multiple of 16: fp8doctor found no router that decides them (SHP007); " in fix
     assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
 
