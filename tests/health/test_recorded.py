@@ -47,6 +47,17 @@ def test_healthy_runs_are_accused_of_nothing(name: str, samples: int, low: int, 
 
 
 @pytest.mark.parametrize(
+    ("name", "samples", "low"), [("llama_tensorwise", 9, 25), ("llama_te_delayed", 16, 15)]
+)
+def test_another_model_is_accused_of_nothing(name: str, samples: int, low: int, tmp_path: Path) -> None:
+    """A Llama of 150 million parameters on bytes, in BF16 weights, which no limit was chosen with."""
+    health, verdict = judged(name, tmp_path)
+    assert (len(health.samples), len(health.layers)) == (samples, 70)
+    assert (verdict.status, verdict.conclusions, verdict.rise) == ("healthy", (), None)
+    assert f"Every tensor was at least {low} dB above" in verdict.summary
+
+
+@pytest.mark.parametrize(
     ("name", "layer", "kinds", "sentence"),
     [
         (
