@@ -27,8 +27,11 @@ def has_torch() -> bool:
     return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
 
 
-def require_torch(wanted: str) -> None:
-    """Raise `UserError` with the lines to type if this Python has no torch, or one that is too old."""
+def require_torch(wanted: str, *others: str) -> None:
+    """Raise `UserError` with the lines to type if this Python has no torch, or one that is too old.
+
+    ``others`` are packages that are needed with it.
+    """
     lacks = "none"
     if has_torch():
         from importlib import metadata
@@ -42,10 +45,15 @@ def require_torch(wanted: str) -> None:
             return
     raise UserError(
         f"{wanted} needs torch {OLDEST_TORCH} or newer, and the Python that runs fp8doctor has {lacks}. Add "
-        f'--python "$(which python)" to use the Python that you train with, or type: {torch_line()}'
+        f'--python "$(which python)" to use the Python that you train with, or type: {torch_line(*others)}'
     )
 
 
-def torch_line() -> str:
-    """Return the line that installs torch beside fp8doctor."""
-    return f"{shlex.quote(sys.executable)} -m pip install 'torch>={OLDEST_TORCH}'"
+def torch_line(*others: str) -> str:
+    """Return the line that installs torch and others next to fp8doctor."""
+    return " ".join((pip_line(f"'torch>={OLDEST_TORCH}'"), *others))
+
+
+def pip_line(package: str) -> str:
+    """Return the line that installs a package next to fp8doctor."""
+    return f"{shlex.quote(sys.executable)} -m pip install {package}"

@@ -118,7 +118,7 @@ def examine_in_worker(
         compiled(source.path)
         refuse_script(source)
     if target is not None and not python:
-        require_torch(f"examining {escaped(target)}")
+        require_torch(f"examining {escaped(target)}", *(("transformers",) if config else ()))
     facts = Facts(
         target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
     )
