@@ -54,7 +54,7 @@ def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:
     if not found:
         return None
     bug, layers = found[0]
-    release = f"{bug.library} {facts.software.packages[bug.library].version}"
+    release = bug.release(facts)
     return Finding(
         severity=None if bug.certain else "warning",
         title=f"{release} {'trains' if bug.certain else 'may train'} {plural(len(layers), 'FP8 layer')} "

@@ -14,6 +14,9 @@ from fp8doctor.analysis.fp8_weights import is_mxfp8
 from fp8doctor.analysis.recipe_support import installed, parsed
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 
+IN_WORDS = {"transformer_engine": "Transformer Engine", "megatron": "Megatron Core"}
+"""Import name -> the library's own name."""
+
 OPERATIONS = ".pytorch.ops."
 """Part of the class names of ``te.ops`` (1.9 to 2.20)."""
 
@@ -38,6 +41,11 @@ class TrainingBug(NamedTuple):
     partner: str | None = None
     """A second library, whose versions also matter."""
     partner_versions: str = ""
+
+    def release(self, facts: Facts) -> str:
+        """Name the library with its installed version."""
+        name = IN_WORDS.get(self.library, self.library)
+        return f"{name} {facts.software.packages[self.library].version}"
 
     def concerns(self, facts: Facts) -> bool:
         """Whether the installed releases have this bug. One that cannot be read has not."""

@@ -67,7 +67,7 @@ def test_te_checkpoint_over_delayed_scaling(release: str, bug: str | None, te: A
     if bug:
         assert finding is not None
         assert (finding.severity, finding.breaks) == ("error", "layers_do_not_learn")
-        assert finding.title.startswith(f"transformer_engine {release} trains 1 FP8 layer incorrectly: ")
+        assert finding.title.startswith(f"Transformer Engine {release} trains 1 FP8 layer incorrectly: ")
 
 
 def test_another_recipe_or_none_yet(te: Any, look: Look) -> None:
