@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import weakref
@@ -48,7 +49,9 @@ class Watching:
     ``require_fp8`` if no layer trains in FP8 or nothing was examined. Other failures never reach the
     training: they are printed. ``select`` and ``ignore`` are prefixes of codes. ``health`` names a file for
     samples of FP8's health, taken to the training's end every ``every`` steps; without it, as often as costs
-    less than 1%. Only the first of several processes watches, reports, raises and samples.
+    less than 1%. With ``budget_s`` the training pauses once, to time copies of its step in BF16, FP8 and with
+    each fix for about so many seconds, on ``device`` (None: the GPU, if there is one). Only the first of
+    several processes watches, times, reports, raises and samples; the others wait in their next exchange.
     """
 
     report: Report | None = None
@@ -66,8 +69,12 @@ class Watching:
         ignore: str | Sequence[str] | None = None,
         health: str | Path | None = None,
         every: int | None = None,
+        budget_s: float | None = None,
+        device: str | None = None,
     ) -> None:
         _check_counts(steps, warmup)
+        if budget_s is not None and not 0 < budget_s < math.inf:
+            raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
         if every is not None:
             _check_count("every", every, 1)
         self._health_file, self._every = Path(health) if health is not None else None, every
@@ -80,7 +87,9 @@ class Watching:
             registry.select(registry.discover(), self._select, self._ignore)
         except UserError as error:
             raise ValueError(str(error)) from None
-        self._options = WatchOptions("", steps, warmup, stop=False, budget_s=None, device=None)
+        self._options = WatchOptions(
+            "", steps, warmup, stop=False, budget_s=budget_s, device=device, at_end=False
+        )
         self._observer: ScriptObserver | None = None
         self._heard = Heard()
         self._over = False
@@ -118,6 +127,7 @@ class Watching:
         if self._observer is not None:
             self._observer.stepped(optimizer, closure)
             if self._observer.done:
+                self._guarded(self._observer.time_copies)
                 self._finish()
         if self._health is not None:
             self._health.stepped(optimizer, partial(found_model, optimizer) if self._over else None)

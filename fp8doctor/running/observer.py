@@ -330,7 +330,9 @@ class ScriptObserver:
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.stop and self.settings.rank is None:
             return
-        if self.job is not None:  # of several ranks the script may end before all stop
+        if (
+            self.job is not None and self.settings.at_end
+        ):  # of several ranks the script may end before all stop
             self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
             call_at_end(self.time_at_end)
         if not self.settings.stop:

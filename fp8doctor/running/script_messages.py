@@ -137,6 +137,8 @@ class WatchOptions(NamedTuple):
     """Absolute paths of folders with third-party checks."""
     module: bool = False
     """Started with ``-m``."""
+    at_end: bool = True
+    """A script that is not stopped is followed by its trial; else the caller begins it."""
     health: str | None = None
     """Absolute path of the file for FP8's health, or None."""
     every: int | None = None

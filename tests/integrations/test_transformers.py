@@ -129,6 +129,16 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
 
 
 @pytest.mark.slow
+def test_a_training_pauses_to_time_copies_and_ends_as_without_them(make: Make) -> None:
+    before = result(make(small=True))
+    watching = callback(budget_s=4, device="cpu")
+    assert result(make(watching, small=True)) == before
+    assert watching.report is not None
+    (as_is, *_) = watching.report.facts.trial.arms
+    assert (as_is.name, as_is.tried) == ("as_is", True)
+
+
+@pytest.mark.slow
 def test_the_conversion_that_the_trainer_makes_is_seen(make: Make, capfd: Any) -> None:
     class Converting(Trainer):
         def create_optimizer(self, *given: Any) -> Any:
