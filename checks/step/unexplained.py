@@ -43,7 +43,7 @@ from fp8doctor.facts import Arm, ArmName, Facts
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
-from fp8doctor.wording import minus, percent
+from fp8doctor.wording import minus
 
 EXPLAINED = 0.8
 """Share of the difference that must be explained; two profiles of the same kernels differ by 4 to 27%."""
@@ -80,7 +80,7 @@ def unexplained(facts: Facts) -> Finding | NotApplicable | None:
         return None
     tried = f"The timed fixes give {given_back:,.1f} ms back. With them, a" if best is not now else "A"
     return Finding(
-        title=f"Known causes explain only {percent(100 * explained / gap)} of the {gap:,.1f} ms that FP8 is "
+        title=f"No check knows the cause of {gap - explained:,.1f} of the {gap:,.1f} ms that FP8 is "
         f"slower{most_of_the_rest(found, gap - explained)}",
         explanation=f"{tried}gainst the best BF16 ({bf16.step_ms:,.1f} ms): {parts_in_words(found)}.",
         evidence={
@@ -106,7 +106,7 @@ def most_of_the_rest(found: Waterfall, unexplained_ms: float) -> str:
     """Name the part, other than casts and matmuls, that is half of the unexplained time."""
     others = {part: ms for part, ms in found.parts_ms.items() if part not in ("casts", "GEMMs", IDLE, REST)}
     part, most_ms = max(others.items(), key=lambda each: each[1])
-    more = f"; the rest is mostly {part}, +{most_ms:,.1f} ms"
+    more = f"; most of it is {part}, +{most_ms:,.1f} ms"
     return more if most_ms >= unexplained_ms / 2 and most_ms >= SHOWN_MS else ""
 
 

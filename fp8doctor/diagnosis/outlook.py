@@ -221,9 +221,10 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         how = "measured" if measured else "estimated"
         return f"{beginning}: {gain} ({how})." if gain else _unknown_gain(report, steps)
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
-    of = "now, which is the best BF16" if is_best else "the best BF16"
+    faster = f"{in_times(expects.best)} faster than now, which is" if is_best and expects.best > 1 else ""
     near = "" if report.verdict.basis == "modelled" else f", {expects.range}"  # which stands in the title
-    speed = f"about {expects.best:.2f}x the speed of {of} (estimated for {expects.gpu}{near}){advice}."
+    than = faster or f"{expects.best:.2f}x the speed of"
+    speed = f"about {than} the best BF16 (estimated for {expects.gpu}{near}){advice}."
     gain = "" if is_best else gain
     told = not steps or gain or is_best or report.verdict.status in GRAVE
     later = "" if told else f" The gain over now is unknown.{_how_to_find(report)}"

@@ -45,7 +45,7 @@ ENDS = {
     "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
     "mlp": "With this fix: about 3.0x faster than now, about 1.16x the speed of the best BF16 (estimated for "
     "H200).",
-    "mlp_large": "With this fix: about 1.35x the speed of now, which is the best BF16 (estimated for H200).",
+    "mlp_large": "With this fix: about 1.35x faster than now, which is the best BF16 (estimated for H200).",
     "compile_disabled": "With this fix: 210 to 351 ms/step less than now, about 1.04x the speed of the best "
     "BF16 (estimated for H200), too close to 1 to tell.",
     "backend_missing": "About 1.62x faster than now. FP8 with every fix would be about 1.54x slower than "
