@@ -15,6 +15,7 @@ from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.next_step import more_time, where_to_time
 from fp8doctor.facts import Arm, Facts, if_recorded
@@ -201,7 +202,7 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
         return "", "plain"
     if arm is found.best:
         return "1x", "plain"
-    if is_noise(found.best, arm, facts.trial):
+    if is_noise(found.best, arm, facts.trial) or trial_view(facts).size_is_wrong:
         return NOISY, "plain"
     tone: Tone = "good" if found.gains else "bad" if found.loses else "plain"
     return times(found.best.step_ms, arm.step_ms), tone
