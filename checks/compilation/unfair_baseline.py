@@ -50,7 +50,8 @@ def unfair_baseline(facts: Facts) -> Finding | NotApplicable | None:
     if as_is is None or best is None:
         return NotApplicable(reason="the trial did not time both your step and a BF16 baseline")
     fp32_pct = 100.0 * facts.network.dtypes.get("float32", 0) / max(1, sum(facts.network.dtypes.values()))
-    if fp32_pct > 50.0 and autocast_of(facts) is None:
+    in_fp32 = any(each.multiplies_in == "float32" for each in facts.network.linears)
+    if fp32_pct > 50.0 and in_fp32 and autocast_of(facts) is None:
         disguised = AUTOCAST_BF16 not in best.treatments
         return Finding(
             title=f"Without FP8 this job is not BF16: {percent(fp32_pct)} of the parameters are fp32, and "

@@ -102,10 +102,9 @@ def computes_in_fp32(linear: Linear) -> bool:
     multiplies (nanochat keeps an fp32 master weight); FSDP casts what it gathers.
     """
     return (
-        linear.dtype == "float32"
+        linear.multiplies_in == "float32"
         and linear.use != "storage"
         and linear.stack != "own"
-        and linear.get("features", {}).get("gathered_as", "float32") == "float32"
         and linear.role in ("body", "experts")
         and linear.adapter != "adapter"
     )

@@ -58,7 +58,7 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
         (each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS),
         key=lambda each: -each.families_ms["gemm_fp32"],
     )
-    weights = [linear.name for linear in facts.network.linears if linear.dtype == "float32"]
+    weights = [linear.name for linear in facts.network.linears if linear.multiplies_in == "float32"]
     names = [each.name for each in most] or weights
     launched = ", ".join(
         f"{in_words(each.name, facts.network)} ({each.families_ms['gemm_fp32']:,.1f} ms)"

@@ -80,7 +80,11 @@ def _rows(linear: Linear, facts: Facts) -> int | None:
 
 
 def _in_fp32(linear: Linear, facts: Facts) -> bool:
-    return linear.dtype == "float32" and facts.get("training.autocast") is None and linear.adapter is None
+    return (
+        linear.multiplies_in == "float32"
+        and facts.get("training.autocast") is None
+        and linear.adapter is None
+    )
 
 
 def _uncompiled(facts: Facts) -> float:

@@ -292,7 +292,8 @@ def _runs(linear: Linear, facts: Facts) -> bool:
 
 def multiplies_in_fp32_only(facts: Facts) -> bool:
     """Return whether weights are fp32 and no BF16 autocast was seen, which fp8doctor does not estimate."""
-    in_fp32 = any(each.dtype == "float32" and each.adapter != "adapter" for each in facts.network.linears)
+    linears = facts.network.linears
+    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     return in_fp32 and facts.get("training.autocast") != "bfloat16"
 
 

@@ -55,6 +55,11 @@ class Linear(Record, frozen=True, kw_only=True):
     weight is trained, weight gradient; expert weights scaled by the experts a token visits."""
     flops_share_pct: float | None = NOT_RECORDED
 
+    @property
+    def multiplies_in(self) -> str:
+        """Dtype of the weight in the forward, which FSDP may gather in another than it keeps."""
+        return str(self.get("features", {}).get("gathered_as") or self.dtype)
+
 
 class Blocks(Record, frozen=True, kw_only=True):
     """A list of repeated blocks, such as the decoder layers."""

@@ -63,6 +63,12 @@ def test_no_plain_script_gains_more_than_the_most(name: str) -> None:
     assert "; the whole step at most " in answer(report).what
 
 
+def test_fp32_shards_that_are_gathered_in_bf16_multiply_in_bf16() -> None:
+    report = replayed(RECORDED / "h100-fsdp2_torchao.json.gz")
+    assert report.facts.network.dtypes == {"float32": report.facts.network.parameters}
+    assert not [each for each in report.findings if each.code == "CMP007" and "not BF16" in each.title]
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_no_bounds_without_a_verdict_on_compute(name: str) -> None:
     report = replayed(RECORDED / f"{name}.json.gz")
