@@ -7,13 +7,16 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from click.testing import CliRunner
 
-from fp8doctor import load_report
+from fp8doctor import cli, load_report
 from fp8doctor.render.box import answer
-from tests.recordings import files, name_of
+from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
 
 RECORDED = Path(__file__).parent / "recorded"
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sharded.md"
 
 replayed = functools.cache(load_report)
 
@@ -61,6 +64,13 @@ def test_no_plain_script_gains_more_than_the_most(name: str) -> None:
     assert report.verdict.whole_step_high is not None
     assert GAINS[name] <= report.verdict.whole_step_high
     assert "; the whole step at most " in answer(report).what
+
+
+def test_the_example_is_what_this_version_says(tmp_path: Path) -> None:
+    path = tmp_path / "sharded.json"
+    path.write_text(text_of(RECORDED / "h100-fsdp2_torchao_wide.json.gz"), encoding="utf-8")
+    done = CliRunner().invoke(cli.main, ["report", str(path), "--format", "markdown"])
+    assert done.stdout == EXAMPLE.read_text("utf-8"), "fp8doctor report sharded.json -o examples/sharded.md"
 
 
 def test_fp32_shards_that_are_gathered_in_bf16_multiply_in_bf16() -> None:
