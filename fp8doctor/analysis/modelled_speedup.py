@@ -18,10 +18,7 @@ from fp8doctor.cost.matmul_counts import (
     without_checkpointing,
 )
 from fp8doctor.cost.step_cost import (
-    OWN_FORWARD,
     ModelledStep,
-    casts_too_many_rows,
-    consists_of_linears,
     in_bf16,
     modelled_step,
     with_linears,
@@ -228,15 +225,15 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
     in_fp8 = facts.network.fp8
     if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
         after = after or CACHE_OFF
-    if _waits_for_te(facts):
+    if waits_for_te(facts):
         facts, after = without_checkpointing(facts), KEPT
-    if _may_be_compiled_by_unsloth(facts):
+    if may_be_compiled_by_unsloth(facts):
         after = after or BY_UNSLOTH
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
     per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
     as_is = None if after else modelled_step(facts)
     faster = modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts)
-    best = _best_bf16(facts)
+    best = modelled_bf16(facts)
     if faster is None or best is None or not faster.step_ms:
         return None
     quicker = as_is if as_is and as_is.step_ms <= faster.step_ms else faster
@@ -252,7 +249,7 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
     )
 
 
-def _may_be_compiled_by_unsloth(facts: Facts) -> bool:
+def may_be_compiled_by_unsloth(facts: Facts) -> bool:
     """Return whether FP8 layers that nothing else compiles may be, which decides their speed."""
     own = (each for each in facts.network.fp8 if stack_of(each).fuses_casts and each.compiled is None)
     return under_unsloth(facts) and any(own)
@@ -324,7 +321,7 @@ def _with_seen_recompute(facts: Facts) -> Facts:
     return with_linears(facts, tuple(linears))
 
 
-def _waits_for_te(facts: Facts) -> bool:
+def waits_for_te(facts: Facts) -> bool:
     """Return whether the host time of Transformer Engine's recompute decides, which is not known."""
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in facts.network.fp8)
     return recomputed and modelled_step(facts) is None
@@ -339,7 +336,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     facts = _with_seen_recompute(facts)
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     layers = {linear.name for linear in to_convert(facts)}
-    best = _best_bf16(facts) if gpu else None
+    best = modelled_bf16(facts) if gpu else None
     if gpu is None or best is None or not layers:
         return None
     found = []
@@ -367,7 +364,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups, bf16_now, parts)
 
 
-def _best_bf16(facts: Facts) -> ModelledStep | None:
+def modelled_bf16(facts: Facts) -> ModelledStep | None:
     """Model the faster of uncompiled and compiled BF16."""
     plain = in_bf16(facts)
     baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
@@ -390,61 +387,3 @@ def to_convert(facts: Facts) -> list[Linear]:
 def is_in_balance(step: ModelledStep) -> bool:
     """Return whether host and GPU take about as long for the step."""
     return BALANCE * step.busy_ms <= step.host_ms <= step.busy_ms / BALANCE
-
-
-def unknown_part(facts: Facts) -> str:
-    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
-    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    fp8, linears = facts.network.fp8, facts.network.linears
-    if gpu is None:
-        return "No estimate: fp8doctor has no datasheet of this GPU. Name another with --assume-gpu."
-    if gpu.fp8_tflops is None:
-        return f"No estimate: {gpu.name} has no FP8 tensor cores."
-    if not consists_of_linears(facts.network):
-        return "No estimate: most parameters are outside of Linears, and the cost model has only those."
-    if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
-        without = modelled_speedup(_as_plain_fp8(facts))
-        most = f" Without it FP8 would run at {without.best:.2f}x the speed of BF16." if without else ""
-        return f"No estimate: FP8 layers have a forward of their own that does other work.{most}"
-    rows = [(each, rows_of(each, facts)) for each in linears]
-    if not all(seen for _, seen in rows):
-        return f"No estimate: the batch is unknown. {HOW_TO_GIVE.get(facts.get('target.kind'), OF_A_FILE)}"
-    if facts.get("training.use_cache") and any(each.compiled is not None for each in fp8):
-        return "No estimate: with a KV cache, the compiled blocks may not be what runs."
-    if many := [seen for each, seen in rows if seen and casts_too_many_rows(each, seen)]:
-        return (
-            f"No estimate: casts of {max(many):,} rows that are not compiled are far from any that were "
-            "measured."
-        )
-    if any(linear.role == "experts" for linear in linears):
-        return "No estimate: the cost model has no times of experts, whose rows a router decides."
-    if not fp8 and not to_convert(facts):
-        return (
-            "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "
-            f"multiples of {FP8_MULTIPLE}."
-        )
-    if _may_be_compiled_by_unsloth(facts) and (step := modelled_step(facts)) and (best := _best_bf16(facts)):
-        return (
-            "No estimate: Unsloth compiles blocks itself, and fp8doctor did not see if it did. Not compiled, "
-            f"FP8 would run at {best.step_ms / step.step_ms:.2f}x the speed of BF16."
-        )
-    if _waits_for_te(facts):
-        return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
-    recipes = ", ".join(sorted({each.recipe or "unknown" for each in fp8 if recorded(each, "recipe")}))
-    return f"No estimate: nobody measured the casts of the recipe {recipes or 'unknown'} on {gpu.name}."
-
-
-def _as_plain_fp8(facts: Facts) -> Facts:
-    """Take away what FP8 layers with a forward of their own compute beside the matmul."""
-    linears = (
-        replace(each, features={**each.features, OWN_FORWARD: False})
-        if OWN_FORWARD in each.features
-        else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, tuple(linears))
-
-
-OF_A_FILE = "Give one: --batch and --seq, or example_batch()."
-HOW_TO_GIVE = {"live": "Pass one to inspect_model.", "script": "No batch was seen in the watched steps."}
-"""Kind of target -> how fp8doctor learns of a batch."""

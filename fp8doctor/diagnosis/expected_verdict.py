@@ -28,8 +28,8 @@ from fp8doctor.analysis.modelled_speedup import (
     beside_its_run,
     modelled_conversion,
     modelled_speedup,
-    unknown_part,
 )
+from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged

@@ -8,7 +8,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, unknown_part
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall, signed
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.modelled_speedup import modelled_speedup, unknown_part
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
+from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.diagnosis.diagnose import diagnose
