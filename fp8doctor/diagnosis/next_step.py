@@ -35,7 +35,7 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
 
 def timed(facts: Facts) -> str | None:
     """Write the command that times copies of this job; None for a live model."""
-    return "fp8doctor model.py" if facts.target.kind == "environment" else _again(facts, "--stop ")
+    return "fp8doctor model.py" if facts.get("target.kind") == "environment" else _again(facts, "--stop ")
 
 
 def _again(facts: Facts, option: str = "") -> str | None:
