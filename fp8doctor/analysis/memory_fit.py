@@ -95,8 +95,11 @@ def memory_row(facts: Facts) -> str:
     found = fit(facts)
     if found is None:
         peak = estimated_peak(facts)
-        least = "about" if peak and peak.activations is not None else "at least"
-        return f"{least} {peak.gib:.1f} GiB at the peak ({_parts(peak)})" if peak else ""
+        if peak is None:
+            return ""
+        least = "about" if peak.activations is not None else "at least"
+        size = f"{least} {peak.gib:.1f}" if peak.gib >= LEAST_GIB else f"under {LEAST_GIB}"
+        return f"{size} GiB at the peak ({_parts(peak)})"
     now, other = (found.fp8, found.bf16) if found.in_fp8 else (found.bf16, found.fp8)
     names = ("FP8", "BF16") if found.in_fp8 else ("BF16", "FP8")
     most = now.samples(found.gpu_gib, found.batch) if found.batch else None

@@ -61,6 +61,8 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
     """Say what FP8 is now, and how that looks. ``steps`` are those of the plan that are shown."""
     verdict, facts = report.verdict, report.facts
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
+    if verdict.basis == "measured" and verdict.status not in GRAVE and timed_on_cpu(facts):
+        tone = "plain"  # it predicts no GPU
     if failed_early(facts):
         return "bad", FAILED_EARLY
     if not recorded(facts, "network"):

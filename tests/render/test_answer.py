@@ -20,6 +20,7 @@ from fp8doctor.render.causes import cost_of_parts
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.header import model
+from fp8doctor.render.headline import headline
 from tests.checks.arms import failed, ran, timed
 from tests.checks.step.profiled import FP8_EAGER
 from tests.diagnosis.trials import Of, around, without_fp8
@@ -368,3 +369,14 @@ def test_a_fix_of_a_nan_that_the_timed_step_lacks_is_called_untried() -> None:
     then = answer(load_report(RECORDED / "h200-static_scale.json.gz")).then.sentence
     assert then.startswith("With fix 2 alone: 53.8 ms")
     assert then.endswith("Its loss and gradients were finite. If NaN comes back, add fix 1 (not tried).")
+
+
+@pytest.mark.parametrize("bf16_ms", [60.0, 200.0])
+def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu(bf16_ms: float) -> None:
+    """Neither a success nor a defect of its own."""
+    arms = (ran("as_is", 100.0), ran("bf16", bf16_ms), ran("bf16_compiled", bf16_ms))
+    report = diagnose(timed(DECODER_468M, *arms, device="cpu"))
+    assert report.verdict.status in ("fp8_faster", "fp8_slower")
+    assert headline(report, report.prescription)[0] == "plain"
+    on_gpu = diagnose(timed(DECODER_468M, *arms))
+    assert headline(on_gpu, on_gpu.prescription)[0] != "plain"
