@@ -24,7 +24,10 @@ class UserError(Exception):
 
 def has_torch() -> bool:
     """Tell if this Python has torch, which is an extra. Imports nothing."""
-    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None
+    if sys.modules.get("torch") is not None:
+        return True
+    found = importlib.util.find_spec("torch")
+    return found is not None and found.origin is not None  # a folder that an uninstall left has none
 
 
 def require_torch(wanted: str, *others: str) -> None:

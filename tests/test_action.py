@@ -63,6 +63,14 @@ def test_the_gate_decides_and_the_summary_has_the_report(
 
 
 @pytest.mark.slow
+def test_gates_on_further_lines_and_quoted_names_count(runner: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "with a space.json.gz"
+    saved.write_bytes(Path(DEMO).read_bytes())
+    done = checked(f'report "{saved}"\n--min-speedup 1.05\n', runner)
+    assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.slow
 def test_a_report_that_cannot_be_read_fails_the_job(runner: dict[str, str]) -> None:
     done = checked("report no.json", runner)
     assert done.returncode == 2

@@ -104,7 +104,10 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
         if ranks > 1:
             causes[-1] += f", {tokens_multiple // ranks} for each of {ranks} ranks of sequence parallelism"
             changes.append("# pad the packed batch as a whole, and mask the added tokens")
-        changes.append(pad_the_batch(facts.workload, tokens_multiple))
+        enters = padded and padded[0] is facts.network.linears[0]  # whose columns are those of the batch
+        changes.append(
+            pad_the_batch(facts.workload, tokens_multiple, multiple_of(padded[0]) if enters else 1)
+        )
     raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
     return Finding(
         severity="error" if raises else "warning",
@@ -142,12 +145,12 @@ def of_a_batch(workload: Workload) -> str:
     return "tokens" if workload.sequence_length else "rows"
 
 
-def pad_the_batch(workload: Workload, multiple: int) -> str:
+def pad_the_batch(workload: Workload, multiple: int, columns: int) -> str:
     """Write the line that pads the batch: a collator's for sequences, of a matrix its first dimension."""
     padded = f"{workload.tokens} to {padded_tokens(workload, multiple)} {of_a_batch(workload)}"
     if workload.sequence_length:
         return f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})   # {padded}"
-    to = f"(0, -x.shape[-1] % {multiple}, 0, -len(x) % {multiple})"
+    to = f"(0, {f'-x.shape[-1] % {columns}' if columns > 1 else 0}, 0, -len(x) % {multiple})"
     return f"x = torch.nn.functional.pad(x, {to})   # {padded}"
 
 

@@ -133,7 +133,9 @@ def te_fp8_weights(facts: Facts) -> list[Linear]:
 
 def te_fp8_weights_in_torch_optimizer(facts: Facts) -> list[Linear]:
     found = te_fp8_weights(facts)
-    return found if found and (facts.training.optimizer or "").startswith("torch.optim.") else []
+    if not found or not (facts.training.optimizer or "").startswith("torch.optim."):
+        return []
+    return [] if facts.training.parameters_outside_optimizer else found  # it may hold masters instead
 
 
 def torchao_compiled(facts: Facts) -> list[Linear]:

@@ -74,6 +74,8 @@ def written(treatment: Treatment, facts: Facts) -> Treatment:
         now = fp8[0].recipe if fp8 else default_of(TORCHAO.name).name
         recipe = now if name == KEEP_IN_BF16 else recipe_after(name.removeprefix("convert-"))
         out = {each.name for each in linears if fp8 and each.use != "training"} | set(treatment.layers)
+        if recipe == "mxfp8" and any(each.startswith("layers.") for each in out):  # it converts all of them
+            return treatment
         code = converter(recipe or "rowwise", short(out, linears))
     if code is None:
         return treatment

@@ -87,7 +87,7 @@ def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str
         return tone, what
     if tone == "good" and low < 1:
         tone = "bad" if high < 1 else "plain"
-    return tone, f"{what}; the whole step {in_bounds(low, high)}".removesuffix(" the speed of BF16")
+    return tone, f"{what}; the whole step {in_bounds(low, high)}"
 
 
 def _even(report: Document) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.whole_step import timed_alone, whole_step, whole_step_in_words
+from fp8doctor.analysis.whole_step import in_bounds, timed_alone, whole_step, whole_step_in_words
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from fp8doctor.render import text
@@ -79,7 +79,8 @@ def test_compute_that_gains_may_be_lost_in_the_whole_step() -> None:
     assert high == pytest.approx((33.0 + 22.8) / 52.8, abs=0.01)
     told = answer(report)
     assert told.tone == "plain"
-    assert told.what == f"FP8 compute is 1.10x faster than BF16; the whole step {low:.2f}x to {high:.2f}x"
+    whole = f"{low:.2f}x to {high:.2f}x the speed of BF16"
+    assert told.what == f"FP8 compute is 1.10x faster than BF16; the whole step {whole}"
     assert "casts before its all-gathers take 20.0 ms" in told.limit
 
 
@@ -96,6 +97,28 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     assert told.startswith(f"The whole step is {low:.2f}x to {high:.2f}x the speed of BF16 (estimated): ")
     assert told.endswith(", its GPU waits 12.4 ms longer than the copy's.")
     assert whole_step_in_words(facts, None, 1.10, 56.5).startswith("The whole step would be at most ")
+
+
+@pytest.mark.parametrize(("fp8_ms", "bf16_ms"), [(100.0, 30.0), (120.0, 60.0), (60.0, 58.0)])
+def test_a_copy_that_is_slower_than_the_job_bounds_nothing(fp8_ms: float, bf16_ms: float) -> None:
+    report = diagnose(with_trial(recorded_job(), fp8_ms, bf16_ms))
+    assert (report.verdict.whole_step_low, report.verdict.whole_step_high) == (None, None)
+    assert "the whole step" not in answer(report).what
+    assert answer(report).limit.startswith("Compute alone: its copy took longer than the script's own step.")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.99, 1.01, "about as fast as BF16"),
+        (0.998, 0.998, "about as fast as BF16"),
+        (0.8, 0.9, "1.11x to 1.25x slower"),
+        (0.9, 1.1, "0.90x to 1.10x the speed of BF16"),
+        (0.0, 1.1, "at most 1.10x the speed of BF16"),
+    ],
+)
+def test_bounds_in_words(low: float, high: float, words: str) -> None:
+    assert in_bounds(low, high) == words
 
 
 def test_without_a_profiled_step_compute_is_all() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -93,6 +94,13 @@ def test_layers_are_left_out_by_the_names_that_it_looks_for(facts: Facts) -> Non
 )
 def test_recipes(name: str, told: str, facts: Facts) -> None:
     assert told in written(recipe(name, facts), facts).code
+
+
+def test_its_mxfp8_converter_leaves_no_layer_out(facts: Facts) -> None:
+    linears = tuple(replace(each, recipe="mxfp8") for each in facts.network.linears if each.use == "training")
+    in_mxfp8 = replace(facts, network=replace(facts.network, linears=linears))
+    fix = keep_in_bf16(["layers.0.wk"], in_mxfp8)
+    assert written(fix, in_mxfp8) is fix
 
 
 def test_checkpointing(facts: Facts) -> None:

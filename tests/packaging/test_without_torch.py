@@ -11,9 +11,11 @@ import json
 import os
 import struct
 import subprocess
+import sys
 import venv
 from configparser import ConfigParser
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,15 @@ def test_the_oldest_torch_is_that_of_the_extra() -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg", "utf-8")
     assert setup["options.extras_require"]["torch"] == f"torch>={errors.OLDEST_TORCH}"
+
+
+def test_a_folder_that_an_uninstall_left_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    monkeypatch.setattr(errors.sys, "modules", {**sys.modules, "torch": None})
+    monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: left_over(name, tmp_path))
+    assert not errors.has_torch()
+
+
+def left_over(name: str, folder: Path) -> ModuleSpec | None:
+    """Find what Python finds if this folder is all that is left."""
+    return PathFinder.find_spec(name, [str(folder)])

@@ -160,6 +160,8 @@ def test_weights_in_fp8_alone_and_torchs_optimizer(te: Any, look: Look) -> None:
         "the optimizer rounds weights to FP8 in each step",
     )
     assert found(FusedAdam(model.parameters())) == found(None) == ()
+    masters = [nn.Parameter(each.detach().float().clone()) for each in model.parameters()]
+    assert found(torch.optim.AdamW(masters)) == ()
     model.requires_grad_(False)
     assert found(torch.optim.AdamW([nn.Parameter(torch.zeros(1))])) == ()
 

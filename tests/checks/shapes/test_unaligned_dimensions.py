@@ -82,7 +82,7 @@ def test_actions_are_not_padded_to_twice_the_work(look: Look) -> None:
         (
             None,
             "rows",
-            "x = torch.nn.functional.pad(x, (0, -x.shape[-1] % 16, 0, -len(x) % 16))   # 1003 to 1008 rows",
+            "x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))   # 1003 to 1008 rows",
         ),
         (
             1003,
@@ -103,9 +103,22 @@ def test_rows_that_raise(look: Look, length: int | None, what: str, lines: str) 
     assert lines in finding.treatment.code
 
 
-def test_a_row_of_a_matrix_is_padded_by_the_line_that_is_printed() -> None:
-    x = torch.ones(1003, 4)
-    assert len(torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))) == 1008
+@pytest.mark.parametrize(("width", "shape"), [(1008, (1008, 1008)), (1000, (1008, 1008))])
+def test_a_matrix_is_padded_by_the_line_that_is_printed(
+    look: Look, width: int, shape: tuple[int, int]
+) -> None:
+    """Its columns only if they enter an FP8 layer that has to be widened."""
+    facts = look(converted(mlp(width)), tokens=1003)
+    finding = unaligned_dimensions(
+        msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, sequence_length=None))
+    )
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    (line,) = (each for each in finding.treatment.code.splitlines() if each.startswith("x = "))
+    names = {"torch": torch, "x": torch.ones(1003, width)}
+    exec(line, names)
+    assert names["x"].shape == shape
+    assert ("x.shape[-1]" in line) == (width % 16 != 0)
 
 
 def test_treatment_makes_it_silent(look: Look) -> None:
