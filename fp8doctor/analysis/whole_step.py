@@ -42,6 +42,11 @@ class WholeStep(Struct, frozen=True):
     """Idle time beyond the copy's."""
 
     @property
+    def is_known(self) -> bool:
+        """Whether the copy, which has less to do, took no longer than the job's step, or little longer."""
+        return self.copy_ms <= (1 + MOST_SLOWER) * self.step_ms
+
+    @property
     def rest_ms(self) -> float:
         """Time that a change of compute leaves: communication and the wrapper's kernels."""
         return max(0.0, self.step_ms - self.copy_ms - self.casts_ms - self.waiting_ms)
@@ -72,14 +77,12 @@ def timed_alone(facts: Facts) -> bool:
 
 
 def whole_step(facts: Facts) -> WholeStep | None:
-    """Return the job's own step; None if no step was profiled on a GPU, or its copy took much longer."""
+    """Return the job's own step; None if no step was profiled on a GPU, or no copy of it was timed."""
     observed = facts.observed
     communication_ms, copy = exposed_ms(observed), arm(facts.trial, ArmName.AS_IS)
     if communication_ms is None or not observed.steps_ms or copy is None or not copy.step_ms:
         return None
     step_ms = median(observed.steps_ms)
-    if copy.step_ms > (1 + MOST_SLOWER) * step_ms:
-        return None
     casts_ms, waiting_ms = 0.0, step_ms - copy.step_ms - communication_ms
     parts = copy.get("breakdown")
     if parts is not None and recorded(parts, "families_ms"):
@@ -91,12 +94,6 @@ def whole_step(facts: Facts) -> WholeStep | None:
     return WholeStep(step_ms, copy.step_ms, min(communication_ms, step_ms), casts_ms, waiting_ms)
 
 
-def _has_a_slower_copy(facts: Facts) -> bool:
-    copy = arm(facts.trial, ArmName.AS_IS)
-    own_ms = median(facts.observed.steps_ms) if facts.observed.clock == "cuda" else None
-    return bool(copy and copy.step_ms and own_ms and copy.step_ms > own_ms)
-
-
 def whole_speedup(
     facts: Facts, now: float | None, later: float | None, bf16_ms: float | None
 ) -> tuple[float, float] | None:
@@ -105,13 +102,11 @@ def whole_speedup(
     ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get.
     """
     step = if_recorded(whole_step, facts) if timed_alone(facts) and bf16_ms else None
-    if step is None or bf16_ms is None:
+    if step is None or bf16_ms is None or not step.is_known:
         return None
     if now:
         return step.over_bf16(step.copy_ms * now)
-    if not later:
-        return None
-    return 0.0, step.with_fp8(bf16_ms, bf16_ms / later)
+    return (0.0, step.with_fp8(bf16_ms, bf16_ms / later)) if later else None
 
 
 def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf16_ms: float | None) -> str:
@@ -120,7 +115,7 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf
         return ""
     step, bounds = if_recorded(whole_step, facts), whole_speedup(facts, now, later, bf16_ms)
     if step is None or bounds is None:
-        return SLOWER_COPY if if_recorded(_has_a_slower_copy, facts) else UNKNOWN
+        return SLOWER_COPY if step and not step.is_known else UNKNOWN
     on_top = (
         (step.communication_ms, "{} of it is communication that no compute covers", True),
         (step.casts_ms, "casts before its all-gathers take {}", False),
