@@ -82,7 +82,7 @@ def inspect_model(
     Raises TypeError or ValueError with a one-sentence message for an invalid argument.
     """
     began = time.monotonic()
-    _check_limits(budget_s, layers)
+    check_limits(budget_s, layers)
     gpu = _known_gpu(assume_gpu)
     selected, ignored = codes("select", select), codes("ignore", ignore)
     job = _job(
@@ -113,7 +113,8 @@ def inspect_model(
         raise ValueError(str(error)) from None
 
 
-def _check_limits(budget_s: Any, layers: Any) -> None:
+def check_limits(budget_s: Any, layers: Any = None) -> None:
+    """Raise ValueError for a budget or a number of blocks that is none."""
     if budget_s is not None and (not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf")):
         raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
     if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):

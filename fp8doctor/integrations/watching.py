@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import weakref
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
-from fp8doctor.api import codes
+from fp8doctor.api import check_limits, codes
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import why_not_engaged
@@ -73,8 +72,7 @@ class Watching:
         device: str | None = None,
     ) -> None:
         _check_counts(steps, warmup)
-        if budget_s is not None and not 0 < budget_s < math.inf:
-            raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
+        check_limits(budget_s)
         if every is not None:
             _check_count("every", every, 1)
         self._health_file, self._every = Path(health) if health is not None else None, every

@@ -361,6 +361,7 @@ def test_nothing_is_compiled_again(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"budget_s": "60"}, "budget_s has to be a positive number of seconds, not '60'"),
         ({"steps": 2}, "steps has to be a whole number, 3 or more, not 2"),
         ({"warmup": 0}, "warmup has to be"),
         ({"fail_on": "errors"}, "fail_on is one of never, info, warning, error, not 'errors'"),
