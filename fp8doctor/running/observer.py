@@ -330,9 +330,8 @@ class ScriptObserver:
         self.channel.send(Observed(self.facts.to_dict(), complete=True))
         if self.settings.stop and self.settings.rank is None:
             return
-        if (
-            self.job is not None and self.settings.at_end
-        ):  # of several ranks the script may end before all stop
+        if self.job is not None and self.settings.at_end:
+            # A rank that is to stop gets here too: its script may end before all ranks stop.
             self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
             call_at_end(self.time_at_end)
         if not self.settings.stop:

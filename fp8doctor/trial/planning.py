@@ -229,9 +229,8 @@ class VariantPlanner:
         recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
         if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
             return ()
-        if self.job.sharded is not None:
-            return ()
-        if any(mark.form == "training_step" for mark in self.facts.training.compile_marks):
+        in_step = any(mark.form == "training_step" for mark in self.facts.training.compile_marks)
+        if in_step or self.job.sharded is not None:
             return ()
         compiled_bf16 = self.bf16(ArmName.BF16_COMPILED)
         pairs = ((base, CUDA_GRAPHS), (compiled_bf16, ArmName.BF16_CUDA_GRAPHS))

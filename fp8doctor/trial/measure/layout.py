@@ -75,8 +75,7 @@ class Layout:
 
     def lay_out(self) -> None:
         """Make the largest models that fit. Raises `torch.OutOfMemoryError` if none do."""
-        if not any(map(self._laid_out, (*self._deeper, *self._plans))):
-            raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+        self._lay_out_first([*self._deeper, *self._plans])
 
     def lay_out_shallower(self) -> bool:
         """Make smaller models in place of these, which must not be in use; False if there are none.
@@ -88,9 +87,13 @@ class Layout:
         if smaller:
             self.forget()
             free(self.device)
-            if not any(map(self._laid_out, smaller)):
-                raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+            self._lay_out_first(smaller)
         return bool(smaller)
+
+    def _lay_out_first(self, plans: Sequence[depth.Plan]) -> None:
+        """Lay out the first of the plans that fits."""
+        if not any(map(self._laid_out, plans)):
+            raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 
     def _laid_out(self, plan: depth.Plan) -> bool:
         """Lay a plan out if it fits, and give back what it took if it does not.
