@@ -113,7 +113,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
     state = state_now(report)
-    alone = "Compute only, the whole step is an estimate." if verdict.whole_step_high else ""
+    alone = "This is compute alone. The whole step is an estimate." if verdict.whole_step_high else ""
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
