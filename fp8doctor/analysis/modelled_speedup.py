@@ -61,6 +61,10 @@ class ModelledParts(Struct, frozen=True):
     other_ms: float
     """That all other work takes longer, waits for the host among it."""
 
+    @property
+    def fp8_ms(self) -> float:
+        return self.bf16_ms - self.saved_ms + self.casts_ms + self.other_ms
+
 
 def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
     saved = sum(bf16.families_ms[family] - fp8.families_ms[family] for family in GEMMS)
@@ -91,7 +95,7 @@ class ModelledSpeedup(Struct, frozen=True):
     """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
 
     parts: ModelledParts | None = None
-    """What the best form gains and loses, in ms per step."""
+    """What the step as it is gains and loses, in ms per step; the best form if that was not modelled."""
     ran_ms: float | None = None
     """The FP8 step as a GPU ran it, if it differs from the modelled one by more than the model's error."""
 
@@ -245,7 +249,7 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         may_be_off=off,
         as_is_may_be_off=off if quicker is as_is else max(off, OFF),
         after="" if as_is else after or ONLY_COMPILED,
-        parts=_parts_of(quicker, best),
+        parts=_parts_of(as_is or quicker, best),
     )
 
 

@@ -255,9 +255,9 @@ def parts_in_words(found: Waterfall) -> str:
     return f"{told} ms{fused}" if told else "no part differs"
 
 
-def signed(ms: float) -> str:
+def signed(ms: float, digits: int = 1) -> str:
     """Write a change in ms with its sign."""
-    return f"{'−' if ms < 0 else '+'}{abs(ms):,.1f}"
+    return f"{'−' if ms < 0 else '+'}{abs(ms):,.{digits}f}"
 
 
 def waits_for_the_host(arm: Arm) -> bool:

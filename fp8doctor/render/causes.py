@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
@@ -31,25 +30,16 @@ from fp8doctor.render.rank_lines import ENDS
 from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
 from fp8doctor.wording import in_ms
 
-COSTS = {
-    "idle": "idle GPU time costs",
-    "unclassified": "unclassified kernels cost",
-    "norms and pointwise": "norms and pointwise work cost",
-    "copies": "copies cost",
-}
-"""Part of a difference -> how a sentence about its ms begins; the names of the others are in the singular."""
-
-
 UNEXPLAINED = "fp8doctor cannot explain the gap"
 """Says that FP8 is slower, and no cause is known."""
 
 
-UNTOLD = 0.2
-"""Share of a difference that casts and matmuls may leave untold. A choice."""
-
-
 MOST_PARTS = 3
-"""Parts of a gap that stand behind a cause of it; the chart has them all."""
+"""Parts of a difference that a sentence names; the chart has them all."""
+
+
+LONG_MS = 10.0
+"""Step from which a tenth of a ms tells parts apart; a shorter one has another digit."""
 
 
 MOST_CAUSES = 2
@@ -134,25 +124,28 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         return
     if state := state_now(report):
         others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
-        instead = (as_sentence(_reason(state)), _estimated_parts(report))
-        yield from others or map(Cause, filter(None, instead))
+        yield from map(Cause, filter(None, (as_sentence(_reason(state)), _estimated_parts(report))))
+        yield from others
         yield from _own_fix(state, steps)
         return
     difference = if_recorded(as_is_difference, report.facts)
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
-    costs = [cost_of_parts(difference)] if difference and of_fp8 else []
+    costs = [divided(difference, report)] if difference and of_fp8 else []
     causes = _causes(report, steps, costs)
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
-        told = sorted((*causes, *costs), key=lambda each: (each.code == NON_FINITE, each.ms), reverse=True)
-        estimated = _estimated_parts(report) if told and modelled_loss(report) else ""
+        told = sorted((*causes, *costs), key=_weight, reverse=True)
+        estimated = _estimated_parts(report) if told and verdict.basis != "measured" else ""
         if estimated:
             yield Cause(estimated)
-        if difference and costs and any(each.is_part_of_gap for each in told):
-            told = [replace(each, sentence=_divided(difference)) if each in costs else each for each in told]
         yield from told or _without_a_cause(report)
     else:
         yield from (*(costs or _without_a_cause(report)), *causes)
+
+
+def _weight(cause: Cause) -> tuple[bool, bool, float]:
+    """Put what FP8 alone costs before what BF16 would gain from too."""
+    return cause.code == NON_FINITE, cause.is_part_of_gap or cause.code == CASTS_COST, cause.ms
 
 
 def _own_fix(error: Finding, steps: Sequence[Step]) -> Iterator[Cause]:
@@ -227,7 +220,8 @@ def _cause_from(cause: Finding | Step, saving: Saving | None = None, report: Doc
     told = f"{ms} ms/step in {where} ({whole})" if where else f"{ms} of {whole} ms/step"
     if " ms" in title:
         return Cause(as_sentence(title), cause.code, saving.middle)
-    in_gap = not where.startswith("BF16")
+    alike = of is not None and traits(of.name).helps_bf16_too
+    in_gap = not (alike or where.startswith("BF16"))
     return Cause(as_sentence(f"{title}: {told}"), cause.code, saving.middle, is_part_of_gap=in_gap)
 
 
@@ -265,32 +259,21 @@ def unfixed_problems(report: Document) -> Iterator[Finding]:
             yield finding
 
 
-def cost_of_parts(found: Waterfall) -> Cause:
-    """Say what casts cost and matmuls save, behind any other part that weighs more."""
-    casts, saved = found.parts_ms.get("casts", 0.0), found.gemms_saved_ms
-    told = (
-        f"FP8 casts cost {casts:,.1f} ms/step; the FP8 matmuls save {saved:,.1f}"
-        if saved >= 0
-        else f"FP8 casts cost {casts:,.1f} ms/step, and the matmuls take {-saved:,.1f} ms longer"
-    )
-    others = {name: ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs")}
-    name, most = max(others.items(), key=lambda each: each[1], default=("", 0.0))
-    named_ms = casts - saved
-    left_out = found.difference_ms - named_ms > UNTOLD * max(abs(found.difference_ms), abs(named_ms))
-    slower = most > max(found.casts_unpaid_ms, 0.1 * abs(found.difference_ms)) and found.difference_ms > 0
-    if most > 0 and (left_out or slower):
-        part = f"{COSTS.get(name, f'{name} costs')} {most:,.1f}"
-        told = f"{told}; {part}" if casts > most else f"{part} ms/step; {told.replace(' ms/step', '', 1)}"
-    return Cause(as_sentence(told), CASTS_COST, max(found.casts_unpaid_ms, most))
-
-
-def _divided(found: Waterfall) -> str:
-    """Divide the gap to BF16 behind a cause of it, the largest part first."""
+def divided(found: Waterfall, report: Document) -> Cause:
+    """Divide the difference of FP8 and BF16, the largest part first."""
     parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))[:MOST_PARTS]
-    rest = found.difference_ms - sum(round(ms, 1) for _, ms in parts)
-    named = [*parts, *([("rest", rest)] if abs(rest) >= NONE_MS else [])]
-    shown = [f"{PART_NAMES.get(name, name)} {signed(ms)}" for name, ms in named]
-    return f"The {found.difference_ms:,.1f} ms that FP8 takes longer: {', '.join(shown)}."
+    shown = [(PART_NAMES.get(name, name), round(ms, 1)) for name, ms in parts]
+    rest = ("rest", found.difference_ms - sum(ms for _, ms in shown))
+    named = ", ".join(f"{name} {signed(ms)}" for name, ms in (*shown, rest) if abs(ms) >= NONE_MS)
+    takes = "would take" if report.verdict.status == "no_fp8" else "takes"
+    noise = ", within the noise" if report.verdict.status == "too_noisy" else ""
+    told = f"FP8 {takes} {_more(found.difference_ms)}{noise}: {named}."
+    others = (ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs"))
+    return Cause(told, CASTS_COST, max(found.casts_unpaid_ms, *others))
+
+
+def _more(ms: float) -> str:
+    return f"{abs(ms):,.1f} ms/step {'longer' if ms > 0 else 'less'}"
 
 
 def _without_a_cause(report: Document) -> list[Cause]:
@@ -301,7 +284,7 @@ def _without_a_cause(report: Document) -> list[Cause]:
     told = _without_the_estimate(report) if summary else _no_cause_known(report)
     timed = verdict.basis == "measured"
     if timed and verdict.status == "no_fp8" and (measured := _profiled_difference(report)):
-        return [Cause(cost_of_parts(measured).sentence)]
+        return [Cause(divided(measured, report).sentence)]
     unknown = verdict.status == "too_noisy" or (verdict.status == "not_measured" and timed)
     if unknown or not (parts := _estimated_parts(report)):
         return [Cause(told, is_summary=summary)]
@@ -315,27 +298,30 @@ def _profiled_difference(report: Document) -> Waterfall | None:
 
 
 def _estimated_parts(report: Document) -> str:
-    """Say what the matmuls are estimated to save and the casts to cost; empty if that explains nothing."""
+    """Divide the estimated difference of FP8 and BF16; empty if that explains nothing."""
     expects = expected_speedup(report.facts, report.findings)
-    if expects is None or expects.parts is None or (expects.as_is and expects.gains_compiled):
+    if expects is None or expects.parts is None:
         return ""
-    parts, would = expects.parts, "would " if expects.recipes or expects.after else ""
-    faster, timed = report.verdict.speedup or expects.best, report.verdict.basis == "measured"
-    of = "" if timed else f" of {parts.bf16_ms:,.1f}"
-    if (parts.saved_ms > parts.casts_ms) != (faster > 1):
-        return ""
-    other = ""
-    if abs(parts.other_ms) >= 0.02 * parts.bf16_ms:
-        longer = "longer" if parts.other_ms > 0 else "less"
-        other = f"; other work {would}take{'' if would else 's'} {abs(parts.other_ms):,.1f} ms {longer}"
-    saved = (
-        f"The FP8 matmuls {would}save about {parts.saved_ms:,.1f}{of} ms/step{'' if timed else ' in BF16'}"
+    parts, verdict = expects.parts, report.verdict
+    digits = 1 if parts.bf16_ms >= LONG_MS else 2
+    bf16_ms, saved_ms, casts_ms = (
+        round(ms, digits) for ms in (parts.bf16_ms, parts.saved_ms, parts.casts_ms)
     )
-    casts = f"the casts {would}cost {parts.casts_ms:,.1f}"
+    longer_ms = round(parts.fp8_ms, digits) - bf16_ms
+    if verdict.speedup and (longer_ms < 0) != (verdict.speedup > 1):
+        return ""
+    named = {"matmuls": -saved_ms, "casts": casts_ms}
+    if verdict.basis != "measured":
+        named["other work"] = longer_ms + saved_ms - casts_ms
+    told = ", ".join(f"{name} {signed(ms, digits)}" for name, ms in named.items() if round(ms, digits))
+    if verdict.basis == "measured":
+        return f"The difference was not profiled: {told} ms/step (estimated)."
+    takes = "would take" if expects.recipes or expects.after else "takes"
     ran = ""
     if expects.ran_ms and expects.as_is_ms:
         ran = f" The step took {in_ms(expects.ran_ms)}, not the estimated {in_ms(expects.as_is_ms)}."
-    return f"{saved}, and {casts}{other} (estimated).{ran}"
+    fp8_ms = f"{parts.fp8_ms:,.{digits}f}"
+    return f"FP8 {takes} about {fp8_ms} ms/step, BF16 {bf16_ms:,.{digits}f} (estimated): {told}.{ran}"
 
 
 def _without_the_estimate(report: Document) -> str:

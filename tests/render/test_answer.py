@@ -9,14 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import that_help_bf16_too
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import NOT_RECORDED, Facts, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.render.box import answer
-from fp8doctor.render.causes import cost_of_parts
 from fp8doctor.render.certainty import certainty
 from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.header import model
@@ -128,21 +126,6 @@ def test_what_fp8_would_give_is_said_once() -> None:
     report = diagnose(Of(arms).facts(without_fp8()))
     assert "200.0 ms, 0.40x the speed of its best BF16 (80.0 ms)" in report.verdict.summary
     assert answer(report).then.sentence == "FP8 would run at 0.40x the speed of the best BF16, measured."
-
-
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ("unclassified", "Unclassified kernels cost 4.2 ms/step; "),
-        ("attention", "Attention costs 4.2 ms/step; "),
-        ("copies", "Copies cost 4.2 ms/step; "),
-        ("idle", "Idle GPU time costs 4.2 ms/step; "),
-    ],
-)
-def test_what_costs_more_than_converting_is_named_in_a_sentence(part: str, words: str) -> None:
-    parts = {"GEMMs": 2.0, "casts": 0.0, part: 4.2}
-    found = Waterfall("as_is", "bf16", 6.2, parts, fused_ms=0.0, step_ms=20.0)
-    assert cost_of_parts(found).sentence.startswith(words)
 
 
 def in_rowwise(*, compiled: bool) -> Document:

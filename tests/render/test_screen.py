@@ -71,12 +71,12 @@ def test_operators_of_a_cpu_are_no_kernels_and_where_none_runs_no_gpu_is_idle() 
     starved = replace(parts, families_ms={"cast": 1.0}, idle_ms=370.8)
     arms = replace(FP8_EAGER, breakdown=starved), BF16
     seen, on_cpu = (diagnose(timed(DECODER_468M, *arms, device=each)) for each in ("cuda", "cpu"))
-    assert "Idle GPU time costs" in text.render(seen)
+    assert "idle GPU +" in text.render(seen)
     screen = " ".join(text.render(on_cpu, verbose=True).replace("│", " ").split())
     assert "measured on the CPU" in screen
     assert "Not for a GPU: " in screen
     assert "which has no kernels of a GPU" in screen
-    for words in ("idle", "Idle", "FP8 casts cost", "its kernels took"):
+    for words in ("idle", "Idle", "casts +", "its kernels took"):
         assert words not in screen
 
 
@@ -213,7 +213,7 @@ def test_names_of_variants_are_told_once() -> None:
 
 def test_the_plan_of_a_job_that_is_not_slower_says_what_it_mends() -> None:
     found = of("graph_breaks").answer
-    assert found.why[0].startswith("FP8 casts cost 22.0 ms")
+    assert found.why[0].startswith("FP8 takes 1.0 ms/step less: matmuls −24.3, casts +22.0")
     assert found.why[1].startswith("Compiled blocks run in pieces")
 
 

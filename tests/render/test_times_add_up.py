@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.facts import Facts
 from fp8doctor.render.box import answer
 from fp8doctor.render.causes import NON_FINITE
@@ -74,14 +74,15 @@ def test_the_first_reason_has_the_largest_measured_cost(name: str) -> None:
         each.saving_ms.middle
         for each in report.findings
         if each.severity != "info" and gained_alone(each) and each.saving_ms and each.treatment
-        if each.treatment.name != STAY_IN_BF16
+        if each.treatment.name != STAY_IN_BF16 and not traits(each.treatment.name).helps_bf16_too
     ]
     found = as_is_difference(report.facts)
     if found:
         rest = (ms for part, ms in found.parts_ms.items() if part not in ("GEMMs", "casts"))
         costs += [found.casts_unpaid_ms, *rest]
     if not any(step.treatment.name == STAY_IN_BF16 for step in report.prescription):
-        costs += [step.saving_ms.middle for step in report.prescription if step.saving_ms and step.code]
+        fp8_alone = [s for s in report.prescription if not traits(s.treatment.name).helps_bf16_too]
+        costs += [step.saving_ms.middle for step in fp8_alone if step.saving_ms and step.code]
     if costs:
         nan = next((each.title for each in report.findings if each.code == NON_FINITE), None)
         first, most = next(each for each in answer(report).why if not nan or nan not in each), max(costs)
