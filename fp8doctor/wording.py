@@ -61,6 +61,11 @@ def in_ms(ms: float | None) -> str:
     return "an unknown time" if ms is None else f"{ms:,.1f} ms"
 
 
+def rounded_ms(ms: float) -> str:
+    """Write an estimate's size in ms: whole, below 10 with a tenth."""
+    return f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
+
+
 def quotient(one_ms: float | None, other_ms: float | None) -> float | None:
     """Divide two times as `in_ms` shows them, so a reader can check; None for 0.0."""
     one, other = round(one_ms or 0.0, 1), round(other_ms or 0.0, 1)

@@ -29,6 +29,7 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import best_bf16, uses_fp8
 from fp8doctor.analysis.outcome import ceiling
 from fp8doctor.analysis.plan_end import plan_end
+from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.step_difference import (
     IDLE,
     PARTS,
@@ -43,9 +44,6 @@ from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
-
-LITTLE = 1.10
-"""Upper bound below which casts leave no gain: the least that torchao reports at 8B (10% more throughput)."""
 
 
 @check("STP003", "little-to-gain", area="step", severity="info")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import (
@@ -27,9 +29,9 @@ from fp8doctor.analysis.outcome import (
     measured_speed,
 )
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.speedup_bound import Ceiling
-from fp8doctor.analysis.treatment_table import that_help_bf16_too
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16
 from fp8doctor.facts.no_number import why_of
@@ -102,16 +104,25 @@ class TrialView(Struct, frozen=True):
         return both is not None and bool(if_recorded(may_become_even, both, self.facts.trial))
 
     @property
-    def plan_lacked_time(self) -> bool:
-        """Return whether the budget left no time for the step with the whole plan."""
-        trial = self.facts.get("trial", Trial())
-        whole = [each for each in trial.get("arms", ()) if each.name == ArmName.PRESCRIBED]
-        return self.prescribed is None and any(why_of(each) in LEFT_OUT_FOR_TIME for each in whole)
+    def deciding_fp8(self) -> Arm | None:
+        """Return the FP8 step without a time that keeps a plan in BF16 undecided.
+
+        It is the whole plan, the only compiled FP8, or any besides the user's own.
+        """
+        if not self.gives_up_fp8 or self.has_little_to_gain:
+            return None
+        every = [
+            each for each in self.facts.trial.arms if each.get("treatments") and not is_in_bf16(each.name)
+        ]
+        timed = {name for each in every if each.tried for name in each.treatments}
+        late = [each for each in every if why_of(each) in LEFT_OUT_FOR_TIME]
+        whole = (each for each in late if each.name == ArmName.PRESCRIBED and self.prescribed is None)
+        compiled = (each for each in late if _compiles(each.treatments) and not _compiles(timed))
+        return next(whole, None) or next(compiled, None) or (next(iter(late), None) if not timed else None)
 
     @property
     def fp8_is_undecided(self) -> bool:
-        """Return whether the plan is BF16 because no time was left for FP8 with the whole plan."""
-        return self.gives_up_fp8 and self.plan_lacked_time and not self.cannot_win
+        return self.deciding_fp8 is not None
 
     @property
     def open_in_bf16(self) -> frozenset[str]:
@@ -125,10 +136,13 @@ class TrialView(Struct, frozen=True):
         return every.difference(in_bf16, *shared)
 
     @property
-    def cannot_win(self) -> bool:
-        """Return whether FP8 is at most even with BF16, by reliable times."""
-        doubtful = self.facts.get("trial.reliable") is False
-        return self.most is not None and self.most.speedup < 1 + EVEN and not doubtful
+    def has_little_to_gain(self) -> bool:
+        """Return whether FP8 would gain less than what matters if its casts were free."""
+        return self.most is not None and self.most.speedup < LITTLE
+
+
+def _compiles(names: Iterable[str]) -> bool:
+    return any(family(name) == family(COMPILE_BLOCKS) for name in names)
 
 
 def trial_view(facts: Facts) -> TrialView:

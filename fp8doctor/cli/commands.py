@@ -32,7 +32,6 @@ from fp8doctor.cli.delivery import (
     writable,
 )
 from fp8doctor.cli.explain import explain, summary
-from fp8doctor.cli.fix import fix
 from fp8doctor.cli.options import (
     FILE,
     PYTHON,
@@ -304,7 +303,6 @@ def examine(
 
 
 main.add_command(run)
-main.add_command(fix)
 main.add_command(plan)
 
 

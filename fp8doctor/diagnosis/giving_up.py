@@ -12,8 +12,8 @@ from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.outcome import waits_for_time
-from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8
+from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
 from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     MORE_TOKENS,
@@ -26,7 +26,7 @@ from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.diagnosis.treatments import nothing_helps, stay_in_bf16
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.wording import in_ms
@@ -199,8 +199,8 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
         most = f"{view.most.speedup:.2f}x the speed of BF16" if view.most else "BF16's speed"
         return f"FP8 cannot give more than about {most} here"
     budget_s = view.facts.trial.get("budget_s")
-    if view.fp8_is_undecided and budget_s:
-        return f"the budget of {budget_s:g} s was too short to time {untimed_plan(view)}"
+    if view.deciding_fp8 and budget_s:
+        return f"the budget of {budget_s:g} s was too short to time {_untimed(view.deciding_fp8)}"
     every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
     timed = list(filter(is_finite, every))
     if every and not timed:
@@ -211,28 +211,27 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     took = in_ms(best.step_ms)
     if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
         return f"FP8 gains too little, {took} at best"
+    if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
+        little = view.most if view.has_little_to_gain else None
+        why = f"cannot give more than {little.speedup:.2f}x here" if little else "no other FP8 was timed"
+        return f"FP8 takes {took} as you run it, and {why}"
+    leaner = if_recorded(leaner_fp8, view.facts)
+    noise = " within noise" if is_noise(end.arm, best, view.facts.trial) else ""
+    if leaner and leaner[0] is best:
+        noise = f" with no difference in speed, and {leaner[1]:.1f} GiB less"
     if end.changes:
         fixed = f"with every fix it takes {in_ms(end.arm.step_ms)}"
-        return f"{fixed}, the fastest FP8 that was timed {took}"
-    if len(timed) == 1:
-        lacked = waits_for_time(view.facts.trial)
-        why = f": the budget of {budget_s:g} s was too short" if budget_s and lacked else ""
-        other = f"{whole} was not timed" if (whole := untimed_plan(view)) else "no other FP8 was timed"
-        return f"FP8 takes {took} as you run it, and {other}{why}"
+        return f"{fixed}, the fastest FP8 that was timed {took}{noise and f',{noise}'}"
     if best.name == ArmName.AS_IS:
         return f"your FP8 step as it is, {took}, is the fastest FP8 that was timed"
-    return f"the fastest FP8 that was timed takes {took}"
+    return f"the fastest FP8 that was timed takes {took}{noise and f',{noise}'}"
 
 
-def untimed_plan(view: TrialView) -> str:
-    """Name the step with the whole plan if the budget left no time for it: compiled FP8."""
-    if not view.plan_lacked_time:
-        return ""
-    whole = next(each for each in view.facts.trial.arms if each.name == ArmName.PRESCRIBED)
-    changes = whole.get("treatments", ())
-    if any(traits(name).compiles for name in changes):
-        return "compiled FP8" if len(changes) == 1 else "compiled FP8 with the other fixes"
-    return "FP8 with its fixes"
+def _untimed(fp8: Arm) -> str:
+    """Name the FP8 that decides and that the budget left no time for."""
+    if any(traits(name).compiles for name in fp8.treatments):
+        return "compiled FP8" if len(fp8.treatments) == 1 else "compiled FP8 with the other fixes"
+    return "FP8 with its fixes" if fp8.name == ArmName.PRESCRIBED else "any other FP8"
 
 
 def changes_fp8(step: Step) -> bool:

@@ -9,7 +9,6 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup, watched_ms
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
@@ -22,7 +21,7 @@ from fp8doctor.diagnosis.next_step import more_time, timed
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
-from fp8doctor.wording import in_ms, in_times, quotient
+from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
 
 SMALL_PCT = 1.0
 """Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
@@ -94,9 +93,6 @@ def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
         yield f"{short} {' and '.join(untimed)}, which may be faster{how}."
     if view.fp8_is_undecided:
         yield f"FP8 is undecided{f': run with {option}' if option else ''}."
-    elif waits_for_time(trial) and not untimed and not view.cannot_win:
-        more = f" Run with {option} to time the others." if option else ""
-        yield f"Not every FP8 variant was timed.{more}"
 
 
 def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
@@ -121,8 +117,10 @@ def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
-        several = len(steps) > 1
-        return "The fixes were not timed; before them" if several else "The fix was not timed; before it"
+        gain = _gain(1.0, steps)
+        known = f" ({gain}, estimated)" if gain else ""
+        fixes, them = ("fixes were", "them") if len(steps) > 1 else ("fix was", "it")
+        return f"The {fixes} not timed{known}; before {them}"
     timed = end.changes if end else total.get("treatments", ())
     of_it = [str(number) for number, step in enumerate(steps, 1) if step.treatment.name in timed]
     if not timed or len(of_it) == len(steps):
@@ -195,7 +193,9 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     loses = expects is not None and expects.loses
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
-        return f"FP8 cannot win here (estimated). {_unknown_gain(report, steps)}" if stays else ""
+        saved = _gain(1.0, steps)
+        gain = f"{_with_all(steps)}: {saved} (estimated)." if saved else _unknown_gain(report, steps)
+        return f"FP8 cannot win here (estimated). {gain}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
     now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
     if stays:
@@ -208,7 +208,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
         return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""
-    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too close to 1 to tell"
+    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too uncertain to tell"
     as_is = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
     fixes = as_is if expects.after == KEPT else _with_all(steps)
     beginning = "With FP8" if expects.recipes and not converts else fixes if steps else as_is
@@ -222,12 +222,11 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         return f"{beginning}: {gain} ({how})." if gain else _unknown_gain(report, steps)
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, which is" if is_best and expects.best > 1 else ""
-    near = "" if report.verdict.basis == "modelled" else f", {expects.range}"  # which stands in the title
     than = faster or f"{expects.best:.2f}x the speed of"
-    speed = f"about {than} the best BF16 (estimated for {expects.gpu}{near}){advice}."
+    speed = f"about {than} the best BF16 (estimated for {expects.gpu}){advice}."
     gain = "" if is_best else gain
     told = not steps or gain or is_best or report.verdict.status in GRAVE
-    later = "" if told else f" The gain over now is unknown.{_how_to_find(report)}"
+    later = "" if told else f" The gain over now was not estimated.{_how_to_find(report)}"
     return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
 
 
@@ -252,7 +251,7 @@ def _gain(faster: float, steps: Sequence[Step]) -> str:
     if not saved:
         return ""
     most = max(saved, key=lambda each: each.low)
-    low, high = f"{most.low:,.0f}", f"{most.high:,.0f}"
+    low, high = map(rounded_ms, (most.low, most.high))
     range_ms = (
         f"at least {low}" if len(steps) > 1 else f"{low} to {high}" if most.low > 0 else f"up to {high}"
     )
@@ -261,13 +260,13 @@ def _gain(faster: float, steps: Sequence[Step]) -> str:
 
 def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
     """Say that the estimate knows nothing of what the plan changes, and how to find its gain."""
-    fixes = "these fixes" if len(steps) > 1 else "this fix"
-    return f"The gain from {fixes} is unknown: the estimate leaves it out.{_how_to_find(report)}"
+    fixes = "What these fixes gain" if len(steps) > 1 else "What this fix gains"
+    return f"{fixes} was not estimated.{_how_to_find(report)}"
 
 
 def _how_to_find(report: Document) -> str:
     verify = report.next.verify if report.next else None
-    return f" Time the step with and without: {verify}" if verify else ""
+    return f" To time it: {verify}" if verify else ""
 
 
 def loses_as_modelled(report: Document) -> bool:

@@ -250,8 +250,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         where = f"{ON_CPU}, which does not predict a GPU" if here else ""
         return End(f"FP8 would run at {speed} the speed of the best BF16, {HOW_KNOWN[how]}{where}.", how)
     if verdict.status == "no_fp8":
-        what = "FP8" if verdict.basis == "measured" else "the step"
-        return End(f"The gain from FP8 is unknown: {what} was not timed.")
+        return End("The gain from FP8 is unknown: FP8 was not timed.")
     if not recorded(report.facts, "network"):
         return End("Unknown: no model was examined.")
     return End("Its speed was not measured.")
@@ -260,7 +259,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
 def _leaner(report: Document, steps: Sequence[Step]) -> str:
     """Name an FP8 variant that is as fast as the BF16 of the plan, and takes less memory."""
     found = if_recorded(leaner_fp8, report.facts)
-    if found is None:
+    if found is None or trial_view(report.facts).gives_up_fp8:  # whose fix says it
         return ""
     named = labels(report.facts, numbers(steps))[found[0].name]
     return f"{named}: no difference in speed ({in_ms(found[0].step_ms)}), {found[1]:.1f} GiB less."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.analysis.arms import arm, best_bf16, ratio_on_screen, timed_on_cpu
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ERROR
 from fp8doctor.analysis.noise import (
     Pair,
     copies_differ,
     gpu_contention,
     host_doubt,
+    is_noise,
     may_turn,
     self_check_ratio,
     stated_doubt,
@@ -22,6 +23,7 @@ from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
+from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import ended_rank, estimate_told, state_now
@@ -45,9 +47,17 @@ def certainty(report: Document) -> str:
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
     if failed_early(facts):
         return "Yes: the script ended before a step was seen."
-    seen = ended_rank(facts) or state_now(report)
-    told = "Yes: it was read from the job itself" if seen else _side(report)
-    if verdict.basis == "modelled":
+    fault = FROM_THE_JOB if ended_rank(facts) or state_now(report) else ""
+    return f"{_estimated(report, watched)}{fault}"
+
+
+FROM_THE_JOB = " The fault was read from the job itself."
+
+
+def _estimated(report: Document, watched: str) -> str:
+    """Say on which side of BF16 the advice is, by estimates alone."""
+    told, verdict = _side(report), report.verdict
+    if verdict.basis == "modelled" or "x the speed" in told:
         return f"{told}. {ERROR[:1].upper()}{ERROR[1:]}; {_seen(watched)}."
     if any(_is_modelled(step) for step in report.prescription):
         return f"{told}. The savings are estimates; {_seen(watched)}."
@@ -58,32 +68,62 @@ def certainty(report: Document) -> str:
 
 def _side(report: Document) -> str:
     """Say on which side of 1 the estimate is, if it is further from it than its error."""
-    expects, status = estimate_told(report), report.verdict.status
-    if expects is None:
-        stays = any(step.treatment.name == STAY_IN_BF16 for step in report.prescription)
-        wins, loses = status == "fp8_faster", status == "fp8_slower" or stays
-    elif expects.as_is is not None and not expects.recipes:
-        wins, loses = expects.as_is_wins, expects.as_is_loses
-    elif expects.is_of_another_step:
+    status, steps = report.verdict.status, report.prescription
+    told = estimate_told(report)
+    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    untold = None if told else if_recorded(planned_speedup, report.facts, report.findings, steps)
+    if told and told.is_of_another_step and not state_now(report):
         return "No: the step as it is has no estimate"
-    else:
+    if told and told.as_is is not None and not told.recipes:
+        wins, loses = told.as_is_wins, told.as_is_loses
+    elif expects := told or untold:
         wins, loses = expects.wins, expects.loses
+    else:
+        wins, loses = status == "fp8_faster", status == "fp8_slower" or stays
+    size = f", {untold.range} the speed of BF16" if untold else ""
     if wins or loses:
-        return "Faster: likely" if wins else "Slower: likely"
-    return "No: the estimate allows both" if expects else "No: FP8 was not compared with BF16"
+        return f"{'Faster' if wins else 'Slower'}: likely{size}"
+    if told or untold:
+        return f"No: the estimate allows both{size}"
+    return "No: FP8 was not compared with BF16"
 
 
 def _of_a_broken_job(report: Document, watched: str) -> str:
-    facts = report.facts
+    """Say how sure the speed with the fix is, then how the fault was seen."""
+    facts, view = report.facts, trial_view(report.facts)
     ran = [each for each in facts.arms() if each.get("tried")]
+    advice = _with_the_fix(view) or (
+        _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report, watched)
+    )
     if own_step_failed(facts):
-        how, nothing = "the step failed when it ran", ""
-    elif any(each.get("non_finite") for each in ran):
-        how, nothing = "the timed steps show it", ""
-    else:
-        how, nothing = "it was read from the job itself", "" if ran else f"; {_seen(watched)}"
-    doubts = "; ".join(_doubts(trial_view(facts))) if ran else ""
-    return f"Yes: {how}{nothing}.{f' Its times are not sure: {doubts}.' if doubts else ''}"
+        return f"{advice} The fault is sure: the step failed when it ran."
+    if any(each.get("non_finite") for each in ran):
+        return f"{advice} The fault is sure: the timed steps show it."
+    return f"{advice}{FROM_THE_JOB}"
+
+
+def _not_compared(view: TrialView, doubts: str) -> str:
+    """Say what is known of FP8 that was not timed next to its BF16."""
+    little = view.most if view.has_little_to_gain else None
+    bound = f"Not faster: yes, by the upper bound of {little.speedup:.2f}x." if little else ""
+    unsure = f" The times are not sure: {doubts}." if doubts else ""
+    return f"{bound or 'No: FP8 was not compared with BF16.'}{unsure}"
+
+
+def _with_the_fix(view: TrialView) -> str:
+    """Say how sure the speed of the plan's FP8 step is, else of the fastest; empty if none was timed."""
+    fp8 = view.end.arm if view.end and not view.end.in_bf16 else view.fp8
+    bf16 = if_recorded(fair_bf16, view.facts, fp8) if fp8 else None
+    if fp8 is None or bf16 is None or timed_on_cpu(view.facts):
+        return ""
+    speed, doubts = ratio_on_screen(bf16, fp8), "; ".join(_doubts(view))
+    rounds, why = f"in {plural(len(fp8.rounds_ms), 'round')}", f": {doubts}" if doubts else ""
+    if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
+        return f"{'No' if doubts else 'Yes'}: with the fix {_speed(speed)} {rounds}{why}."
+    answer, size = SIDES[side(speed.median)], _size(speed, None)
+    if doubts:
+        return f"{answer.capitalize()} with the fix: yes. How much: no, {size} {rounds}{why}."
+    return f"Yes: with the fix {size} {answer} {rounds} (90% interval)."
 
 
 def _of_times(report: Document, view: TrialView) -> str:

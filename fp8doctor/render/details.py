@@ -18,6 +18,7 @@ from fp8doctor.render.environment_page import not_timed
 from fp8doctor.render.header import counts, lacks_batch, steps_are_watched
 from fp8doctor.render.timing import Timing, labels, timing
 from fp8doctor.render.words import HOW_KNOWN, Line, Mark, numbered
+from fp8doctor.wording import rounded_ms
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
 
@@ -179,7 +180,7 @@ def fix_in_words(finding: Finding, steps: Sequence[Step]) -> str:
         return ""
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
     if gone and finding.code in LEVERS:
-        return " (not timed: FP8 may gain with its fix)"
+        return " (its fix makes another job, not timed)"
     return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
 
 
@@ -188,7 +189,7 @@ CASTS_COST = "STP002"
 
 
 LEVERS = ("MOD004", "SHP003")
-"""Checks whose fix gives FP8 more work, so that it may win where the plan leaves it off."""
+"""Checks whose fix gives FP8 more work: another job, whose FP8 may win."""
 
 
 OF_FP8 = (CASTS_COST, "CKP003", "MEM001")
@@ -237,7 +238,7 @@ def saving_in_words(saving: Saving | None) -> str:
 
 
 def _change(ms: float) -> str:
-    text = f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}"
+    text = rounded_ms(ms)
     sign = "" if float(text.replace(",", "")) == 0 else "−" if ms < 0 else "+"
     return sign + text
 

@@ -18,7 +18,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import ended_rank, estimate_told, gives_nan, state_now
-from fp8doctor.wording import in_times
+from fp8doctor.wording import in_times, rounded_ms
 
 Tone = Literal["bad", "good", "plain"]
 
@@ -161,7 +161,10 @@ def numbers_told(report: Document) -> str:
     if expects := estimate_told(report):
         is_aside = ended_rank(report.facts) or state_now(report)
         of = "FP8 compute" if is_estimated_alone(report) else "FP8"
-        return _estimate(expects, watched_ms(report.facts), of if is_aside else "")
+        if expects.is_of_another_step:
+            bf16 = f"{expects.best:.2f}x BF16 (estimated for {expects.gpu}, {expects.range})"
+            return f"{_now(report, expects)}; FP8 {expects.after}: {bf16}"
+        return _estimate(expects, of if is_aside else "")
     if not verdict.step_ms:
         return ""
     watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
@@ -178,17 +181,23 @@ def numbers_told(report: Document) -> str:
     return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
 
 
-def _estimate(expects: ModelledSpeedup, ran_ms: float | None, aside: str) -> str:
+def _now(report: Document, expects: ModelledSpeedup) -> str:
+    """Write the step as it is: as it ran, or the modelled one with what the fix of the title saves."""
+    if ran_ms := watched_ms(report.facts):
+        return f"{ran_ms:,.1f} ms/step as it ran"
+    state = state_now(report)
+    saved = state.saving_ms if state and expects.parts else None
+    if saved is None or saved.low <= 0 or expects.parts is None:
+        return "no estimate as it is"
+    low, high = (rounded_ms(expects.parts.fp8_ms + ms) for ms in (saved.low, saved.high))
+    return f"about {low} to {high} ms/step as it is"
+
+
+def _estimate(expects: ModelledSpeedup, aside: str) -> str:
     """Write the estimate next to the headline, whose number it does not repeat.
 
-    ``ran_ms`` is the step of a watched script. ``aside`` names what the estimate is of if the headline does
-    not.
+    ``aside`` names what the estimate is of if the headline does not.
     """
-    if expects.is_of_another_step:
-        now = f"{ran_ms:,.1f} ms/step as it ran" if ran_ms else "its speed is unknown"
-        return (
-            f"{now}; {expects.best:.2f}x BF16 {expects.after} (estimated for {expects.gpu}, {expects.range})"
-        )
     if not aside and expects.wins and (expects.recipes or not expects.gains_compiled):
         return f"estimated for {expects.gpu} ({expects.range})"
     later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""

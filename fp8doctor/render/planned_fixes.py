@@ -15,6 +15,7 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.render.details import numbers
 from fp8doctor.render.words import HOW_KNOWN, numbered
+from fp8doctor.wording import rounded_ms
 
 
 class Fix(Struct, frozen=True):
@@ -102,7 +103,7 @@ def saves(saving: Saving | None, after: str = "") -> str:
         return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {HOW_KNOWN[saving.basis]}"
     either_way = saving.low < 0 < saving.high
     ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
-    first, last = (f"{abs(ms):,.0f}" if abs(ms) >= 9.95 else f"{abs(ms):,.1f}" for ms in ends)
+    first, last = map(rounded_ms, ends)
     how = HOW_KNOWN[saving.basis]
     where = f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
     verb = "saves" if saving.high >= 0 else "costs"

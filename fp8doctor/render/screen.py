@@ -346,7 +346,9 @@ def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
 def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:
     """Name the next commands: for a shell, or for Python if that holds the report."""
     codes = (*(step.code for step in steps), *(finding.code for finding in beside))
-    first, option = next(filter(None, codes), ""), more_time(report.facts)
+    view = trial_view(report.facts)
+    decided = view.gives_up_fp8 and view.has_little_to_gain
+    first, option = next(filter(None, codes), ""), "" if decided else more_time(report.facts)
     more = f"{option} to time more variants" if option else ""
     if held_in:
         yield f'{held_in}.save("report.json")'

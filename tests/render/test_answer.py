@@ -205,7 +205,9 @@ def test_why_copies_could_not_be_timed_is_said_once(facts: Facts) -> None:
 def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() -> None:
     report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
     assert report.verdict.status == "step_raises"
-    assert certainty(report) == "Yes: it was read from the job itself."
+    assert certainty(report) == (
+        "No: FP8 was not compared with BF16. The fault was read from the job itself."
+    )
 
 
 def test_a_step_whose_parts_are_shown_is_not_called_unprofiled() -> None:

@@ -46,7 +46,7 @@ def test_a_fix_that_the_estimate_does_not_know_gains_an_unknown_amount(path: Pat
     then = screen.answer.then.sentence
     if planned and not (knows or names & CHANGES_THE_ESTIMATE):
         assert "the best BF16" not in then
-        assert re.search(r"ms/step less than now|gain .*unknown", then)
+        assert re.search(r"ms/step less than now|was not estimated", then)
         assert "less than now" in then or "fp8doctor" in then, "the command that finds it"
 
 
@@ -56,3 +56,20 @@ def test_an_estimate_says_how_sure_it_is_of_its_title(path: Path) -> None:
     if report.verdict.basis == "modelled" and report.verdict.status not in GRAVE:
         assert re.match(r"(Yes|No|Faster: likely|Slower: likely)\b", screen.answer.sure)
         assert "run on the GPU" not in screen.answer.sure
+
+
+@EVERY
+def test_sure_is_of_the_advice_and_what_the_job_shows_another_sentence(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    first, *others = screen.answer.sure.split(". ")
+    assert "read from the job" not in first
+    assert sum("The fault " in each for each in others) <= 1
+
+
+@EVERY
+def test_an_estimate_that_the_advice_rests_on_has_a_range(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    said = screen.answer
+    rests_on_it = re.search(r"likely|the estimate allows both", said.sure)
+    if rests_on_it and planned_speedup(report.facts, report.findings, report.prescription):
+        assert re.search(r"\d\.\d\d to \d\.\d\dx", f"{said.numbers} {said.sure}")

@@ -100,6 +100,19 @@ def test_a_share_of_a_step_is_of_the_step_of_the_title(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRIALS)
+def test_a_ratio_and_a_saving_are_of_the_same_two_steps(name: str) -> None:
+    report, _ = TRIALS[name]
+    screen = first_screen(report)
+    told = (*screen.answer.why, *(each.text for each in screen.notices))
+    for sentence in told:
+        ratios = re.findall(r"([\d.]+)x (?:slower|faster|as fast)", sentence)
+        of = re.search(r"([\d,.]+) of ([\d,.]+) ms/step|([\d,.]+) ms/step in .*?\(([\d,.]+)\)", sentence)
+        if ratios and of:
+            saved, whole = (float(ms.replace(",", "").rstrip(".")) for ms in of.groups() if ms)
+            assert float(ratios[0]) == pytest.approx(whole / (whole - saved), abs=0.011), sentence
+
+
+@pytest.mark.parametrize("name", TRIALS)
 def test_a_cause_costs_what_its_fix_saves(name: str) -> None:
     report, _ = TRIALS[name]
     why = answer(report).why

@@ -54,7 +54,7 @@ def on_gpu(
 def test_a_step_that_fits_without_it(look: Look) -> None:
     finding = checkpointing_not_needed(on_gpu(look(checkpointed_llama())))
     assert isinstance(finding, Finding)
-    assert finding.title == "Checkpointing makes the step 1.19x slower, and it fits without"
+    assert finding.title == "Activation checkpointing is on, and the step fits without it"
     assert finding.evidence["free_gib"] == 79.6
     assert finding.treatment is not None
     assert finding.treatment.name == "checkpointing-off"
