@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
@@ -88,6 +89,24 @@ class Report(Document, frozen=True, kw_only=True):
         lines = lines or ([self.verdict.summary] if reached else [])
         found = f"fp8doctor found: {'; '.join(lines)}" if lines else ""
         raise ReportFailed(" ".join(filter(None, (f"FP8 is required. {why}" if why else "", found))), grave)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the report's numbers for a tracker; a number that is unknown, or a CPU's time, is left out.
+
+        The names end in their unit, ``_x`` is BF16's time / FP8's, and an estimate says so.
+        """
+        answer, step = self.verdict, timed_step(self.facts, "")
+        numbers = {
+            "speedup_x": self.gpu_speedup,
+            "estimated_speedup_x": answer.estimated_speedup,
+            "step_ms": None if step.on_cpu else step.step_ms,
+            "bf16_step_ms": None if self.on_cpu else answer.bf16_step_ms,
+            "tokens_per_s": None if step.on_cpu else step.tokens_per_s,
+            "peak_gib": step.peak_gib,
+            "errors": sum(each.severity == "error" for each in self.findings),
+            "warnings": sum(each.severity == "warning" for each in self.findings),
+        }
+        return {f"fp8doctor/{name}": float(number) for name, number in numbers.items() if number is not None}
 
     def plot(self) -> Figure:
         """Draw the parts of the step and of its difference from BF16.

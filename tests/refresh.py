@@ -22,6 +22,7 @@ WRITERS = {
     "recordings": "tests.recordings",
     "recipes": "tests.recipes.replay",
     "complaints": "tests.complaints.replay",
+    "unseen": "tests.complaints.unseen",
     "screens": "pytest -q -p no:cacheprovider tests/render",
 }
 """What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""

@@ -23,6 +23,7 @@ from fp8doctor.diagnosis.document import LARGEST_REPORT
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
+from fp8doctor.facts.observation import Observation
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
@@ -37,6 +38,34 @@ RECORDED = Path(__file__).parent / "patients" / "recorded"
 @pytest.fixture
 def report() -> Report:
     return Report.of(diagnose(DECODER_468M))
+
+
+def test_scalars_for_a_tracker() -> None:
+    timed = load_report(RECORDED / "h200-llama_8b.json.gz")
+    assert timed.scalars() == {
+        "fp8doctor/speedup_x": timed.verdict.speedup,
+        "fp8doctor/step_ms": timed.verdict.step_ms,
+        "fp8doctor/bf16_step_ms": timed.verdict.bf16_step_ms,
+        "fp8doctor/tokens_per_s": timed.verdict.tokens_per_s,
+        "fp8doctor/peak_gib": pytest.approx(81.859, abs=1e-3),
+        "fp8doctor/errors": 0.0,
+        "fp8doctor/warnings": 0.0,
+    }
+    watched = load_report(RECORDED.parents[1] / "running/recorded/h200-lora_eager.json.gz").scalars()
+    assert watched["fp8doctor/step_ms"] == pytest.approx(197.1, abs=0.05)
+    assert watched["fp8doctor/estimated_speedup_x"] < 1
+    assert "fp8doctor/speedup_x" not in watched
+
+
+def test_times_of_a_cpu_are_no_scalars(report: Report) -> None:
+    facts = report.facts
+    observed = Observation(clock="host", steps_ms=(5.0,) * 10, warmup=3)
+    watched = Report.of(diagnose(msgspec.structs.replace(facts, observed=observed)))
+    assert {name.rpartition("/")[2] for name in watched.scalars()} <= {
+        "estimated_speedup_x",
+        "errors",
+        "warnings",
+    }
 
 
 @pytest.mark.slow

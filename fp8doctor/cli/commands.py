@@ -32,6 +32,7 @@ from fp8doctor.cli.delivery import (
     writable,
 )
 from fp8doctor.cli.explain import explain, summary
+from fp8doctor.cli.fix import fix
 from fp8doctor.cli.options import (
     FILE,
     PYTHON,
@@ -303,6 +304,7 @@ def examine(
 
 
 main.add_command(run)
+main.add_command(fix)
 main.add_command(plan)
 
 

@@ -23,6 +23,7 @@ from fp8doctor.cli.delivery import (
 from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
 from fp8doctor.cli.project import Project, ProjectCommand
 from fp8doctor.errors import UserError, has_torch, torch_line
+from fp8doctor.files import digest
 from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import plural
 
@@ -156,11 +157,17 @@ def run(
         rank=None if place is None else place.rank,
     )
 
+    started = digest(script.file.read_bytes()) if script.file and script.file.is_file() else None
+
     def diagnosed(facts: Facts) -> Document:
         import msgspec
 
         from fp8doctor.diagnosis.diagnose import diagnose
+        from fp8doctor.facts import recorded
 
+        if started and recorded(facts, "target"):
+            target = msgspec.structs.replace(facts.target, digest=started)
+            facts = msgspec.structs.replace(facts, target=target)
         return diagnose(msgspec.structs.replace(facts, assumed_gpu=wanted.assume_gpu), **wanted.checks)
 
     def early(seen: ScriptState, after_steps: int) -> None:

@@ -120,6 +120,8 @@ class Target(Record, frozen=True, kw_only=True):
     """Layers that ``--layers`` asked for, which makes it a cut of the user's model; None if it is whole."""
     module: bool = NOT_RECORDED
     """True if a script was started by its module's name, with ``-m``."""
+    digest: str = NOT_RECORDED
+    """First 16 hexadecimal digits of the SHA-256 of a script's file as it started."""
 
 
 class Facts(Record, frozen=True, kw_only=True):

@@ -1,0 +1,162 @@
+"""The command ``fix``: the plan of a report as a patch of a training script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fp8doctor.cli.console import complain, show
+from fp8doctor.cli.delivery import FOUND, OK, writable
+from fp8doctor.cli.project import Ungated
+from fp8doctor.errors import UserError
+from fp8doctor.files import digest, write_text
+
+if TYPE_CHECKING:
+    from fp8doctor.diagnosis.document import Document
+    from fp8doctor.patching.places import Placed
+
+
+@click.command(
+    cls=Ungated,
+    epilog="Exit codes: 0 shown or applied, 1 not applied because it did not help, 2 no report or no script.",
+)
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
+@click.option(
+    "--report",
+    "saved",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
+)
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Run the script with and without the fixes, and keep them if a step is faster beyond noise.",
+)
+@click.option("--no-verify", is_flag=True, help="With --apply: write the fixes without running the script.")
+def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool, no_verify: bool) -> int:
+    """Show the plan of a report as a diff of a training script.
+
+    Nothing is changed without --apply. ARGS are the script's own, for the runs.
+    """
+    if no_verify and not apply:
+        raise click.UsageError("--no-verify belongs to --apply.")
+    from fp8doctor.diagnosis.diagnose import replay
+    from fp8doctor.patching.places import placed
+    from fp8doctor.patching.source import Source
+
+    backup = script.with_name(f"{script.name}.orig")
+    content = _content(script, backup if apply else None)
+    source = Source(content, script.name)
+    report = replay(saved) if saved else _watched(script, arguments)
+    _check_same_script(report, script, content)
+    found = placed(report.prescription, source)
+    fixed = source.edited([edit for each in found for edit in each.edits])
+    show("".join(_page(found, script, source.text, fixed)))
+    if not apply or fixed == source.text:
+        return FOUND if apply and found else OK
+    why = None if no_verify else _no_help(script, arguments, fixed, source.encoding)
+    if why:
+        complain(f"{script} is unchanged: {why}")
+        return FOUND
+    shutil.copy2(script, backup)
+    write_text(script, fixed, source.encoding)
+    complain(f"wrote {script}; {backup} is the script as it was")
+    return OK
+
+
+def _content(script: Path, backup: Path | None) -> bytes:
+    """Read the script. Raises `UserError` if it cannot be read, or not be written with a backup."""
+    try:
+        content = script.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {script}: {error.strerror or error}") from None
+    if backup:
+        writable(script)
+        if not script.stat().st_mode & 0o222 or not os.access(script, os.W_OK):
+            raise UserError(f"cannot write {script}: it is read-only")
+        if backup.exists():
+            raise UserError(f"{backup} exists, and would be overwritten; move it away first")
+    return content
+
+
+def _check_same_script(report: Document, script: Path, content: bytes) -> None:
+    """Raise `UserError` unless the report is of this script as it is now."""
+    name, known = report.facts.get("target.name"), report.facts.get("target.digest")
+    if name != script.name:
+        raise UserError(f"the report is of {name or 'another job'}, not of {script.name}")
+    if known is None:
+        complain("the report does not say which version of the script it is of: check that it is this one")
+    elif known != digest(content):
+        raise UserError(f"{script} has changed since the report; run it again: fp8doctor fix {script}")
+
+
+def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = "") -> Document:
+    """Run the script up to its timed steps. Raises `UserError` if that gives no report."""
+    import subprocess
+    import tempfile
+
+    from fp8doctor.diagnosis.diagnose import replay
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        run = ("run", "--stop", *options, "-q", "--fail-on", "error", "-o", str(report))
+        words = (*run, str(script), *arguments)  # with a gate, fp8doctor waits until the report is whole
+        complain(f"running {script}{of} until its steps are timed")
+        ended = subprocess.run([sys.executable, "-m", "fp8doctor", *words], stdout=2, check=False)
+        if not report.exists():
+            raise UserError(
+                f"{script}{of} gave no report (exit code {ended.returncode}); see its output above"
+            )
+        return replay(report)
+
+
+def _no_help(script: Path, arguments: Sequence[str], fixed: str, encoding: str) -> str | None:
+    """Run the script, then a copy with the fixes; say why they do not help, if so."""
+    from fp8doctor.analysis.timed_step import timed_step
+    from fp8doctor.diagnosis.answer import GRAVE
+    from fp8doctor.diagnosis.comparison import compared
+
+    before = _watched(script, arguments, "--no-trial")
+    if not (step := timed_step(before.facts, script.name)).step_ms or step.on_cpu:
+        why = step.missing or "there is no GPU here"
+        raise UserError(f"{script} is unchanged: the fixes cannot be timed ({why}). --no-verify writes them")
+    copy = script.with_name(f"fp8doctor_{os.urandom(4).hex()}_{script.name}")
+    write_text(copy, fixed, encoding)
+    try:
+        after = _watched(copy, arguments, "--no-trial", of=" with the fixes")
+    except UserError as error:
+        return str(error)
+    finally:
+        copy.unlink()
+    if after.verdict.status in GRAVE or before.verdict.status in GRAVE:
+        return after.verdict.summary if after.verdict.status in GRAVE else None
+    found = compared(before, after, ("as it was", "with the fixes"))
+    complain(found.summary)
+    is_faster = found.speedup is not None and found.speedup.low > 1 and not found.is_noise
+    return None if is_faster else "with the fixes its step is not faster beyond noise"
+
+
+def _page(found: Sequence[Placed], script: Path, old: str, new: str) -> Iterator[str]:
+    """Say of each fix whether the diff has it, with the lines to write by hand; then the diff."""
+    import difflib
+
+    if not found:
+        yield "The report has no fix.\n"
+    for number, (step, edits, reason) in enumerate(found, 1):
+        code = f" ({step.code})" if step.code else ""
+        where = "in the diff below" if edits else f"write it yourself, because {reason}"
+        yield f"Fix {number}{code}, {step.treatment.summary}: {where}.\n"
+        if not edits:
+            yield "".join(f"    {line}\n" for line in step.treatment.code.splitlines())
+    name = script.as_posix().removeprefix("/")
+    lines, fixed = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    for line in difflib.unified_diff(lines, fixed, f"a/{name}", f"b/{name}"):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

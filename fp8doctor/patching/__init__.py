@@ -1,0 +1,1 @@
+"""Fixes as edits of a training script, which is read and never run."""

@@ -1,0 +1,212 @@
+"""``fp8doctor fix``: what it shows, when it writes, and when it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from fp8doctor import load_report
+from fp8doctor.cli import fix as command
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.errors import UserError
+from fp8doctor.files import digest
+from fp8doctor.report import Report
+from tests.cli.command import fp8doctor, process
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ROOT / "tests/running/recorded"
+EAGER, COMPILED = RECORDED / "h200-lora_eager.json.gz", RECORDED / "h200-lora.json.gz"
+
+SCRIPT = """import torch
+from peft import get_peft_model
+
+model = get_peft_model(build(), lora)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+"""
+COMPILES = """for block in model.base_model.model.model.layers:
+    block.compile()
+"""
+FIXED = SCRIPT.replace("optimizer =", f"{COMPILES}optimizer =")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "lora.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def report_of(script: Path, recorded: Path = EAGER) -> Path:
+    """Save a recorded report as one of this script."""
+    report = load_report(recorded)
+    target = msgspec.structs.replace(
+        report.facts.target, name=script.name, digest=digest(script.read_bytes())
+    )
+    path = script.with_name("report.json")
+    Report.of(
+        msgspec.structs.replace(report, facts=msgspec.structs.replace(report.facts, target=target))
+    ).save(path)
+    return path
+
+
+Runs = Callable[..., None]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Answer the runs of a script with recorded reports, or with an error."""
+
+    def answer(*results: Path | UserError) -> None:
+        left: Iterator[Path | UserError] = iter(results)
+
+        def watched(script: Path, arguments: Any, *options: str, of: str = "") -> Document:
+            result = next(left)
+            if of:
+                assert script.read_text() == FIXED
+            if isinstance(result, UserError):
+                raise result
+            return load_report(result)
+
+        monkeypatch.setattr(command, "_watched", watched)
+
+    return answer
+
+
+def test_the_diff_is_shown_and_nothing_is_changed(script: Path) -> None:
+    shown = fp8doctor("fix", script, "--report", report_of(script))
+    assert shown.exit_code == 0, shown.output
+    assert "Fix 1 (CMP001)" in shown.stdout
+    assert "in the diff below" in shown.stdout
+    assert "+for block in model.base_model.model.model.layers:\n+    block.compile()\n" in shown.stdout
+    assert script.read_text() == SCRIPT
+    assert sorted(each.name for each in script.parent.iterdir()) == ["lora.py", "report.json"]
+
+
+@pytest.mark.parametrize("end", ["\n", "", "\n# é\n"])
+def test_the_output_is_a_patch_that_git_applies(
+    script: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.write_text(SCRIPT.rstrip("\n") + end)
+    monkeypatch.chdir(script.parent)
+    shown = fp8doctor("fix", script.name, "--report", report_of(script))
+    subprocess.run(["git", "apply", "-"], input=shown.stdout_bytes, check=True, cwd=script.parent)
+    assert script.read_text() == FIXED.rstrip("\n") + end
+
+
+def test_fixes_that_help_are_written_next_to_a_copy(script: Path, runs: Runs) -> None:
+    script.chmod(0o755)
+    runs(EAGER, COMPILED)
+    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply")
+    assert applied.exit_code == 0, applied.output
+    assert script.read_text() == FIXED
+    assert script.with_name("lora.py.orig").read_text() == SCRIPT
+    assert script.stat().st_mode & 0o777 == 0o755
+    assert sorted(each.name for each in script.parent.iterdir()) == ["lora.py", "lora.py.orig", "report.json"]
+
+
+@pytest.mark.parametrize(
+    ("results", "code", "why"),
+    [
+        ((COMPILED, EAGER), 1, "not faster beyond noise"),
+        ((EAGER, EAGER), 1, "not faster beyond noise"),
+        ((EAGER, UserError("lora.py with the fixes gave no report")), 1, "gave no report"),
+        ((UserError("lora.py gave no report"),), 2, "gave no report"),
+        ((RECORDED.parents[1] / "reports_without_times.json",), 2, "cannot read"),
+    ],
+)
+def test_a_script_whose_fixes_do_not_help_stays_as_it_is(
+    script: Path, runs: Runs, results: tuple[Path | UserError, ...], code: int, why: str
+) -> None:
+    runs(*results)
+    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply")
+    assert applied.exit_code == code
+    assert why in applied.stderr
+    assert script.read_text() == SCRIPT
+    assert sorted(each.name for each in script.parent.iterdir()) == ["lora.py", "report.json"]
+
+
+def test_unverified_fixes_are_written_if_asked_for(script: Path) -> None:
+    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply", "--no-verify")
+    assert applied.exit_code == 0, applied.output
+    assert script.read_text() == FIXED
+
+
+def changed(script: Path) -> None:
+    script.write_text(f"{SCRIPT}# more\n")
+
+
+def broken(script: Path) -> None:
+    script.write_text("def f(:\n")
+
+
+def read_only(script: Path) -> None:
+    script.chmod(0o444)
+
+
+def backed_up(script: Path) -> None:
+    script.with_name("lora.py.orig").write_text("mine")
+
+
+def missing(script: Path) -> None:
+    script.unlink()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        (changed, "lora.py has changed since the report"),
+        (broken, "cannot read lora.py as Python: invalid syntax (lora.py, line 1)"),
+        (read_only, "lora.py: it is read-only"),
+        (backed_up, "lora.py.orig exists"),
+        (missing, "No such file"),
+    ],
+)
+def test_it_refuses(script: Path, prepare: Callable[[Path], None], why: str) -> None:
+    report = report_of(script)
+    prepare(script)
+    before = script.read_text() if script.exists() else None
+    refused = fp8doctor("fix", script, "--report", report, "--apply", "--no-verify")
+    assert refused.exit_code == 2
+    assert why in refused.stderr
+    assert (script.read_text() if script.exists() else None) == before
+
+
+def test_a_report_of_another_script(script: Path) -> None:
+    other = script.with_name("other.py")
+    other.write_text(SCRIPT)
+    refused = fp8doctor("fix", other, "--report", report_of(script))
+    assert refused.exit_code == 2
+    assert "the report is of lora.py, not of other.py" in refused.stderr
+
+
+def test_a_report_without_the_version_of_its_script(script: Path) -> None:
+    shown = fp8doctor("fix", script, "--report", EAGER)
+    assert "does not say which version" in shown.stderr
+    assert shown.exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_script_that_runs_here(tmp_path: Path) -> None:
+    """Without a GPU nothing is written unless asked; what is written then compiles the blocks."""
+    script, saved = tmp_path / "lora.py", tmp_path / "after.json"
+    text = (ROOT / "examples/lora.py").read_text()
+    text = re.sub(r"    if not arguments\.no_compile:\n.*\n.*\n", "", text)
+    script.write_text(text)
+    report = report_of(script)
+    applied = process("fix", "lora.py", "--report", report, "--apply", "--", "--hidden", "32", cwd=tmp_path)
+    assert applied.returncode == 2
+    assert "the fixes cannot be timed (there is no GPU here)" in applied.stderr
+    assert script.read_text() == text
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["lora.py", "report.json"]
+    process("fix", "lora.py", "--report", report, "--apply", "--no-verify", cwd=tmp_path)
+    process("run", "--stop", "-q", "--save", saved, "lora.py", cwd=tmp_path)
+    after = json.loads(saved.read_text())
+    assert after["facts"]["target"]["digest"] == digest(script.read_bytes())
+    assert "CMP001" not in [each["code"] for each in after["findings"]]

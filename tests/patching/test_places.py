@@ -1,0 +1,360 @@
+"""Fixes placed in scripts: what the changed script does, and which places are refused."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchao.float8.float8_linear import Float8Linear
+
+from fp8doctor import load_report
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.errors import UserError
+from fp8doctor.finding import Treatment
+from fp8doctor.patching.places import Placed, placed
+from fp8doctor.patching.source import Source
+from tests.fixes.scripts import SCRIPTS
+
+ROOT = Path(__file__).parents[2]
+RECORDED = [*ROOT.glob("tests/patients/recorded/*.json.gz"), *ROOT.glob("tests/running/recorded/*.json.gz")]
+
+BLOCKS = "for block in model.blocks:\n    block.compile()"
+ROWWISE = """config = Float8LinearConfig.from_recipe_name("rowwise")
+convert_to_float8_training(model, config=config)"""
+KEEP = (
+    'keep = {f"blocks.{i}.down" for i in range(2)}\nkeep |= {"head"}\n'
+    "convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)"
+)
+
+
+def step(name: str, code: str) -> Step:
+    return Step(code="", mends=(), title=name, treatment=Treatment(name=name, summary=name, code=code))
+
+
+def fixed(script: str | bytes, *steps: Step) -> str:
+    """Return the script with these fixes, all of which have to be placed."""
+    source = Source(script if isinstance(script, bytes) else script.encode(), "train.py")
+    found = placed(steps, source)
+    assert [each.reason for each in found] == [""] * len(steps)
+    return source.edited([edit for each in found for edit in each.edits])
+
+
+def refused(script: str, name: str, code: str) -> str:
+    (found,) = placed([step(name, code)], Source(script.encode(), "train.py"))
+    assert not found.edits
+    return found.reason
+
+
+@functools.cache
+def all_fixes() -> tuple[Step, ...]:
+    """Return every fix of every recording once."""
+    steps = [each for file in RECORDED for each in load_report(file).prescription]
+    return tuple({each.treatment.code: each for each in steps}.values())
+
+
+def all_scripts() -> dict[str, str]:
+    files = [
+        *ROOT.glob("examples/*.py"),
+        *ROOT.glob("tests/patients/*.py"),
+        *ROOT.glob("tests/running/ranks/*.py"),
+    ]
+    texts = {file.name: file.read_text() for file in files}
+    return texts | {name: "".join(each.parts().values()) for name, each in SCRIPTS.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.gate("plain_loop.py", "trainer.py", "lora.py", "fsdp2.py", "accelerate")
+@pytest.mark.parametrize("name", sorted(all_scripts()))
+def test_no_fix_breaks_or_reformats_a_real_script(name: str) -> None:
+    text = all_scripts()[name]
+    for each in all_fixes():
+        source = Source(text.encode(), name)
+        (found,) = placed([each], source)
+        assert bool(found.edits) != bool(found.reason)
+        if found.edits:
+            changed = source.edited(found.edits)
+            compile(changed, name, "exec")
+            gone = [line for line in difflib.ndiff(text.splitlines(), changed.splitlines()) if line[0] == "-"]
+            assert len(gone) <= 2
+            (again,) = placed([each], Source(changed.encode(), name))
+            assert "for block" not in each.treatment.code or again.reason
+
+
+MODEL = """
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(16, 16)
+"""
+CONVERSIONS = {
+    "convert_to_float8_training(net)": set(),
+    "convert_to_float8_training(\n    net,\n)": set(),
+    "net = convert_to_float8_training(net)": set(),
+    'convert_to_float8_training(net, module_filter_fn=lambda m, n: n != "blocks.0.up")': {"blocks.0.up"},
+    """convert_to_float8_training(
+    net,
+    module_filter_fn=lambda m, n: n == "x" or n != "blocks.1.up",
+)""": {"blocks.1.up"},
+    """def takes(layer, name):
+    return "up" in name
+
+convert_to_float8_training(net, module_filter_fn=takes)""": {
+        "blocks.0.down",
+        "blocks.1.down",
+        "head",
+    },
+}
+"""How a script converts -> the layers that it leaves out."""
+AROUND = {
+    "": ("", 0),
+    "def main():\n": ("\nresult.append(main())\n", 1),
+    "if True:\n    with torch.no_grad():\n": ("\n", 2),
+}
+
+
+def script_of(conversion: str, around: str, tabs: bool, crlf: bool, end: bool) -> str:
+    after, depth = AROUND[around]
+    optimizer = "optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)"
+    body = f"keep = 1   # mine\nnet = Model()\n{conversion}\n{optimizer}\nresult.append(net)"
+    lines = "\n".join(f"{'    ' * depth}{line}" if line else "" for line in body.split("\n"))
+    text = f"{MODEL}result = []\n{around}{lines}{after}"
+    text = text.replace("    ", "\t") if tabs else text
+    text = text.rstrip("\n") + ("\n" if end else "")
+    return text.replace("\n", "\r\n") if crlf else text
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(sorted(CONVERSIONS)),
+    st.sampled_from(sorted(AROUND)),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.permutations([("recipe-rowwise", ROWWISE), ("keep-in-bf16", KEEP), ("compile-blocks", BLOCKS)]),
+)
+def test_the_changed_script_does_what_the_fixes_say(
+    conversion: str, around: str, tabs: bool, crlf: bool, end: bool, plan: list[tuple[str, str]]
+) -> None:
+    script = script_of(conversion, around, tabs, crlf, end)
+    changed = fixed(script, *(step(*each) for each in plan))
+    assert ("\r\n" in changed) == crlf
+    assert "\n" not in changed.replace("\r\n", "") or not crlf
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(compile(changed, "train.py", "exec"), names)
+    model = names["result"][0]
+    taken = {name for name, each in model.named_modules() if isinstance(each, Float8Linear)}
+    linears = {f"blocks.{i}.{part}" for i in range(2) for part in ("up", "down")} | {"head"}
+    assert taken == linears - CONVERSIONS[conversion] - {"head", "blocks.0.down", "blocks.1.down"}
+    for name in taken:
+        assert model.get_submodule(name).config.cast_config_input.scaling_granularity.name == "AXISWISE"
+    assert all(each._compiled_call_impl is not None for each in model.blocks)
+
+
+def test_a_config_that_the_script_names_is_changed_where_it_is_made() -> None:
+    script = f"""{MODEL}from torchao.float8 import Float8LinearConfig
+recipe = Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")   # mine
+model = Model()
+convert_to_float8_training(model, config=recipe)
+"""
+    changed = fixed(script, step("recipe-rowwise", ROWWISE))
+    assert 'recipe = Float8LinearConfig.from_recipe_name("rowwise")   # mine' in changed
+    assert len(changed.splitlines()) == len(script.splitlines())
+
+
+def test_settings_that_a_config_has_are_kept() -> None:
+    script = f"{MODEL}import torchao.float8 as f8\nmodel = Model()\n" + (
+        "convert_to_float8_training(model, config=f8.Float8LinearConfig(emulate=True, pad_inner_dim=True))\n"
+    )
+    code = "convert_to_float8_training(model, config=Float8LinearConfig(emulate=False))"
+    assert "Float8LinearConfig(emulate=False, pad_inner_dim=True)" in fixed(
+        script, step("real-fp8-kernel", code)
+    )
+    assert "computes config" in refused(script, "recipe-rowwise", ROWWISE)
+
+
+DELAYED = "with te.autocast(enabled=True, recipe=DelayedScaling()):\n    output = model(batch)"
+
+
+@pytest.mark.parametrize(
+    ("line", "after"),
+    [
+        ("with te.autocast(enabled=True):", "with te.autocast(enabled=True, recipe=DelayedScaling()):"),
+        ("with te.fp8_autocast():", "with te.fp8_autocast(enabled=True, fp8_recipe=DelayedScaling()):"),
+        (
+            "with te.fp8_autocast(enabled=True, fp8_recipe=MXFP8BlockScaling(margin=1)):",
+            "with te.fp8_autocast(enabled=True, fp8_recipe=DelayedScaling()):",
+        ),
+    ],
+)
+def test_a_recipe_of_transformer_engine(line: str, after: str) -> None:
+    script = (
+        "import torch\nimport transformer_engine.pytorch as te\n"
+        "from transformer_engine.common.recipe import MXFP8BlockScaling\n"
+        f"for batch in batches:\n    with torch.autocast('cuda'):\n        {line}\n            step(batch)\n"
+    )
+    changed = fixed(script, step("te-delayed", DELAYED))
+    assert after in changed
+    assert "from transformer_engine.common.recipe import DelayedScaling" in changed
+
+
+def test_arguments_of_a_trainer() -> None:
+    script = """from transformers import Trainer, TrainingArguments
+args = TrainingArguments(
+    "out",
+    bf16=True,
+    max_steps=4,
+)
+Trainer(model=model, args=args).train()
+"""
+    changed = fixed(script, step("let-fp8-through", "args = TrainingArguments(..., bf16=False, fp16=False)"))
+    assert "    bf16=False,\n    max_steps=4, fp16=False,\n)" in changed
+    computed = script.replace("bf16=True", "bf16=options.bf16")
+    assert "line 4 computes bf16" in refused(
+        computed, "let-fp8-through", "TrainingArguments(..., bf16=False)"
+    )
+
+
+OPTIMIZED = "import torch\nmodel = build()\noptimizer = torch.optim.AdamW(model.parameters())\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (
+            "from transformers import LlamaConfig\nconfig = LlamaConfig(use_cache=True)\n",
+            "LlamaConfig(use_cache=False)",
+        ),
+        ("model.config.use_cache = True\n", "model.config.use_cache = False"),
+        (OPTIMIZED, "build()\nmodel.config.use_cache = False\noptimizer"),
+        (
+            OPTIMIZED + "optimizer.step()\nimport re\nre.compile('x')",
+            "build()\nmodel.config.use_cache = False\nopt",
+        ),
+    ],
+)
+def test_the_cache(script: str, line: str) -> None:
+    assert line in fixed(script, step("cache-off", "model.config.use_cache = False"))
+
+
+def test_a_wrapped_model_is_compiled_after_it_is_wrapped() -> None:
+    script = (
+        f"{OPTIMIZED}model, optimizer = accelerator.prepare(model, optimizer)\nfor batch in data:\n    pass\n"
+    )
+    assert "prepare(model, optimizer)\nfor block in model.blocks" in fixed(
+        script, step("compile-blocks", BLOCKS)
+    )
+
+
+def test_variables_come_before_the_first_import_that_may_read_them() -> None:
+    script = '"""Train."""\n\nfrom __future__ import annotations\n\nimport argparse\n\nimport torch\n'
+    code = "unset NVTE_FLASH_ATTN   # for speed\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert fixed(script, step("a", code)) == script.replace(
+        "import argparse\n",
+        'import os\n\nos.environ.pop("NVTE_FLASH_ATTN", None)\n'
+        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n\nimport argparse\n',
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "code", "why"),
+    [
+        (
+            OPTIMIZED + "other = torch.optim.SGD(head.parameters())",
+            "compile-blocks",
+            BLOCKS,
+            "several models",
+        ),
+        (
+            OPTIMIZED + "if flag:\n    torch.compile(model)",
+            "compile-blocks",
+            BLOCKS,
+            "line 5 compiles already",
+        ),
+        ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS, "no line trains a model"),
+        (OPTIMIZED + "model = my_own(model)\n", "compile-blocks", BLOCKS, "line 4 may wrap model"),
+        (
+            "import torch\ndef optimizer_of(net):\n    return torch.optim.SGD(net.parameters())\n",
+            "compile-blocks",
+            BLOCKS,
+            "a function that does not train",
+        ),
+        (
+            "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n",
+            "compile-blocks",
+            BLOCKS,
+            "loop",
+        ),
+        (
+            f"{MODEL}convert_to_float8_training(a)\nconvert_to_float8_training(b)",
+            "keep-in-bf16",
+            KEEP,
+            "several lines",
+        ),
+        (MODEL, "keep-in-bf16", KEEP, "no line calls"),
+        (
+            f"{MODEL}convert_to_float8_training(a, **options)",
+            "recipe-rowwise",
+            ROWWISE,
+            "may set config already",
+        ),
+        (
+            f"{MODEL}convert_to_float8_training(a, module_filter_fn=make())",
+            "keep-in-bf16",
+            KEEP,
+            "computes the filter",
+        ),
+        (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP, "several statements"),
+        ("import torch\nprint('A')", "a", "export A=1", "line 2 uses this variable"),
+        ("import torch\n", "a", "export LD_PRELOAD=x.so", "before Python starts"),
+        ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch", "choice"),
+        ("import torch\n", "a", "pip install torch", "command"),
+        (OPTIMIZED, "stay-in-bf16", "# leave out the conversion to FP8\n" + BLOCKS, "more than lines"),
+        (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)", "a fix of this kind"),
+    ],
+)
+def test_what_has_no_certain_place(script: str, name: str, code: str, why: str) -> None:
+    assert why in refused(script, name, code)
+
+
+def test_a_second_fix_of_the_same_argument_is_refused() -> None:
+    script = f"{MODEL}model = Model()\nconvert_to_float8_training(model)\n"
+    other = ROWWISE.replace("rowwise", "tensorwise")
+    first, second = placed(
+        [step("recipe-rowwise", ROWWISE), step("safe-recipe", other)], Source(script.encode(), "train.py")
+    )
+    assert first.edits
+    assert "an earlier fix" in second.reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
+def test_other_encodings(encoding: str) -> None:
+    cookie = "# -*- coding: latin-1 -*-\n" if encoding == "latin-1" else ""
+    optimizer = "optimizer = torch.optim.AdamW(model.parameters())"
+    script = f"{cookie}name = 'é'; import torch\nmodel = build('é')\n{optimizer}"
+    source = Source(script.encode(encoding), "train.py")
+    (found,) = placed([step("compile-blocks", BLOCKS)], source)
+    assert isinstance(found, Placed)
+    assert f"{BLOCKS}\noptimizer" in source.edited(found.edits)
+    assert source.text.encode(source.encoding) == script.encode(encoding)
+
+
+@pytest.mark.parametrize("script", [b"def f(:\n", b"\xff\xfe\n", b"a\0b"])
+def test_what_is_not_python(script: bytes) -> None:
+    with pytest.raises(UserError, match=r"train\.py"):
+        Source(script, "train.py")
