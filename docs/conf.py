@@ -19,11 +19,13 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.header", "toc.not_included", "misc.highlighting_failure"]
 html_theme = "furo"
 html_title = "fp8doctor"
+html_theme_options = {"top_of_page_buttons": []}
 
 HOME = """\
 <!DOCTYPE html>
-<html lang="en"><meta charset="utf-8"><title>fp8doctor</title>
-<meta http-equiv="refresh" content="0; url=docs/index.html"><a href="docs/index.html">fp8doctor</a></html>
+<html lang="en"><head><meta charset="utf-8"><title>fp8doctor</title>
+<meta http-equiv="refresh" content="0; url=docs/index.html"></head>
+<body><main><h1><a href="docs/index.html">fp8doctor</a></h1></main></body></html>
 """
 
 
@@ -37,9 +39,29 @@ def with_navigation(app: Any, name: str, source: list[str]) -> None:
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
 
 
+ACCESSIBLE = (
+    ('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">'),
+    ("<pre>", '<pre tabindex="0">'),
+    ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
+    ('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper'),
+    ('<th class="head"><p></p></th>', "<td></td>"),
+    ('<div id="search-results"></div>', '<h1>Search</h1><div id="search-results"></div>'),
+)
+"""What Sphinx and the theme write, and what screen readers and keyboards need."""
+
+
+def accessible(page: str) -> str:
+    """Return a page with the attributes that a screen reader or a keyboard needs."""
+    for found, needed in ACCESSIBLE:
+        page = page.replace(found, needed)
+    return page
+
+
 def with_start(app: Any, error: Exception | None) -> None:
     """Lead the site's root to the home page, and write llms.txt with the site's links."""
     if error is None and app.builder.name == "html":
+        for page in Path(app.outdir).rglob("*.html"):
+            page.write_text(accessible(page.read_text("utf-8")), "utf-8")
         site, listed = Path(app.outdir), Path(app.srcdir, "llms.txt").read_text("utf-8")
         (site / "index.html").write_text(HOME, "utf-8")
         (site / "llms.txt").write_text(listed.replace(".md)", ".html)"), "utf-8")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.accessible import faults
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "docs/ARCHITECTURE.md",
@@ -51,6 +53,44 @@ def test_every_path_exists(page: str) -> None:
     assert len(paths) >= 5
     from_folder = (ROOT / page).parent
     assert [each for each in paths if not (ROOT / each).exists() and not (from_folder / each).exists()] == []
+
+
+THEMED = """<html lang="en"><head><title>t</title></head><body>
+<aside class="sidebar-drawer"><p class="caption" role="heading"><span>Start</span></p></aside>
+<article role="main"><h1>t<a href="#t">#</a></h1><pre>code</pre>
+<div class="table-wrapper docutils container"><table><tr><th class="head"><p></p></th></tr></table></div>
+</article></body></html>"""
+"""What Sphinx 9 and furo 2025.12 write, in short."""
+
+
+def test_the_site_gets_what_a_keyboard_and_a_screen_reader_need() -> None:
+    accessible = runpy.run_path(str(ROOT / "docs/conf.py"))["accessible"]
+    assert set(faults(THEMED)) == {
+        "a heading by its role without aria-level",
+        "<pre> that no keyboard can scroll",
+        "<div> that no keyboard can scroll",
+        "<th> without text",
+    }
+    assert faults(accessible(THEMED)) == []
+    assert accessible(accessible(THEMED)) == accessible(THEMED)
+    assert "python -m tests.accessible site" in (ROOT / ".github/workflows/docs.yml").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("html", "fault"),
+    [
+        ("<html>", "<html> without lang"),
+        ("<img src='a.svg'>", "<img> without alt: a.svg"),
+        ("<h1>a</h1><h3>b</h3>", "<h3> after <h1>"),
+        ("<h1>a</h1><h1>b</h1>", "more than one <h1>"),
+        ("<a href='#'><svg></svg></a>", "<a> without text"),
+        ("<input id='a'><label for='b'>b</label>", "<input> without a label: {'id': 'a'}"),
+        ("<p tabindex='3'>a</p>", "a tabindex that changes the order"),
+        ("<p>a</p>", "no <main>"),
+    ],
+)
+def test_what_is_not_accessible(html: str, fault: str) -> None:
+    assert fault in faults(html)
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE)

@@ -18,6 +18,7 @@ from fp8doctor.render.details import details
 from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report
+from tests.accessible import faults
 from tests.analysis.test_ledger import shape
 from tests.analysis.test_losses import LEARNED
 from tests.analysis.test_losses import trial as loss_trial
@@ -54,6 +55,7 @@ def test_a_tooltip_says_what_the_bar_beside_it_says(demo: Report) -> None:
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_every_screen_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
+    assert faults(html.render(SCREENS[name])) == []
     for written in (html.render(SCREENS[name]), SCREENS[name]._repr_html_()):
         said = text(hold_sound(written))
         assert text_of(first_screen(SCREENS[name]).answer.what) in said

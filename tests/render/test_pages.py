@@ -17,6 +17,7 @@ from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render import compare_page, trace_page
 from fp8doctor.render.table_page import Sheet, Table, as_html, as_markdown, as_text
 from fp8doctor.render.terminal import columns
+from tests.accessible import faults
 from tests.render.sound_html import hold_sound, text
 from tests.render.test_screens import hold
 
@@ -131,6 +132,7 @@ def test_pages(name: str) -> None:
     if name in GOLDEN:
         hold(f"page_{name}.txt", as_text(sheet, width=100))
     said = text(hold_sound(as_html(sheet)))
+    assert faults(as_html(sheet)) == []
     cells = [cell for part in sheet.parts if isinstance(part, Table) for row in part.rows for cell in row]
     assert all(" ".join(each.split()) in said for each in (*sheet.verdict, *cells, sheet.basis))
     for width in (40, 79, 80, 100, 120):
