@@ -43,7 +43,7 @@ from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.analysis.recipe_support import CUDNN_FLOOR, installed
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts
+from fp8doctor.facts import ArmCut, ArmName, Blocks, CompileMark, Facts, recorded
 from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
@@ -134,9 +134,12 @@ TE = BreakKind(
     explained_by=("CMP002",),
 )
 def graph_breaks(facts: Facts) -> Finding | NotApplicable | None:
-    marks, as_is = facts.training.compile_marks, arm(facts.trial, ArmName.AS_IS)
+    marks = facts.training.compile_marks
     if not marks:
         return NotApplicable(reason="nothing asks for torch.compile")
+    if not recorded(facts, "trial") and (known := known_breaks(facts)):
+        return known
+    as_is = arm(facts.trial, ArmName.AS_IS)
     if as_is is None:
         return known_breaks(facts) or NotApplicable(reason="the trial did not time your step")
     cut = as_is.cuts[-1]

@@ -17,6 +17,9 @@ from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 IN_WORDS = {"transformer_engine": "Transformer Engine", "megatron": "Megatron Core"}
 """Import name -> the library's own name."""
 
+LAYER_WISE = "LayerWiseDistributedOptimizer"
+"""Class that steps whole parameters with Muon (Megatron Core 0.16 and newer)."""
+
 OPERATIONS = ".pytorch.ops."
 """Part of the class names of ``te.ops`` (1.9 to 2.20)."""
 
@@ -152,6 +155,23 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     ],
     "te_fp8_weights": te_fp8_weights,
     "te_fp8_weights_in_torch_optimizer": te_fp8_weights_in_torch_optimizer,
+    "te_grouped_delayed": lambda facts: delayed(
+        each for each in in_te(facts) if each.kind.endswith(".GroupedLinear")
+    ),
+    "te_mxfp8_hybrid": lambda facts: [
+        each
+        for each in in_te(facts)
+        if each.get("recipe") == "mxfp8" and each.features.get("fp8_format") == "HYBRID"
+    ],
+    "te_fp4_weights": lambda facts: [
+        each for each in te_fp8_weights(facts) if str(each.get("recipe")).startswith("nvfp4")
+    ],
+    "megatron_quant_recipe_alone": lambda facts: [
+        each for each in in_te(facts) if each.features.get("quant_recipe_alone")
+    ],
+    "megatron_layer_wise_fp8_weights": lambda facts: (
+        te_fp8_weights(facts) if (facts.training.optimizer or "").endswith(LAYER_WISE) else []
+    ),
     "megatron_mxfp8_weights": lambda facts: [
         each for each in te_fp8_weights(facts) if each.recipe == "mxfp8"
     ],

@@ -103,7 +103,7 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
         told.append(f"{plural(len(others), 'check')} without an answer ({known}{more and f'; {more}'})")
     in_fp8, outside = if_recorded(uses_fp8, facts), facts.get("network.fp8_calls")
     if verdict.basis != "measured":
-        told.append("how fast it is" if in_fp8 or outside else "what FP8 would give")
+        told.append("how fast and how exact it is" if in_fp8 or outside else "what FP8 would give")
     elif outside and not in_fp8:
         told.append("what BF16 would take")
     return told

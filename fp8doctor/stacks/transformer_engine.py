@@ -141,6 +141,11 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
+    if recipe is not None and isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
+        features["fp8_format"] = format
+    config = read(module, "config")
+    if read(config, "quant_recipe") and not (read(config, "fp8") or read(config, "fp4")):
+        features["quant_recipe_alone"] = True
     ranks = read(module, "tp_size")
     if read(module, "sequence_parallel") is True and isinstance(ranks, int):
         features["sequence_ranks"] = ranks

@@ -25,7 +25,9 @@ PAGE = HERE / "unseen.md"
 MARK = "## The outcomes\n"
 THREADS: list[dict[str, Any]] = tomllib.loads((HERE / "unseen.toml").read_text("utf-8"))["thread"]
 OUTCOMES = ("right", "not first", "silent", "wrong", "reassuring")
-REASSURES = re.compile(r"Nothing to change|No check found anything to change|Nothing in the headers")
+REASSURES = re.compile(
+    r"Nothing to change|No check found anything to change. Open: how fast it|Nothing in the headers"
+)
 
 
 def asked(*words: str, text: str | None = None) -> str:

@@ -38,6 +38,8 @@ Build = Callable[[pytest.MonkeyPatch], Rebuilt]
 def installed(patch: pytest.MonkeyPatch, release: str, flavour: str = "fp8", **others: str) -> ModuleType:
     """Install the stand-in for Transformer Engine, with this release and these of other packages."""
     packages.stand_in(patch, transformer_engine=release, **others)
+    if "megatron_core" in others:
+        patch.setitem(sys.modules, "megatron", ModuleType("megatron"))
     return te.install(patch, flavour)
 
 

@@ -270,7 +270,7 @@ def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
         "No check found anything to change. Open: whether the step raises on a GPU: whether each expert's "
     )
     assert "are a multiple of 16: fp8doctor found no router that decides them (SHP007); " in fix
-    assert "how fast it is. Time it on a GPU: fp8doctor decoder.py" in fix
+    assert "how fast and how exact it is. Time it on a GPU: fp8doctor decoder.py" in fix
     assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
 
 

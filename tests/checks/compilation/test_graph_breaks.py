@@ -15,6 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor import inspect_model
 from fp8doctor.checks.compilation.graph_breaks import graph_breaks
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
@@ -22,6 +23,7 @@ from tests.checks.arms import ran, timed
 from tests.checks.numerics.test_trains_incorrectly import with_releases
 from tests.checks.trials import tried
 from tests.examine.models import llama
+from tests.stand_ins import packages
 from tests.stand_ins import transformer_engine as stand_in
 
 pytestmark = pytest.mark.slow
@@ -364,3 +366,13 @@ def test_a_recording_without_reasons(look: Callable[..., Facts]) -> None:
     finding = graph_breaks(timed(facts, msgspec.structs.replace(arm, cuts=(old,))))
     assert isinstance(finding, Finding)
     assert finding.title.endswith("the reason was not recorded")
+
+
+def test_known_breaks_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report without a trial, as ``--no-trial`` gives it."""
+    te: Any = stand_in.install(monkeypatch)
+    packages.stand_in(monkeypatch, transformer_engine="2.8.0")
+    model = nn.Sequential(te.Linear(32, 32))
+    model.compile()
+    report = inspect_model(model, torch.ones(32, 32), trial=False, progress=False)
+    assert "CMP003" in {each.code for each in report.findings}
