@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import threading
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +56,27 @@ def test_a_process_knows_where_it_stands() -> None:
     elsewhere = rank_place({**TORCHRUN, "RANK": "2", "GROUP_RANK": "1"})
     assert elsewhere is not None
     assert not elsewhere.with_rank_0
+
+
+def test_the_lines_for_slurm_say_where_a_process_stands() -> None:
+    page = (Path(__file__).parents[2] / "docs/cluster.md").read_text("utf-8")
+    lines = page.split("<!-- example: srun -->")[1].split("```")[1]
+    task = re.search(r"srun (bash -c '.*?)exec python", lines, re.S)
+    assert task
+    slurm = {
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "16",
+        "SLURM_NTASKS_PER_NODE": "8",
+        "SLURM_NODEID": "1",
+        "PATH": os.environ["PATH"],
+    }
+    told = subprocess.run(
+        ["bash", "-c", f"{task[1]} env'"], env=slurm, capture_output=True, text=True, check=True
+    )
+    place = rank_place(dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line))
+    assert place is not None
+    assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (9, 16, 8, False)
 
 
 @pytest.mark.parametrize("other", ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"])
