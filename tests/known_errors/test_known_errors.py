@@ -514,6 +514,7 @@ def test_a_healthy_log_has_no_message() -> None:
     [
         ("heldout.toml", {"right": 11, "half": 1, "wrong": 2, "none": 23}),
         ("heldout_second.toml", {"right": 12, "half": 7, "wrong": 2, "none": 19}),
+        ("heldout_third.toml", {"right": 7, "half": 9, "wrong": 2, "none": 20}),
     ],
 )
 def test_messages_collected_after_the_table_are_answered_as_they_were(
