@@ -1,7 +1,7 @@
 """The pages of ``docs/checks/``: ``python -m tests.check_pages`` writes them from the checks themselves,
 `tests.test_check_pages` holds them.
 
-A page is the docstring of the check's file as Markdown.
+A page is the docstring of the check's file as Markdown, with a table of how often it was right.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from fp8doctor import registry
 from fp8doctor.headings import SECTIONS
 from fp8doctor.registry import Check
+from tests.check_rates import rates
 from tests.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "checks"
@@ -67,7 +68,8 @@ def page(check: Check, codes: Iterable[str]) -> str:
     first = f"If a report also shows {either}, fix that first."
     causes = (linked(first, codes, check.code),) if check.explained_by else ()
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
-    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes)) + "\n"
+    rate = ("**How often it was right.**", rates(check.code))
+    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes, *rate)) + "\n"
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:

@@ -16,13 +16,13 @@ ROOT = Path(__file__).parents[1]
 
 WRITERS = {
     "schema": "tests.schema",
-    "check_pages": "tests.check_pages",
     "error_pages": "tests.error_pages",
     "readme": "tests.readme",
     "recordings": "tests.recordings",
     "recipes": "tests.recipes.replay",
     "complaints": "tests.complaints.replay",
     "unseen": "tests.complaints.unseen",
+    "check_pages": "tests.check_pages",
     "screens": "pytest -q -p no:cacheprovider tests/render",
 }
 """What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""
