@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.rank_comparison import exposed_ms
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import (
@@ -24,7 +25,7 @@ from fp8doctor.cost.step_cost import (
     with_linears,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, Family, Linear, recorded
+from fp8doctor.facts import Facts, Family, Linear, if_recorded, recorded
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
@@ -96,12 +97,16 @@ class ModelledSpeedup(Struct, frozen=True):
 
     parts: ModelledParts | None = None
     """What the step as it is gains and loses, in ms per step; the best form if that was not modelled."""
+    modelled_ms: float | None = None
+    """The step as it is by the model, with the watched step's communication; None if no step was watched."""
     ran_ms: float | None = None
-    """The FP8 step as a GPU ran it, if it differs from the modelled one by more than the model's error."""
+    """The watched step. If there is one, `as_is` is the best BF16 over it."""
 
     @property
     def now(self) -> float | None:
         """Time of the best BF16 / time of the step as it is, in FP8 or in BF16; None if it is unknown."""
+        if self.is_of_another_step and self.ran_ms and self.parts:
+            return self.parts.bf16_ms / self.ran_ms
         return self.bf16_now if self.recipes else self.as_is
 
     @property
@@ -117,42 +122,44 @@ class ModelledSpeedup(Struct, frozen=True):
     @property
     def wins(self) -> bool:
         """Return whether FP8 is faster by more than the model's error."""
-        return self._low(self.best, self.may_be_off) >= 1
+        return self._best_bounds[0] >= 1
 
     @property
     def loses(self) -> bool:
         """Return whether FP8 is slower by more than the model's error."""
-        return self._high(self.best, self.may_be_off) <= 1
+        return self._best_bounds[1] <= 1
 
     @property
     def as_is_wins(self) -> bool:
-        return self.as_is is not None and self._low(self.as_is, self.as_is_may_be_off) >= 1
+        return self.as_is is not None and self._bounds(self.as_is, self.as_is_may_be_off)[0] >= 1
 
     @property
     def as_is_loses(self) -> bool:
-        return self.as_is is not None and self._high(self.as_is, self.as_is_may_be_off) <= 1
+        return self.as_is is not None and self._bounds(self.as_is, self.as_is_may_be_off)[1] <= 1
 
     @property
-    def as_is_ms(self) -> float | None:
-        """Return the modelled FP8 step as it is."""
-        return self.parts.bf16_ms / self.as_is if self.parts and self.as_is else None
+    def describes_no_watched_step(self) -> bool:
+        """Return whether the watched step is further from its own estimate than the model's error."""
+        if not self.ran_ms or not self.modelled_ms or self.recipes:
+            return False
+        return abs(self.modelled_ms / self.ran_ms - 1) > self.as_is_may_be_off
 
     @property
-    def _ran(self) -> float:
-        """Return the modelled FP8 step / the one that ran; 1 if they agree, or if none ran."""
-        return self.as_is_ms / self.ran_ms if self.as_is_ms and self.ran_ms else 1.0
+    def _best_bounds(self) -> tuple[float, float]:
+        return self._bounds(self.best, self.may_be_off)
 
-    def _low(self, speedup: float, off: float) -> float:
-        return speedup * min(1.0, self._ran) / (1 + off)
-
-    def _high(self, speedup: float, off: float) -> float:
-        return speedup * max(1.0, self._ran) / (1 - off)
+    def _bounds(self, speedup: float, off: float) -> tuple[float, float]:
+        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of a watched step."""
+        both = 0.0
+        if speedup == self.as_is and self.ran_ms and self.modelled_ms and not self.recipes:
+            both = 1 - self.modelled_ms / self.ran_ms
+        return (speedup + min(0.0, both)) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
 
     @property
     def range(self) -> str:
-        """Write the range of `best` that the model's error and the step that ran leave: 0.96 to 1.29x."""
-        off = self.may_be_off
-        return f"{self._low(self.best, off):.2f} to {self._high(self.best, off):.2f}x"
+        """Write the range of `best` that the model's error and the watched step leave: 0.96 to 1.29x."""
+        low, high = self._best_bounds
+        return f"{low:.2f} to {high:.2f}x"
 
     @property
     def sentence(self) -> str:
@@ -179,12 +186,33 @@ class ModelledSpeedup(Struct, frozen=True):
 
 
 def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
-    """Note the step of a watched script on this GPU if the modelled one is further from it than its error."""
-    ran_ms = watched_ms(facts)
-    if ran_ms is None or found.as_is_ms is None:
+    """Compare the modelled BF16 step with the watched step, if there is one, instead of the modelled one.
+
+    Its communication is in every step. BF16 that ran faster than its model is the best BF16.
+    """
+    ran_ms, alone = watched_ms(facts), found.parts
+    if ran_ms is None or alone is None:
         return found
-    off = abs(found.as_is_ms / ran_ms - 1)
-    return replace(found, ran_ms=ran_ms) if off > found.as_is_may_be_off else found
+    seen_ms = if_recorded(exposed_ms, facts.observed)
+    communication_ms = min(ran_ms, seen_ms or 0.0)
+    bf16_ms = alone.bf16_ms + communication_ms
+    bf16_ms = min(bf16_ms, ran_ms) if found.recipes else bf16_ms
+
+    def whole(speedup: float) -> float:
+        return bf16_ms / (alone.bf16_ms / speedup + communication_ms)
+
+    parts = replace(alone, bf16_ms=bf16_ms)
+    now, compiled = bf16_ms / ran_ms, whole(found.compiled)
+    if found.recipes:
+        recipes = {name: whole(each) for name, each in found.recipes.items()}
+        fp8 = {"as_is": compiled, "recipes": recipes, "bf16_now": now}
+    elif found.as_is is None:
+        fp8 = {}
+    else:
+        fp8 = {"as_is": now, "modelled_ms": bf16_ms / whole(found.as_is)}
+        parts = replace(parts, other_ms=ran_ms - bf16_ms + parts.saved_ms - parts.casts_ms)
+        compiled = compiled if found.gains_compiled else now
+    return replace(found, compiled=compiled, parts=parts, ran_ms=ran_ms, **fp8)
 
 
 def watched_ms(facts: Facts) -> float | None:

@@ -129,7 +129,7 @@ def expected_speedup(
     if not all(map(_keeps_layers, doubts)):
         return None
     found = if_recorded(_modelled, facts, fixed=bool(doubts))
-    return beside_its_run(found, facts) if found and as_it_ran and uses_fp8(facts) else found
+    return beside_its_run(found, facts) if found and as_it_ran else found
 
 
 def _keeps_layers(finding: Finding) -> bool:
@@ -261,7 +261,7 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
     if on_gpu or why_not_engaged(facts) or not is_what_it_seems(findings):
         return answer
     expects = if_recorded(modelled_speedup, facts)
-    return replace(answer, estimated_speedup=expects.as_is) if expects else answer
+    return replace(answer, estimated_speedup=beside_its_run(expects, facts).as_is) if expects else answer
 
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
-from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup, watched_ms
+from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
@@ -200,9 +200,6 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
     if stays:
         return _without_fp8(expects, now)
-    ran_ms = watched_ms(report.facts)
-    if ran_ms and current and current.is_of_another_step and current.parts:
-        now = current.parts.bf16_ms / ran_ms
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):

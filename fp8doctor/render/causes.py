@@ -28,7 +28,6 @@ from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
 from fp8doctor.render.rank_lines import ENDS
 from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
-from fp8doctor.wording import in_ms
 
 UNEXPLAINED = "fp8doctor cannot explain the gap"
 """Says that FP8 is slower, and no cause is known."""
@@ -317,11 +316,10 @@ def _estimated_parts(report: Document) -> str:
     if verdict.basis == "measured":
         return f"The difference was not profiled: {told} ms/step (estimated)."
     takes = "would take" if expects.recipes or expects.after else "takes"
-    ran = ""
-    if expects.ran_ms and expects.as_is_ms:
-        ran = f" The step took {in_ms(expects.ran_ms)}, not the estimated {in_ms(expects.as_is_ms)}."
-    fp8_ms = f"{parts.fp8_ms:,.{digits}f}"
-    return f"FP8 {takes} about {fp8_ms} ms/step, BF16 {bf16_ms:,.{digits}f} (estimated): {told}.{ran}"
+    fp8, bf16 = f"{parts.fp8_ms:,.{digits}f} ms/step", f"{bf16_ms:,.{digits}f} (estimated)"
+    if expects.modelled_ms:
+        return f"FP8 takes {fp8}, BF16 would take about {bf16}: {told}."
+    return f"FP8 {takes} about {fp8}, BF16 {bf16}: {told}."
 
 
 def _without_the_estimate(report: Document) -> str:

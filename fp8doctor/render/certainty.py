@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
-from fp8doctor.analysis.modelled_speedup import ERROR
+from fp8doctor.analysis.modelled_speedup import ERROR, ModelledSpeedup
 from fp8doctor.analysis.noise import (
     Pair,
     copies_differ,
@@ -58,12 +58,20 @@ def _estimated(report: Document, watched: str) -> str:
     """Say on which side of BF16 the advice is, by estimates alone."""
     told, verdict = _side(report), report.verdict
     if verdict.basis == "modelled" or "x the speed" in told:
-        return f"{told}. {ERROR[:1].upper()}{ERROR[1:]}; {_seen(watched)}."
+        return f"{told}. {_error(estimate_told(report))}; {_seen(watched)}."
     if any(_is_modelled(step) for step in report.prescription):
         return f"{told}. The savings are estimates; {_seen(watched)}."
     if verdict.status == "no_fp8":
         return f"Yes, for the layers that were found; {_seen(watched)}."
     return f"{told}; {_seen(watched)}."
+
+
+def _error(expects: ModelledSpeedup | None) -> str:
+    """Say how far off the estimate is on this job if that is known, else how far off it was on others."""
+    if expects is None or not expects.describes_no_watched_step:
+        return f"{ERROR[:1].upper()}{ERROR[1:]}"
+    times = f"{expects.ran_ms:,.1f} ms where the estimate has {expects.modelled_ms:,.1f}"
+    return f"The step takes {times}: the estimate does not describe all of this job"
 
 
 def _side(report: Document) -> str:

@@ -100,10 +100,11 @@ def _even(report: Document) -> str:
 
 
 def is_estimated_alone(report: Document) -> bool:
-    """Return whether the answer is an estimate of a rank's compute, in a job of several."""
+    """Return whether the answer is an estimate of a rank's compute, in a job of several; a watched step is
+    whole."""
     distributed = report.facts.get("training.distributed")
     several = distributed is not None and distributed.get("world_size", 1) > 1
-    return several and estimate_told(report) is not None
+    return several and estimate_told(report) is not None and watched_ms(report.facts) is None
 
 
 def _as_sure_as_timed(report: Document, what: str) -> str:

@@ -1,0 +1,78 @@
+"""A screen that estimates a watched job agrees with the step that it watched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from fp8doctor.analysis.modelled_speedup import watched_ms
+from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.facts import if_recorded, recorded
+from fp8doctor.render.causes import estimate_told
+from tests.diagnosis.test_plan_agrees import EVERY, replayed
+
+ROUNDED = 0.02
+"""Relative error of a ratio that is printed to two digits after the point, or one."""
+
+
+def said(path: Path) -> tuple[str, float | None]:
+    """Return all sentences of an estimated answer, and the watched step that it is of."""
+    report, screen, _ = replayed(path)
+    if not recorded(report.facts, "network") or not estimate_told(report):
+        return "", None
+    told = " ".join(
+        (screen.answer.what, screen.answer.numbers, *(" ".join(each) for _, each in screen.answer.rows))
+    )
+    return told, watched_ms(report.facts)
+
+
+@EVERY
+def test_fp8_is_worth_its_estimated_bf16_over_the_watched_step(path: Path) -> None:
+    told, step_ms = said(path)
+    bf16 = re.search(r"FP8 takes [\d.,]+ ms/step, BF16 would take about ([\d.,]+)", told)
+    now = re.search(r"estimated ([\d.]+)x|As it is: about ([\d.]+)x|FP8 (?:compute )?runs at ([\d.]+)x", told)
+    if step_ms and bf16 and now:
+        shown = float(next(filter(None, now.groups())))
+        assert shown == pytest.approx(float(bf16[1].replace(",", "")) / step_ms, rel=ROUNDED, abs=0.006)
+
+
+@EVERY
+def test_a_gain_over_a_watched_step_ends_in_the_estimated_step(path: Path) -> None:
+    """Both ratios of a promise have the same end, and the first begins at the watched step."""
+    told, step_ms = said(path)
+    report, _, _ = replayed(path)
+    promise = re.search(r"about ([\d.]+)x faster than now, about ([\d.]+)x the speed of the best BF16", told)
+    expects = if_recorded(expected_speedup, report.facts, report.findings) if promise else None
+    if promise and step_ms and expects and expects.parts:
+        ends = step_ms / float(promise[1]), expects.parts.bf16_ms / float(promise[2])
+        assert ends[0] == pytest.approx(ends[1], rel=2 * ROUNDED)
+
+
+@EVERY
+def test_no_typical_error_beside_an_estimate_that_its_step_refutes(path: Path) -> None:
+    told, step_ms = said(path)
+    if where := re.search(r"takes ([\d.,]+) ms where the estimate has ([\d.,]+)", told):
+        assert "in the median" not in told
+        assert float(where[1].replace(",", "")) == pytest.approx(step_ms, abs=0.1)
+    report, _, _ = replayed(path)
+    expects = expected_speedup(report.facts, report.findings) if step_ms else None
+    if expects and expects.as_is and expects.modelled_ms and not expects.recipes and "in the median" in told:
+        assert abs(expects.modelled_ms / step_ms - 1) <= expects.as_is_may_be_off
+
+
+@EVERY
+def test_bf16_has_the_communication_of_the_job(path: Path) -> None:
+    """A watched step holds its communication, so the BF16 step beside it does too."""
+    _, step_ms = said(path)
+    report, _, _ = replayed(path)
+    exposed = if_recorded(exposed_ms, report.facts.observed) if step_ms else None
+    if exposed:
+        alone = expected_speedup(report.facts, report.findings, as_it_ran=False)
+        ran = expected_speedup(report.facts, report.findings)
+        if alone and ran and alone.parts and ran.parts:
+            assert ran.parts.bf16_ms == pytest.approx(alone.parts.bf16_ms + exposed)
+            assert median(report.facts.observed.steps_ms) == step_ms
