@@ -100,7 +100,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
     in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
-        title=f"{count} trainable parameter tensors are in no optimizer group",
+        title=f"{count} trainable parameter tensors are in no optimizer group, so no step updates them",
         explanation=f"{cause} fp8doctor compared the model's parameters with the groups of "
         f"{training.optimizer}.",
         evidence={

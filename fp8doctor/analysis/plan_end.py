@@ -52,9 +52,10 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     """Find the best variant that was timed; None without a GPU, or if the step as it is has no time.
 
     From the simplest on, a variant replaces another that is slower by more than two copies of one step may
-    differ. Noise must not hide that if it replaces the step that the user runs, if it begins with FP8, or if
-    it has more changes. No plan ends in a step whose loss or gradients are not finite, unless BF16's are not
-    either. A job in FP8 stays in it if that is as fast as BF16 and takes less memory.
+    differ. Noise must not hide that if it replaces the step that the user runs, if it begins with FP8, if it
+    has more changes, or if FP8 and BF16 are even. No plan ends in a step whose loss or gradients are not
+    finite, unless BF16's are not either. A job in FP8 stays in it if that is as fast as BF16 and takes less
+    memory.
     """
     if not timed_a_model(facts) or timed_on_cpu(facts):
         return None
@@ -70,11 +71,12 @@ def plan_end(facts: Facts) -> PlanEnd | None:
         faster = ratio_on_screen(best.arm, each.arm)
         begins_fp8 = not (uses_fp8(facts) or each.in_bf16)
         across = best.in_bf16 != each.in_bf16
+        little = across and faster.median < 1 + EVEN
         unsure = faster.low <= 1 or (across and is_noise(best.arm, each.arm, facts.trial))
         if faster.median <= 1 + SELF_CHECK_TOLERANCE:
             continue
         adds = best.in_bf16 == each.in_bf16 and set(best.changes) < set(each.changes)
-        if unsure and (best.is_as_is or begins_fp8 or adds):
+        if unsure and (best.is_as_is or begins_fp8 or adds or little):
             hidden.append(each.arm)
         else:
             best = each

@@ -283,13 +283,13 @@ AS_YOU_RUN_IT = "as you run it"
 VARIANTS: dict[str, str] = {
     ArmName.BF16: "BF16",
     ArmName.BF16_COMPILED: "BF16 compiled",
-    ArmName.BF16_AS_COMPILED: "BF16 compiled your way",
+    ArmName.BF16_AS_COMPILED: "BF16, your torch.compile",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
     ArmName.BF16_CUDA_GRAPHS: "BF16, CUDA graphs",
     ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
-    ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, compiled your way",
-    ArmName.COMBINATION: "FP8 with all that gained",
+    ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, your torch.compile",
+    ArmName.COMBINATION: "FP8 with every change that gained",
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
     "as_is_compiled": "FP8 compiled",
 }
@@ -310,8 +310,8 @@ def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "")
     if found := change_in_bf16(name):
         return f"BF16, {in_words(found)}"
     if is_conversion(name):
-        way = "compiled your way" if keeps_users_compilation(name) else "compiled"
-        return f"FP8 {recipe_in_words(recipe_of(name))} {way}"
+        way = ", your torch.compile" if keeps_users_compilation(name) else " compiled"
+        return f"FP8 {recipe_in_words(recipe_of(name))}{way}"
     if changes_recipe(name):
         words = recipe_in_words(recipe_after(name))
         return words if "FP8" in words else f"FP8 {words}"

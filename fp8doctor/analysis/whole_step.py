@@ -119,7 +119,7 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf
     on_top = (
         (step.communication_ms, "{} of it is communication that no compute covers", True),
         (step.casts_ms, "casts before its all-gathers take {}", False),
-        (step.waiting_ms, "its GPU waits {} longer than the copy's", False),
+        (step.waiting_ms, "its GPU is idle {} longer than the copy's", False),
     )
     why = ", ".join(
         words.format(percent(100 * ms / step.step_ms) if in_percent else in_ms(ms))

@@ -209,22 +209,22 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if best is None:
         return nothing_helps(loses=True)
     took = in_ms(best.step_ms)
+    leaner = if_recorded(leaner_fp8, view.facts)
+    noise = ", within noise" if is_noise(end.arm, best, view.facts.trial) else ""
+    if leaner and leaner[0] is best:
+        noise = f", with no difference in speed, and {leaner[1]:.1f} GiB less"
     if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
-        return f"FP8 gains too little, {took} at best"
+        return f"FP8 gains too little, {took} at best{noise}"
     if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
         little = view.most if view.has_little_to_gain else None
         why = f"cannot give more than {little.speedup:.2f}x here" if little else "no other FP8 was timed"
         return f"FP8 takes {took} as you run it, and {why}"
-    leaner = if_recorded(leaner_fp8, view.facts)
-    noise = " within noise" if is_noise(end.arm, best, view.facts.trial) else ""
-    if leaner and leaner[0] is best:
-        noise = f" with no difference in speed, and {leaner[1]:.1f} GiB less"
     if end.changes:
         fixed = f"with every fix it takes {in_ms(end.arm.step_ms)}"
-        return f"{fixed}, the fastest FP8 that was timed {took}{noise and f',{noise}'}"
+        return f"{fixed}, the fastest FP8 that was timed {took}{noise}"
     if best.name == ArmName.AS_IS:
         return f"your FP8 step as it is, {took}, is the fastest FP8 that was timed"
-    return f"the fastest FP8 that was timed takes {took}{noise and f',{noise}'}"
+    return f"the fastest FP8 that was timed takes {took}{noise}"
 
 
 def _untimed(fp8: Arm) -> str:

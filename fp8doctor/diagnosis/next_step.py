@@ -74,9 +74,9 @@ def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
         if each.code not in checks or each.outcome != "unknown" or _waits_for_trial(each):
             continue
         if checks[each.code].may_raise and not ran:
-            told.append(f"whether the step raises on a GPU: {_reason(each, facts)} ({each.code})")
+            told.append(f"does the step raise on a GPU? {each.code} could not tell: {_reason(each, facts)}")
         elif checks[each.code].may_stop_learning and learns:
-            told.append(f"whether the layers learn: {_reason(each, facts)} ({each.code})")
+            told.append(f"do the layers learn? {each.code} could not tell: {_reason(each, facts)}")
     return told
 
 

@@ -27,6 +27,7 @@ from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.conversion import starting, untold
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import invalidates
 from fp8doctor.diagnosis.giving_up import (
     changes_fp8,
     fixed_checks,
@@ -58,7 +59,8 @@ FREE_THE_GPU = "free-the-gpu"
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``.
 
-    Breakage comes first, then obstacles to FP8, then ms saved, then severity. To give FP8 up comes last: it
+    Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then ms
+    saved, then severity. To give FP8 up comes last: it
     is measured against FP8 with all other steps. A symptom whose cause was found as more than information is
     dropped, and so is information that saves nothing for sure. Findings with the same treatment become one
     step.
@@ -74,7 +76,7 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
         if finding.severity == "info" and not _may_save(finding.saving_ms):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
-    ranked = sorted(steps.values(), key=lambda group: min(map(_rank, group)))
+    ranked = sorted(steps.values(), key=_place)
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
 
 
@@ -109,6 +111,11 @@ def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
 def _may_save(saving: Saving | None) -> bool:
     """Return whether information promises milliseconds that its timing must confirm."""
     return saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
+
+
+def _place(group: list[Finding]) -> tuple[object, ...]:
+    first = min(map(_rank, group))
+    return *first[:3], not any(map(invalidates, group)), *first[3:]
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:

@@ -271,11 +271,11 @@ def _untried(report: Document, steps: Sequence[Step]) -> str:
     missing = {name: n for name, n in _fixing(report, steps).items() if end and name not in end.changes}
     if not missing or len(steps) == 1 or (end and end.in_bf16):
         return ""
-    return f" If NaN comes back, add {numbered([*missing], missing)} (not tried)."
+    return f" Do {numbered([*missing], missing)} too: it removes the cause, and was not timed."
 
 
 def _finite(report: Document) -> str:
     """Say whether the step that the plan ends in was seen to be finite."""
     end = trial_view(report.facts).end
     seen = end is not None and end.arm.get("non_finite") == ()
-    return "Its loss and gradients were finite." if seen else "Check that the loss stays finite."
+    return "Loss and gradients were finite in its steps." if seen else "Check that the loss stays finite."

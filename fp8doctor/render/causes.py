@@ -216,7 +216,7 @@ def _cause_from(cause: Finding | Step, saving: Saving | None = None, report: Doc
         return Cause(as_sentence(title), cause.code)
     where = _timed_on(saving.from_ms, report) if report else ""
     ms, whole = f"{saving.middle:,.1f}", f"{saving.from_ms:,.1f}"
-    told = f"{ms} ms/step in {where} ({whole})" if where else f"{ms} of {whole} ms/step"
+    told = f"{ms} of {whole} ms/step{f' in {where}' if where else ''}"
     if " ms" in title:
         return Cause(as_sentence(title), cause.code, saving.middle)
     alike = of is not None and traits(of.name).helps_bf16_too

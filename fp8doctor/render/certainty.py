@@ -155,6 +155,9 @@ def _of_times(report: Document, view: TrialView) -> str:
     answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
     if view.may_become_even and not view.side_is_wrong:
         return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or equal: not sure{end}"
+    if not side(speedup.median) and (beyond := side(speedup.low) or side(speedup.high)):
+        sides = f"Not {SIDES[-beyond]}: yes. {SIDES[beyond].capitalize()} or equal: not sure"
+        return f"{sides}, {size} {rounds}{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
     if not because:

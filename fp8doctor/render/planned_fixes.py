@@ -69,7 +69,7 @@ def shown_fix(step: Step, steps: Sequence[Step], facts: Facts) -> Fix:
     how = HOW_TO_USE.get(step.treatment.kind, "") if _has_lines(code) else ""
     beside = numbered(step.together, fixes)
     gives = (
-        f"saves together with {beside}"
+        f"its saving is counted in {beside}"
         if beside and step.saving_ms is None
         else f"together with {beside} {saves(step.saving_ms)}"
         if beside

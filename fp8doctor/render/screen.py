@@ -5,6 +5,7 @@ Terminal, Markdown, HTML and notebooks render this one model; `fp8doctor.render.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
@@ -57,6 +58,17 @@ LEAST_PCT = 1.0
 
 LONGEST_REASON = 200
 """Characters of a reason that are shown below the table: two lines of a terminal. A choice of length."""
+
+
+WITHOUT_A_PRONOUN = {
+    " before it$": "",
+    "would not have been enough for it$": "would not have been enough",
+    "for the ([\\d,]+ s) that it takes$": r"for \1 more",
+    "^it changes (.+), which has no time$": r"the base, \1, was not timed",
+    "too small for it$": "too small",
+    "^it ": "",
+}
+"""Reason of one variant -> reason of several."""
 
 
 class VariantRow(Struct, frozen=True):
@@ -248,7 +260,12 @@ def _untimed(timing: Timing | None) -> str:
 
 
 def _in_short(reason: str) -> str:
-    """Keep the first sentence of a long message, or what fits of it; ``-v`` shows all."""
+    """Keep the first sentence of a long message, or what fits of it; ``-v`` shows all.
+
+    It stands behind several variants, so it has no pronoun.
+    """
+    for told, in_a_list in WITHOUT_A_PRONOUN.items():
+        reason = re.sub(told, in_a_list, reason)
     if len(reason) <= LONGEST_REASON:
         return reason
     first = reason.partition(". ")[0]

@@ -95,7 +95,7 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     told = whole_step_in_words(facts, 61.9 / 56.5, None, 61.9)
     low, high = (61.9 + 22.8) / 91.7, (68.9 + 5.4 + 22.8) / 91.7
     assert told.startswith(f"The whole step is {low:.2f}x to {high:.2f}x the speed of BF16 (estimated): ")
-    assert told.endswith(", its GPU waits 12.4 ms longer than the copy's.")
+    assert told.endswith(", its GPU is idle 12.4 ms longer than the copy's.")
     assert whole_step_in_words(facts, None, 1.10, 56.5).startswith("The whole step would be at most ")
 
 

@@ -33,7 +33,7 @@ def test_nan_in_fp8_leads_the_recorded_screen() -> None:
     assert said.what == "FP8 gives NaN: the model does not learn"
     assert said.why == ("NaN or infinity in loss and gradients in FP8.",)
     assert [step.code for step in report.prescription] == ["NUM001", "CMP001"]
-    assert "Its loss and gradients were finite." in said.then.sentence
+    assert "Loss and gradients were finite in its steps." in said.then.sentence
 
 
 def test_a_step_that_is_not_finite_has_no_speed_in_the_table() -> None:

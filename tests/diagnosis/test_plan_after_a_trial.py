@@ -256,7 +256,7 @@ def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary
     last = report.prescription[-1].treatment
     assert last.summary.startswith(summary)
     assert last.code == f"# leave out the conversion to FP8\n{lines}"
-    assert "\nBF16 compiled your way" in render(report)
+    assert "\nBF16, your torch.compile" in render(report)
 
 
 EAGER = Finding(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.analysis.arms import all_changes, changes_in_bf16, ratio_on_screen, timed_on_gpu
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, fair_bf16, ratio_on_screen, timed_on_gpu
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.plan_end import is_in_fp8
+from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, is_in_fp8
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.giving_up import COMPILATION
@@ -130,3 +131,14 @@ def test_no_screen_without_a_fix_is_silent_about_a_faster_variant(name: str) -> 
     report, view = TRIALS[name]
     if not report.prescription and view.end and view.end.hidden and report.verdict.status != "too_noisy":
         assert "within the noise" in " ".join(first_screen(report).answer.fix)
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_fixes_that_keep_fp8_end_faster_than_bf16_or_leaner(name: str) -> None:
+    """Nobody carries out fixes to arrive within the noise of BF16."""
+    _, view = TRIALS[name]
+    end = view.end
+    if view.uses_fp8 and end and end.changes and not end.in_bf16:
+        bf16 = fair_bf16(view.facts, end.arm)
+        if bf16 and not gib_saved_at_no_cost(bf16, end.arm, view.facts.trial):
+            assert ratio_on_screen(bf16, end.arm).median >= 1 + EVEN

@@ -474,7 +474,7 @@ def test_the_faster_form_of_a_conversion_stands_and_says_which_it_is() -> None:
     assert "With FP8 (tensorwise, under your own torch.compile) the step would take 80.0" in (
         report.verdict.summary
     )
-    assert "\nFP8 tensorwise compiled your way" in render(report)
+    assert "\nFP8 tensorwise, your torch.compile" in render(report)
 
 
 def test_arms_of_different_windows_are_compared_as_widely_as_both_allow() -> None:

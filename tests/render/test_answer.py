@@ -267,11 +267,12 @@ def routed(*, compiled: bool) -> Document:
 def test_what_could_make_the_step_raise_stands_in_the_box() -> None:
     (fix,) = answer(routed(compiled=True)).fix
     assert fix.startswith(
-        "No check found anything to change. Open: whether the step raises on a GPU: whether each expert's "
+        "No check found anything to change. Open: does the step raise on a GPU? SHP007 could not tell: "
     )
-    assert "are a multiple of 16: fp8doctor found no router that decides them (SHP007); " in fix
+    assert "whether each expert's " in fix
+    assert "are a multiple of 16: fp8doctor found no router that decides them; " in fix
     assert "how fast and how exact it is. Time it on a GPU: fp8doctor decoder.py" in fix
-    assert answer(routed(compiled=False)).fix[-1].startswith("Open: whether the step raises on a GPU")
+    assert answer(routed(compiled=False)).fix[-1].startswith("Open: does the step raise on a GPU?")
 
 
 @pytest.mark.nightly
@@ -309,7 +310,7 @@ def test_an_open_check_that_could_mean_a_broken_job_is_in_the_box() -> None:
     unknown = replace(DECODER_468M.training, parameters_outside_optimizer=NOT_RECORDED)
     said = answer(diagnose(replace(DECODER_468M, training=unknown)))
     reason = "its facts were not recorded"
-    assert said.fix[-1] == f"Open: whether the layers learn: {reason} (MOD007)."
+    assert said.fix[-1] == f"Open: do the layers learn? MOD007 could not tell: {reason}."
     assert not any("Open: " in each for each in answer(diagnose(DECODER_468M)).fix)
 
 
@@ -353,7 +354,9 @@ def test_a_screen_whose_exit_code_is_1_has_the_mark_of_an_error(name: str) -> No
 def test_a_fix_of_a_nan_that_the_timed_step_lacks_is_called_untried() -> None:
     then = answer(load_report(RECORDED / "h200-static_scale.json.gz")).then.sentence
     assert then.startswith("With fix 2 alone: 53.8 ms")
-    assert then.endswith("Its loss and gradients were finite. If NaN comes back, add fix 1 (not tried).")
+    assert then.endswith(
+        "Loss and gradients were finite in its steps. Do fix 1 too: it removes the cause, and was not timed."
+    )
 
 
 @pytest.mark.parametrize("bf16_ms", [60.0, 200.0])

@@ -115,7 +115,9 @@ def test_a_converted_base_that_was_unfrozen_later(look: Look) -> None:
     assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
     model.base_model.model.model.layers[0].mlp.requires_grad_(True)
     finding = found(look(model, optimizer=optimizer))
-    assert finding.title == "3 trainable parameter tensors are in no optimizer group"
+    assert finding.title == (
+        "3 trainable parameter tensors are in no optimizer group, so no step updates them"
+    )
     assert finding.evidence["first"][0] == "base_model.model.model.layers.0.mlp.gate_proj.base_layer.weight"
 
 
