@@ -46,9 +46,11 @@ def require_torch(wanted: str, *others: str) -> None:
         number = re.match(r"(\d+)\.(\d+)", lacks)
         if number is None or tuple(map(int, number.groups())) >= tuple(map(int, OLDEST_TORCH.split("."))):
             return
+    enough = " (a CPU build is enough)" if others else ""
     raise UserError(
-        f"{wanted} needs torch {OLDEST_TORCH} or newer, and the Python that runs fp8doctor has {lacks}. Add "
-        f'--python "$(which python)" to use the Python that you train with, or type: {torch_line(*others)}'
+        f"{wanted} needs torch {OLDEST_TORCH} or newer{enough}, and the Python that runs fp8doctor has "
+        f'{lacks}. Add --python "$(which python)" to use the Python that you train with, or type: '
+        f"{torch_line(*others)}"
     )
 
 

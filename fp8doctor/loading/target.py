@@ -20,7 +20,7 @@ from fp8doctor.wording import error_in_words, escaped
 
 OTHER_FILES = {
     ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
-    ".json": "is JSON; a saved report is shown by 'fp8doctor report'",
+    ".json": "is JSON: 'fp8doctor plan' reads a configuration, 'fp8doctor report' a saved report",
 }
 """Suffix of files that are not Python -> what to do."""
 
@@ -71,7 +71,10 @@ def locate(target: str) -> Source:
             )
         return Source(Path(os.path.abspath(path)), None, attribute)
     if os.path.isdir(path) and not is_package:
-        raise UserError(f"{escaped(name)} is a folder; name the file in it that holds the model")
+        raise UserError(
+            f"{escaped(name)} is a folder; name the file in it that holds the model. "
+            "'fp8doctor plan' reads the folder of a checkpoint"
+        )
     if os.path.exists(path) and not is_package:
         raise UserError(f"{escaped(name)} is not a regular file")
     if is_module and not name.endswith(".py"):

@@ -26,7 +26,7 @@ FILTERS = ("module_filter_fn", "module_filter_func")
 HANDLERS = ("TERecipeKwargs", "AORecipeKwargs")
 CONFIG = "Float8LinearConfig"
 
-MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] )")
+MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
 """Comments of a fix that ask for more than its lines, or for a choice."""
 
 OPTIMIZER = re.compile(r"optim|adam|sgd|adagrad|lion|muon|shampoo", re.IGNORECASE)
@@ -62,8 +62,8 @@ def placed(steps: Sequence[Step], script: Source) -> list[Placed]:
 
 def _edits(treatment: Treatment, script: Source) -> Iterator[Edit]:
     name, code = treatment.name, treatment.code
-    if MORE_TO_DO.search(code):
-        raise NotPlacedError("it asks for a choice, or for more than lines in the script")
+    if more := MORE_TO_DO.search(code):
+        raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
     if treatment.kind == "shell":
         yield from _environment(code, script)
         return

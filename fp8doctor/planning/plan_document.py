@@ -137,7 +137,9 @@ def answer(found: Sequence[Row], options: Options) -> str:
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}{', compiled' if best.compiled else ''}"
     if (best.speedup or 0.0) < 1 + EVEN:
-        return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
+        fit = best.largest_batch or 0
+        more = f" A larger --batch may change this: {fit:,} fit." if fit > options.batch else ""
+        return f"{on} stay in BF16: the best recipe, {how}, gives {told}.{more}"
     return " ".join((f"{on} use {how}: {told}.", *_remarks(best, fitting)))
 
 

@@ -121,7 +121,10 @@ def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
         ),
         ("model.py:a b", "'a b' is no name in Python"),
         ("notes.ipynb", "notes.ipynb is a notebook; call fp8doctor.inspect_model(model)"),
-        ("saved.json", "saved.json is JSON; a saved report is shown by 'fp8doctor report'"),
+        (
+            "saved.json",
+            "saved.json is JSON: 'fp8doctor plan' reads a configuration, 'fp8doctor report' a saved report",
+        ),
         ("/dev/null", "/dev/null is not a regular file"),
         ("no\x1b[31m\nsuch.py", "no such file: no\\x1b[31m\\nsuch.py"),
         ("<script>alert(1)</script>.py", "no such file: <script>alert(1)</script>.py"),

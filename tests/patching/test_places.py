@@ -322,9 +322,14 @@ def test_variables_come_before_the_first_import_that_may_read_them() -> None:
         (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP, "several statements"),
         ("import torch\nprint('A')", "a", "export A=1", "line 2 uses this variable"),
         ("import torch\n", "a", "export LD_PRELOAD=x.so", "before Python starts"),
-        ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch", "choice"),
+        ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch", "or, for FP8"),
         ("import torch\n", "a", "pip install torch", "command"),
-        (OPTIMIZED, "stay-in-bf16", "# leave out the conversion to FP8\n" + BLOCKS, "more than lines"),
+        (
+            OPTIMIZED,
+            "stay-in-bf16",
+            "# leave out the conversion to FP8\n" + BLOCKS,
+            "leave out the conversion",
+        ),
         (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)", "a fix of this kind"),
     ],
 )

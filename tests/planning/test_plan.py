@@ -201,12 +201,25 @@ def test_an_unknown_option_is_named() -> None:
         fp8doctor.plan(LLAMA_8B, gpu="H100")
 
 
+LLAMA_1B = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+
+
 @pytest.mark.parametrize(
     ("config", "options", "sentence"),
     [
         (LLAMA_8B, {"gpus": "A100"}, "On A100 there is no estimate, only of BF16: the GPU has no FP8"),
         (LLAMA_8B, {"gpus": "H200,L4"}, "On L4 this job does not fit: BF16 needs "),
         (LLAMA_8B, {"recipe": "mxfp8", "stack": "te"}, "only of BF16: it does not run there."),
+        (LLAMA_1B, {"dp": 8}, "stay in BF16: the best recipe, "),
+        (LLAMA_1B, {"dp": 8}, ". A larger --batch may change this: "),
         (LLAMA_8B, {"gpus": "MI300X", "recipe": "mxfp8"}, "there is no estimate: it does not run there."),
     ],
 )
