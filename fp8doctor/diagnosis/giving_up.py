@@ -11,7 +11,7 @@ from fp8doctor.analysis.arms import is_finite, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_host import modelled_host_bound
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
 from fp8doctor.analysis.treatment_table import (
@@ -33,6 +33,9 @@ from fp8doctor.wording import in_ms
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
+
+COMPILE = ".compile("
+"""In the code of a fix that compiles."""
 
 CONVERTS = "convert"
 """First words of treatments after which other layers may be in FP8."""
@@ -91,13 +94,22 @@ def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str
 def planned_speedup(
     facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]
 ) -> ModelledSpeedup | None:
-    """Model the step with the tokens and the layers in BF16 that the plan asks for."""
+    """Model the step with the tokens and the layers in BF16 that the plan asks for; None if it is unknown."""
     more = if_recorded(_with_more_tokens, facts, steps)
     facts = more or facts
     kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
     fewer = in_bf16(facts, kept) if kept else facts
     of = fewer if fewer.network.fp8 else facts
-    return expected_speedup(of, findings, as_it_ran=not (more or kept))
+    found = expected_speedup(of, findings, as_it_ran=not (more or kept))
+    return None if found and not found.loses and leaves_uncompiled(found, facts, steps) else found
+
+
+def leaves_uncompiled(found: ModelledSpeedup, facts: Facts, steps: Sequence[Step]) -> bool:
+    """Return whether the plan brings FP8 that it does not compile: the model is of compiled layers alone."""
+    compiles = any(traits(step.treatment.name).compiles or COMPILE in step.treatment.code for step in steps)
+    if not found.recipes or compiles or not any(map(changes_fp8, steps)):
+        return False
+    return any(each.compiled is None for each in to_convert(facts))
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:

@@ -16,7 +16,7 @@ from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
-from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup
+from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup
 from fp8doctor.diagnosis.next_step import more_time, timed
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
@@ -30,6 +30,9 @@ timed against its own copy may differ by."""
 
 GAIN = 0.01
 """Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
+
+
+NOT_COMPILED = "No estimate: nothing compiles the FP8 layers that this makes."
 
 
 class End(Struct, frozen=True):
@@ -56,7 +59,9 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     if not steps:
         return End("")
     known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
-    why = "" if known else why_not_modelled(facts, report.findings)
+    untold = None if known else expected_speedup(facts, report.findings)
+    compiled = untold and leaves_uncompiled(untold, facts, steps)
+    why = "" if known else NOT_COMPILED if compiled else why_not_modelled(facts, report.findings)
     how = f" To time it: {timed(facts)}" if why and timed(facts) else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 

@@ -8,8 +8,9 @@ from statistics import median
 
 import pytest
 
-from fp8doctor.analysis.modelled_speedup import watched_ms
+from fp8doctor.analysis.modelled_speedup import to_convert, watched_ms
 from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told
@@ -76,3 +77,19 @@ def test_bf16_has_the_communication_of_the_job(path: Path) -> None:
         if alone and ran and alone.parts and ran.parts:
             assert ran.parts.bf16_ms == pytest.approx(alone.parts.bf16_ms + exposed)
             assert median(report.facts.observed.steps_ms) == step_ms
+
+
+@EVERY
+def test_a_promise_of_compiled_fp8_has_a_fix_that_compiles(path: Path) -> None:
+    """The estimate of a conversion is of compiled layers."""
+    report, screen, _ = replayed(path)
+    expects = expected_speedup(report.facts, report.findings) if recorded(report.facts, "network") else None
+    if expects is None or not expects.recipes or screen.answer.then.basis != "modelled":
+        return
+    layers = to_convert(report.facts)
+    compiled = bool(layers) and all(each.compiled is not None for each in layers)
+    plan = [step.treatment for step in report.prescription]
+    compiles = any(traits(each.name).compiles or ".compile(" in each.code for each in plan)
+    if not compiled and not compiles and STAY_IN_BF16 not in {each.name for each in plan}:
+        assert f"{expects.best:.2f}x" not in screen.answer.then.sentence
+        assert "faster than now" not in screen.answer.then.sentence
