@@ -17,22 +17,22 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def write_text(path: Path, text: str, encoding: str = "utf-8") -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a file completely or leave it unchanged. Raises `UserError`."""
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding=encoding)  # pipes and devices cannot be replaced
+            path.write_text(text, encoding="utf-8")  # pipes and devices cannot be replaced
         else:
-            _replace(Path(os.path.realpath(path)), text, encoding)
+            _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _replace(path: Path, text: str, encoding: str) -> None:
+def _replace(path: Path, text: str) -> None:
     """Write a temporary file and rename it: a killed process leaves no partial file."""
     beside = path.with_name(f".fp8doctor-{os.urandom(8).hex()}")
     try:
-        with open(beside, "x", encoding=encoding) as file:
+        with open(beside, "x", encoding="utf-8") as file:
             file.write(text)
         if path.exists():
             shutil.copymode(path, beside)

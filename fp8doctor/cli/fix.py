@@ -62,12 +62,12 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     show("".join(_page(found, script, source.text, fixed)))
     if not apply or fixed == source.text:
         return FOUND if apply and found else OK
-    why = None if no_verify else _no_help(script, arguments, fixed, source.encoding)
+    why = None if no_verify else _no_help(script, arguments, fixed)
     if why:
         complain(f"{script} is unchanged: {why}")
         return FOUND
     shutil.copy2(script, backup)
-    write_text(script, fixed, source.encoding)
+    write_text(script, fixed)
     complain(f"wrote {script}; {backup} is the script as it was")
     return OK
 
@@ -118,7 +118,7 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
         return replay(report)
 
 
-def _no_help(script: Path, arguments: Sequence[str], fixed: str, encoding: str) -> str | None:
+def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
     """Run the script, then a copy with the fixes; say why they do not help, if so."""
     from fp8doctor.analysis.timed_step import timed_step
     from fp8doctor.diagnosis.answer import GRAVE
@@ -129,7 +129,7 @@ def _no_help(script: Path, arguments: Sequence[str], fixed: str, encoding: str) 
         why = step.missing or "there is no GPU here"
         raise UserError(f"{script} is unchanged: the fixes cannot be timed ({why}). --no-verify writes them")
     copy = script.with_name(f"fp8doctor_{os.urandom(4).hex()}_{script.name}")
-    write_text(copy, fixed, encoding)
+    write_text(copy, fixed)
     try:
         after = _watched(copy, arguments, "--no-trial", of=" with the fixes")
     except UserError as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -28,6 +27,9 @@ CONFIG = "Float8LinearConfig"
 
 MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
 """Comments of a fix that ask for more than its lines, or for a choice."""
+
+COMPILES = re.compile(r"(?<!\bre)\.compile\b|\btorch_compile\b")
+"""Words of a script that may compile its model."""
 
 OPTIMIZER = re.compile(r"optim|adam|sgd|adagrad|lion|muon|shampoo", re.IGNORECASE)
 """Names of what makes an optimizer."""
@@ -73,7 +75,10 @@ def _edits(treatment: Treatment, script: Source) -> Iterator[Edit]:
     elif name == "cache-off":
         edits = [*lines.cache_off()]
     elif name.startswith(("compile-", "convert-")):
-        edits = [*lines.compiles_nothing_yet()]
+        if found := COMPILES.search(script.text):
+            line = script.text.count("\n", 0, found.start()) + 1
+            raise NotPlacedError(f"line {line} compiles already, perhaps not always")
+        edits = [lines.insert()]
     else:
         raise NotPlacedError("fp8doctor does not place a fix of this kind")
     yield from (*edits, *lines.imports(edits))
@@ -167,7 +172,6 @@ class _Lines:
         """Replace a value that the script writes out; one that it computes has no certain place."""
         if isinstance(old, ast.Name) and not isinstance(new, ast.Lambda):
             old = self.only_value(old)
-        text = self.fix.of(new, self.renamed)
         if isinstance(new, ast.Lambda):
             yield Edit(
                 *self.script.span(old.body if isinstance(old, ast.Lambda) else old), self.narrow(old, new)
@@ -175,7 +179,8 @@ class _Lines:
         elif isinstance(new, ast.Call) and _name(old) == _name(new) == CONFIG:
             yield from self.set_on(old, new.keywords)  # type: ignore[arg-type]
         elif isinstance(old, ast.Constant) or _name(old).endswith(("from_recipe_name", "Scaling")):
-            if text != self.script.of(old):
+            if ast.dump(old) != ast.dump(new):
+                text = str(new.value) if isinstance(new, ast.Constant) else self.fix.of(new, self.renamed)
                 yield Edit(*self.script.span(old), text)
         else:
             raise NotPlacedError(f"line {old.lineno} computes {name}")
@@ -202,25 +207,14 @@ class _Lines:
 
     def cache_off(self) -> Iterator[Edit]:
         """Switch off the KV cache where the script sets it, else after the model is built."""
-        given = [each.value for each in ast.walk(self.script.tree) if _sets_cache(each)]  # type: ignore[attr-defined]
+        nodes = ast.walk(self.script.tree)
+        given = [each.value for each in nodes if isinstance(each, ast.keyword) and each.arg == "use_cache"]
+        if len(given) > 1 or self.script.text.count("use_cache") > len(given):
+            raise NotPlacedError("several lines are about use_cache")
         if not given:
             yield self.insert()
-        elif len(given) > 1 or not isinstance(given[0], ast.Constant):
-            raise NotPlacedError(f"line {given[0].lineno} computes use_cache, or several lines set it")
-        elif given[0].value is not False:
-            yield Edit(*self.script.span(given[0]), "False")
-
-    def compiles_nothing_yet(self) -> Iterator[Edit]:
-        """Insert the lines in a script that compiles nothing."""
-        for each in ast.walk(self.script.tree):
-            if isinstance(each, (ast.Attribute, ast.keyword)):
-                name = each.attr if isinstance(each, ast.Attribute) else each.arg
-                package = (
-                    self.script.qualified(each).partition(".")[0] if isinstance(each, ast.Attribute) else ""
-                )
-                if name in ("compile", "torch_compile") and package not in sys.stdlib_module_names:
-                    raise NotPlacedError(f"line {each.lineno} compiles already, perhaps not always")
-        yield self.insert()
+        elif getattr(given[0], "value", None) is not False:
+            yield from self.replace(given[0], ast.Constant(False), "use_cache")
 
     def insert(self) -> Edit:
         """Insert the lines where the script's only model is built and wrapped, and not yet trained."""
@@ -233,12 +227,7 @@ class _Lines:
             raise NotPlacedError(
                 f"several models are trained: {names}" if found else "no line trains a model"
             )
-        ((scope, model), uses) = next(iter(found.items()))
-        is_given = any(isinstance(each, ast.arg) and each.arg == model for each in ast.walk(scope))
-        if is_given and not any(
-            getattr(each, "attr", "") in ("backward", "train") for each in ast.walk(scope)
-        ):
-            raise NotPlacedError(f"line {uses[0].lineno} is in a function that does not train")
+        ((_, model), uses) = next(iter(found.items()))
         anchor, after = self.place_of(model, uses)
         renamed = {**self.renamed, "model": model}
         body = [each for each in self.fix.tree.body if not isinstance(each, (ast.Import, ast.ImportFrom))]
@@ -315,11 +304,3 @@ def _name(node: ast.expr) -> str:
 def _stands_for_own(argument: ast.expr) -> bool:
     """Return whether an argument in a fix stands for what the script passes now."""
     return (isinstance(argument, ast.Constant) and argument.value is ...) or _name(argument) == "model"
-
-
-def _sets_cache(node: ast.AST) -> bool:
-    """Return whether a keyword or an assignment sets ``use_cache``."""
-    targets = node.targets if isinstance(node, ast.Assign) else ()
-    return (isinstance(node, ast.keyword) and node.arg == "use_cache") or any(
-        isinstance(each, ast.Attribute) and each.attr == "use_cache" for each in targets
-    )

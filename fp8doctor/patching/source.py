@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -33,12 +31,10 @@ class Source:
 
     def __init__(self, content: bytes, name: str = "fix") -> None:
         try:
-            self.encoding = tokenize.detect_encoding(io.BytesIO(content).readline)[0]
-            self.text = content.decode(self.encoding)
+            self.data, self.text = content, content.decode()
             self.tree = parsed(self.text, name)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise UserError(f"cannot read {name} as Python: {error}") from None
-        self.data = self.text.encode()
+            raise UserError(f"cannot read {name} as Python in UTF-8: {error}") from None
         lines = re.findall(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", self.data)
         self.newline = "\r\n" if lines and lines[0].endswith(b"\r\n") else "\n"
         self.starts = [0]
@@ -52,20 +48,15 @@ class Source:
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         """Return the first byte of a node, and the one after its last."""
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        return (
-            self.starts[node.lineno - 1] + node.col_offset,
-            self.starts[node.end_lineno - 1] + node.end_col_offset,
-        )
+        end = self.starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        return self.starts[node.lineno - 1] + node.col_offset, end
 
     def of(self, node: ast.expr | ast.stmt, renamed: Mapping[str, str] = MappingProxyType({})) -> str:
         """Return the text of a node, some variables under other names."""
         start, end = self.span(node)
         names = [each for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in renamed]
-        return _edited(self.data[:end], [Edit(*self.span(each), renamed[each.id]) for each in names])[
-            start:
-        ].decode()
+        edits = [Edit(*self.span(each), renamed[each.id]) for each in names]
+        return _edited(self.data[:end], edits)[start:].decode()
 
     def qualified(self, node: ast.expr) -> str:
         """Name what an expression refers to, by the imports; empty for any other expression."""

@@ -162,7 +162,7 @@ def missing(script: Path) -> None:
     ("prepare", "why"),
     [
         (changed, "lora.py has changed since the report"),
-        (broken, "cannot read lora.py as Python: invalid syntax (lora.py, line 1)"),
+        (broken, "cannot read lora.py as Python in UTF-8: invalid syntax (lora.py, line 1)"),
         (read_only, "lora.py: it is read-only"),
         (backed_up, "lora.py.orig exists"),
         (missing, "No such file"),

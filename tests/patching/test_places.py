@@ -16,7 +16,7 @@ from fp8doctor import load_report
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
-from fp8doctor.patching.places import Placed, placed
+from fp8doctor.patching.places import placed
 from fp8doctor.patching.source import Source
 from tests.fixes.scripts import SCRIPTS
 
@@ -240,7 +240,7 @@ OPTIMIZED = "import torch\nmodel = build()\noptimizer = torch.optim.AdamW(model.
             "from transformers import LlamaConfig\nconfig = LlamaConfig(use_cache=True)\n",
             "LlamaConfig(use_cache=False)",
         ),
-        ("model.config.use_cache = True\n", "model.config.use_cache = False"),
+        ("import torch as t\nconfig = Config(use_cache=None)\n", "Config(use_cache=False)"),
         (OPTIMIZED, "build()\nmodel.config.use_cache = False\noptimizer"),
         (
             OPTIMIZED + "optimizer.step()\nimport re\nre.compile('x')",
@@ -288,12 +288,6 @@ def test_variables_come_before_the_first_import_that_may_read_them() -> None:
         ),
         ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS, "no line trains a model"),
         (OPTIMIZED + "model = my_own(model)\n", "compile-blocks", BLOCKS, "line 4 may wrap model"),
-        (
-            "import torch\ndef optimizer_of(net):\n    return torch.optim.SGD(net.parameters())\n",
-            "compile-blocks",
-            BLOCKS,
-            "a function that does not train",
-        ),
         (
             "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n",
             "compile-blocks",
@@ -347,19 +341,15 @@ def test_a_second_fix_of_the_same_argument_is_refused() -> None:
     assert "an earlier fix" in second.reason
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
-def test_other_encodings(encoding: str) -> None:
-    cookie = "# -*- coding: latin-1 -*-\n" if encoding == "latin-1" else ""
+def test_letters_beyond_ascii_do_not_move_an_edit() -> None:
     optimizer = "optimizer = torch.optim.AdamW(model.parameters())"
-    script = f"{cookie}name = 'é'; import torch\nmodel = build('é')\n{optimizer}"
-    source = Source(script.encode(encoding), "train.py")
-    (found,) = placed([step("compile-blocks", BLOCKS)], source)
-    assert isinstance(found, Placed)
-    assert f"{BLOCKS}\noptimizer" in source.edited(found.edits)
-    assert source.text.encode(source.encoding) == script.encode(encoding)
+    script = f"name = 'é'; import torch\nmodel = build('éé')\n{optimizer}  # é"
+    assert fixed(script, step("compile-blocks", BLOCKS)) == script.replace(
+        "optimizer =", f"{BLOCKS}\noptimizer ="
+    )
 
 
-@pytest.mark.parametrize("script", [b"def f(:\n", b"\xff\xfe\n", b"a\0b"])
+@pytest.mark.parametrize("script", [b"def f(:\n", b"\xff\xfe\n", b"\xef\xbb\xbfx = 1", b"a\0b"])
 def test_what_is_not_python(script: bytes) -> None:
     with pytest.raises(UserError, match=r"train\.py"):
         Source(script, "train.py")
