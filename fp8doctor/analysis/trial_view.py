@@ -31,7 +31,7 @@ from fp8doctor.analysis.outcome import (
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.speedup_bound import Ceiling
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16
 from fp8doctor.facts.no_number import why_of
@@ -142,7 +142,7 @@ class TrialView(Struct, frozen=True):
 
 
 def _compiles(names: Iterable[str]) -> bool:
-    return any(family(name) == family(COMPILE_BLOCKS) for name in names)
+    return any(family(name) == family(COMPILE_BLOCKS) and name != CUDA_GRAPHS for name in names)
 
 
 def trial_view(facts: Facts) -> TrialView:

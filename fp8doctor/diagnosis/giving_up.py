@@ -15,6 +15,7 @@ from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
 from fp8doctor.analysis.treatment_table import (
+    CUDA_GRAPHS,
     KEEP_IN_BF16,
     MORE_TOKENS,
     OPTIMIZER_LAST,
@@ -224,7 +225,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     leaner = if_recorded(leaner_fp8, view.facts)
     noise = ", within noise" if is_noise(end.arm, best, view.facts.trial) else ""
     if leaner and leaner[0] is best:
-        noise = f", with no difference in speed, and {leaner[1]:.1f} GiB less"
+        noise = f": no difference in speed, and {leaner[1]:.1f} GiB less if memory is short"
     if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
         return f"FP8 gains too little, {took} at best{noise}"
     if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
@@ -241,7 +242,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
 
 def _untimed(fp8: Arm) -> str:
     """Name the FP8 that decides and that the budget left no time for."""
-    if any(traits(name).compiles for name in fp8.treatments):
+    if any(traits(name).compiles and name != CUDA_GRAPHS for name in fp8.treatments):
         return "compiled FP8" if len(fp8.treatments) == 1 else "compiled FP8 with the other fixes"
     return "FP8 with its fixes" if fp8.name == ArmName.PRESCRIBED else "any other FP8"
 

@@ -199,7 +199,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
         saved = _gain(1.0, steps)
-        gain = f"{_with_all(steps)}: {saved} (estimated)." if saved else _unknown_gain(report, steps)
+        gain = f"The step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
         return f"FP8 cannot win here (estimated). {gain}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
     now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None

@@ -9,7 +9,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.no_estimate import unknown_part
-from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall, signed
+from fp8doctor.analysis.step_difference import PART_NAMES, REST, Waterfall, signed
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
@@ -260,7 +260,8 @@ def unfixed_problems(report: Document) -> Iterator[Finding]:
 
 def divided(found: Waterfall, report: Document) -> Cause:
     """Divide the difference of FP8 and BF16, the largest part first."""
-    parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))[:MOST_PARTS]
+    known = ((name, ms) for name, ms in found.parts_ms.items() if name != REST)
+    parts = sorted(known, key=lambda each: -abs(each[1]))[:MOST_PARTS]
     shown = [(PART_NAMES.get(name, name), round(ms, 1)) for name, ms in parts]
     rest = ("rest", found.difference_ms - sum(ms for _, ms in shown))
     named = ", ".join(f"{name} {signed(ms)}" for name, ms in (*shown, rest) if abs(ms) >= NONE_MS)

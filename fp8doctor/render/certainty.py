@@ -127,11 +127,11 @@ def _with_the_fix(view: TrialView) -> str:
     speed, doubts = ratio_on_screen(bf16, fp8), "; ".join(_doubts(view))
     rounds, why = f"in {plural(len(fp8.rounds_ms), 'round')}", f": {doubts}" if doubts else ""
     if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
-        return f"{'No' if doubts else 'Yes'}: with the fix {_speed(speed)} {rounds}{why}."
+        return f"{'No' if doubts else 'Yes'}: FP8 with its fixes runs at {_speed(speed)} {rounds}{why}."
     answer, size = SIDES[side(speed.median)], _size(speed, None)
     if doubts:
-        return f"{answer.capitalize()} with the fix: yes. How much: no, {size} {rounds}{why}."
-    return f"Yes: with the fix {size} {answer} {rounds} (90% interval)."
+        return f"FP8 with its fixes is {answer}: yes. How much: no, {size} {rounds}{why}."
+    return f"Yes: FP8 with its fixes is {size} {answer} {rounds} (90% interval)."
 
 
 def _of_times(report: Document, view: TrialView) -> str:
@@ -156,7 +156,8 @@ def _of_times(report: Document, view: TrialView) -> str:
     if view.may_become_even and not view.side_is_wrong:
         return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or equal: not sure{end}"
     if not side(speedup.median) and (beyond := side(speedup.low) or side(speedup.high)):
-        sides = f"Not {SIDES[-beyond]}: yes. {SIDES[beyond].capitalize()} or equal: not sure"
+        now = " as it is" if view.end and not view.end.is_as_is else ""
+        sides = f"Not {SIDES[-beyond]}{now}: yes. {SIDES[beyond].capitalize()} or equal: not sure"
         return f"{sides}, {size} {rounds}{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, is_in_fp8
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
-from fp8doctor.diagnosis.giving_up import COMPILATION
+from fp8doctor.code_snippets import settings
+from fp8doctor.diagnosis.giving_up import COMPILATION, changes_fp8_alone
 from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.facts import Arm
 from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
@@ -36,7 +38,7 @@ ALL = (
     *RECORDINGS,
     *(
         path
-        for of in ("benchmarks", "running")
+        for of in ("benchmarks", "running", "sharded")
         for path in files(Path(__file__).parents[1] / of / "recorded")
     ),
 )
@@ -82,6 +84,11 @@ def test_no_variant_that_was_timed_is_clearly_faster_than_the_plan(name: str) ->
             assert hidden or faster.median <= 1 + SELF_CHECK_TOLERANCE, each.name
 
 
+def _set_by(code: str) -> Iterator[tuple[str, str | None]]:
+    for line in code.splitlines():
+        yield from settings(line).items()
+
+
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_no_fix_undoes_another(path: Path) -> None:
     """Two ways to compile, two recipes, a fix of FP8 beside leaving it off, or two values of a setting."""
@@ -89,7 +96,12 @@ def test_no_fix_undoes_another(path: Path) -> None:
     names = [step.treatment.name for step in report.prescription]
     for one, other in itertools.combinations(names, 2):
         assert family(one) != family(other), (one, other)
-    if STAY_IN_BF16 in names and name_of(path) in TRIALS:
+    for one, other in itertools.combinations(report.prescription, 2):
+        said, again = (dict(_set_by(step.treatment.code)) for step in (one, other))
+        assert all(again[name] == said[name] for name in said.keys() & again.keys()), (one, other)
+    if STAY_IN_BF16 in names:
+        others = [step for step in report.prescription if step.treatment.name != STAY_IN_BF16]
+        assert not [step.treatment.name for step in others if changes_fp8_alone(step)]
         assert not {family(name) for name in names} & {"convert", "recipe", COMPILATION}
 
 

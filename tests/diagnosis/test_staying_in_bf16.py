@@ -25,11 +25,14 @@ def staying(path: Path) -> tuple[Report, Screen, TrialView, str]:
 
 @EVERY
 def test_bf16_is_for_now_if_and_only_if_fp8_is_undecided(path: Path) -> None:
-    _, screen, _, told = staying(path)
+    _, screen, view, told = staying(path)
     then = screen.answer.then.sentence
     assert "Not every FP8 variant was timed" not in then
     if told:
         assert ("for now" in told) == ("FP8 is undecided" in then)
+        as_is = view.as_is
+        if "compiled FP8" in told and as_is:
+            assert not as_is.get("graphs_run")
         assert not any("may gain" in each.text for each in screen.notices)
 
 

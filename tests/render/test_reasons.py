@@ -41,6 +41,7 @@ def test_the_parts_of_a_measured_difference_add_up_to_the_title(path: Path) -> N
     apart = round(fp8 - bf16, 1)
     assert (number(found[1]), found[2]) == (abs(apart), "longer" if apart > 0 else "less")
     assert total(found[3]) == pytest.approx(apart, abs=0.01)
+    assert found[3].count("rest ") <= 1
 
 
 @EVERY
