@@ -151,7 +151,7 @@ def _made_of(of: Arm) -> tuple[str, ...]:
 
 
 def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
-    """Name what a BF16 variant changes beside leaving FP8 off; empty for a baseline."""
+    """Name what a BF16 variant changes besides leaving FP8 off; empty for a baseline."""
     if name == ArmName.BF16_PRESCRIBED or change_in_bf16(name):
         return frozenset(treatments)
     return next((changes for changes, each in BF16_WITH.items() if each == name), frozenset())

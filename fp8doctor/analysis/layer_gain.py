@@ -42,7 +42,9 @@ def cast_shares(shape: LayerShape) -> dict[Layout, float]:
     recipe = named(shape.recipe)
     if recipe.cast_bytes is None:
         raise Unrecorded(
-            LayerShape, "casts_ms", f"how much of the casts each GEMM needs is not known of {shape.recipe!r}"
+            LayerShape,
+            "casts_ms",
+            f"how much of the casts each matmul needs is not known of {shape.recipe!r}",
         )
     activation, weight = recipe.cast_bytes
     straight = recipe.frozen_cast_share * activation

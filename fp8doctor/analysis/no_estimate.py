@@ -71,7 +71,7 @@ def unknown_part(facts: Facts) -> str:
 
 
 def _as_plain_fp8(facts: Facts) -> Facts:
-    """Take away what FP8 layers with a forward of their own compute beside the matmul."""
+    """Take away what FP8 layers with a forward of their own compute next to the matmul."""
     linears = (
         replace(each, features={**each.features, OWN_FORWARD: False})
         if OWN_FORWARD in each.features

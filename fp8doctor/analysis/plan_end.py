@@ -39,7 +39,7 @@ class PlanEnd(Struct, frozen=True):
     in_bf16: bool
     """True if no layer of it runs in FP8."""
     changes: tuple[str, ...]
-    """Treatments beside the conversion, or beside leaving FP8 off and compiling."""
+    """Treatments besides the conversion, or besides leaving FP8 off and compiling."""
     hidden: Arm | None = None
     """The fastest variant that may be faster than this one, if noise hides it."""
 

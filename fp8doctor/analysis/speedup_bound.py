@@ -116,7 +116,7 @@ def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
     if not profiled:
         return None
     _, name, fastest = min(profiled, key=lambda each: each[0])
-    return f"the GEMMs of the arm {name}", part_ms(fastest, "GEMMs")
+    return f"the matmuls of the variant {name}", part_ms(fastest, "GEMMs")
 
 
 def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
@@ -133,7 +133,7 @@ def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
         for each in shapes
     )
     theirs = min(gemms_ms, bf16 * micro_batches(facts))
-    return "the GEMMs of every shape timed alone", gemms_ms - theirs * (1 - best / bf16)
+    return "the matmuls of every shape timed alone", gemms_ms - theirs * (1 - best / bf16)
 
 
 def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:

@@ -134,7 +134,7 @@ def _where(facts: Facts) -> str:
     """Say what is known of the difference."""
     found = facts.get("observed.breakdown")
     if found is None or not found.reliable or found.host_wait_pct is None:
-        return "the rest is what the script does beside it"
+        return "the rest is what the script does besides"
     return (
         f"in the script the GPU is idle for {found.idle_ms:,.1f} ms, and {percent(found.host_wait_pct)} of "
         "its gaps end with a kernel that was launched too late, as where data workers or logging hold the "

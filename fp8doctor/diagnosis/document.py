@@ -238,7 +238,7 @@ def contradiction(facts: Facts) -> str | None:
             return f"it says that {adapters} of {of} parameters are the adapters'"
     for arm in facts.arms():
         if arm.get("tried") and (lacks := _lacks(arm)):
-            name = repr(arm.name) if recorded(arm, "name") else "an arm"
+            name = repr(arm.name) if recorded(arm, "name") else "a variant"
             return f"it says that {name} was timed, and has no {lacks}"
         breakdown = arm.breakdown if recorded(arm, "breakdown.families_ms") else None
         if breakdown and min(breakdown.families_ms.values(), default=0) < 0:

@@ -47,8 +47,8 @@ def as_estimated(
 ) -> tuple[Step, ...]:
     """Leave FP8 off if no GPU compared it with BF16, and it loses with the whole plan by the cost model.
 
-    The steps stay if the job neither holds FP8 nor asks for it, or if its batch is made up: a larger one may
-    pay.
+    The steps stay if the job neither holds FP8 nor asks for it, or if its batch is synthetic: a larger
+    one may pay.
     """
     facts = view.facts
     if view.on_gpu and view.bf16:

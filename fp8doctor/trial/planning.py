@@ -167,7 +167,7 @@ class VariantPlanner:
     def tried_unasked(self, base: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
         """Plan the explorations on top of ``base``.
 
-        If one graph holds several blocks, recipes are tried block by block: the graph would compile anew for
+        If one graph holds several blocks, recipes are tried block by block: the graph would compile again for
         each of them.
         """
         unasked = explorations(self.context(proposals))

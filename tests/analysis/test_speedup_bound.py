@@ -43,7 +43,7 @@ def with_shapes(facts: Facts, *shapes: LayerShape) -> Facts:
 def test_the_gemms_of_the_fastest_fp8_step_bound_it() -> None:
     found = ceiling(timed(ON_H200, BF16, FP8_EAGER, FP8_COMPILED))
     assert found is not None
-    assert (found.basis, found.source) == ("measured", "the GEMMs of the arm prescribed")
+    assert (found.basis, found.source) == ("measured", "the matmuls of the variant prescribed")
     assert found.speedup == pytest.approx(92.7 / (92.7 - 62.4 + 36.3))
     assert found.gemms_pct == pytest.approx(100 * 62.4 / 92.7)
 
@@ -72,7 +72,7 @@ def test_shapes_timed_alone_bound_it_where_no_fp8_step_was_profiled() -> None:
     )
     found = ceiling(facts)
     assert found is not None
-    assert (found.basis, found.source) == ("measured", "the GEMMs of every shape timed alone")
+    assert (found.basis, found.source) == ("measured", "the matmuls of every shape timed alone")
     assert found.fp8_gemms_ms == pytest.approx(62.4 * 2.5 / 3), "alone they take longer than in the step"
 
 
@@ -137,7 +137,7 @@ def test_an_arm_that_does_less_work_says_nothing_about_the_gemms() -> None:
     )
     found = ceiling(timed(ON_H200, BF16, FP8_EAGER, without))
     assert found is not None
-    assert found.source == "the GEMMs of the arm as_is"
+    assert found.source == "the matmuls of the variant as_is"
 
 
 ROWWISE: dict[str | None, Facts] = {

@@ -28,7 +28,7 @@ def test_what_the_script_loses_beside_its_model_is_told_first() -> None:
 
 def test_a_script_that_was_not_profiled() -> None:
     seen = replace(STARVED, observed=replace(STARVED.observed, breakdown=None))
-    assert "22.7 ms: the rest is what the script does beside it." in script_overhead(seen)
+    assert "22.7 ms: the rest is what the script does besides." in script_overhead(seen)
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_what_does_not_fit_even_then_says_so(memory: Memory) -> None:
     assert arms["bf16"].tried
     assert not arms["heavy"].tried
     assert arms["heavy"].why is Reason.DOES_NOT_FIT
-    assert arms["heavy"].reason == "the GPU's memory is too small for it, even beside bf16 alone"
+    assert arms["heavy"].reason == "the GPU's memory is too small for it, even with bf16 alone"
 
 
 def test_an_optimizer_of_copies_has_no_twin() -> None:

@@ -48,7 +48,7 @@ def test_a_layer_beside_compiled_blocks_is_compiled_and_the_blocks_stay_as_they_
     assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, (
         "a Float8Linear compiles in place"
     )  # type: ignore[arg-type]
-    with pytest.raises(NotTried, match="no uncompiled FP8 layer beside its blocks"):
+    with pytest.raises(NotTried, match="no uncompiled FP8 layer outside its blocks"):
         applied("compile-layers", changed)
 
 

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
     ("error", "why", "reason"),
     [
         (RuntimeError("shapes differ\nand more"), Reason.RAISES, "it raises RuntimeError: shapes differ"),
-        (torch.OutOfMemoryError("CUDA out of memory"), Reason.DOES_NOT_FIT, "even beside bf16 alone"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.DOES_NOT_FIT, "even with bf16 alone"),
         (NotTried("torchao cannot be imported"), Reason.NOT_APPLICABLE, "torchao cannot be imported"),
         (NotReplicable("it is sharded"), Reason.NOT_REPLICABLE, "it is sharded"),
     ],
@@ -130,7 +130,7 @@ def test_an_optimizer_that_was_made_up_is_no_fault_of_the_step() -> None:
     of = job(model=model, batch=torch.arange(8), loss=None)
     told = trial(of, AS_IS)
     assert told.why == Reason.NOT_REPLICABLE
-    assert "the optimizer that was made up for it raises RuntimeError: Adam does not support" in str(
+    assert "the optimizer that fp8doctor chose for it raises RuntimeError: Adam does not support" in str(
         told.reason
     )
     own = torch.optim.AdamW(model.parameters())

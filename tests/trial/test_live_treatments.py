@@ -82,7 +82,7 @@ def test_what_was_timed_is_what_a_live_model_gets(
 
 def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -> None:
     model = lora(llama().bfloat16())
-    with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer anew$"):
+    with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer again$"):
         carry_out(prescribed("adapters-to-bf16"), model, facts(model))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 

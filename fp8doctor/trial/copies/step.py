@@ -124,7 +124,7 @@ def _default_optimizer() -> Iterator[None]:
         if "CUDA error" in str(error):  # an earlier kernel may have caused it
             raise
         raise NotReplicable(
-            f"the optimizer that was made up for it raises {sentence(error)}; give yours, as "
+            f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "
             "build_optimizer(model) in a model file"
         ) from error
 

@@ -200,7 +200,7 @@ class Products(TorchFunctionMode):
     """Notes the rows that are multiplied by weights of layers that are not called themselves.
 
     A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
-    experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped GEMM by
+    experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
     all at once given the ends of their rows, a batched one by all with the same rows. A tensor subclass with
     experts is not seen.
     """

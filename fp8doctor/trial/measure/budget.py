@@ -51,7 +51,7 @@ NUMERICS_SHARE = 0.04
 
 ROUNDS_SHARE = 0.2
 """Share of the budget for rounds that nothing depends on. With 15 rounds instead of 6 a Llama 3B was
-predicted no better (0.3 to 1.5 % off, and 1.0 to 1.7), and took 16 s longer (H200, torch 2.11)."""
+predicted no better (0.3 to 1.5% off, and 1.0 to 1.7), and took 16 s longer (H200, torch 2.11)."""
 
 RECIPE_BUILD = 1.5
 """Build time of another recipe / of its base: 1.2 to 1.6 for rowwise in five models (H200, torch 2.11)."""
@@ -154,7 +154,7 @@ class Budget:
         """Make the reason of a variant that is not expected to fit."""
         return NoNumber(
             Reason.NOT_EXPECTED_TO_FIT,
-            f"the budget of {self.seconds:g} s has no room for the {max(1.0, takes_s):.0f} s that it takes",
+            f"the budget of {self.seconds:g} s is too short for the {max(1.0, takes_s):.0f} s that it takes",
         )
 
     def closing_s(self) -> float:

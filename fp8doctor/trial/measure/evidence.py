@@ -1,4 +1,4 @@
-"""Prove that a variant ran as its name says: graphs, FP8 GEMMs, executed blocks.
+"""Prove that a variant ran as its name says: graphs, FP8 matmuls, executed blocks.
 
 The profiler's raw events are counted (torch 2.11 and 2.13): its ``key_averages`` would take seconds.
 """
@@ -260,7 +260,7 @@ def profiled(
 
 
 def counted(profile: torch.autograd.profiler.profile | None, device: torch.device) -> StepProof:
-    """Count what a profiled step ran; FP8 GEMMs on CUDA by their kernels."""
+    """Count what a profiled step ran; FP8 matmuls on CUDA by their kernels."""
     operators = kernels = seen = 0
     regions: list[tuple[int, int]] = []
     linears: list[int] = []
@@ -292,7 +292,7 @@ def counted_in(trace: Trace, device: torch.device) -> StepProof:
 
 
 def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Count the same by operators, which miss Transformer Engine's FP8 GEMMs."""
+    """Count the same by operators, which miss Transformer Engine's FP8 matmuls."""
     with own_folder() as folder:
         file = Path(folder, "operators.json")
         observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))

@@ -27,7 +27,7 @@ _log = logging.getLogger("fp8doctor")
 HOST_BOUND = 0.05
 """Share of the step that the head start saves if the host sets the pace. A choice, below STP001's tenth,
 because a GPU's queue holds only a part of the launches: a Gemma 2B that is idle for a fifth of its step saved
-7 % (H100)."""
+7% (H100)."""
 
 ROUNDS, LONG_STEP_S = 2, 0.2
 """Steps of each kind, of which the shortest counts, and the seconds of a step of which one is enough."""

@@ -65,10 +65,10 @@ class Layout:
         root = unwrapped(job.model)
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
-        """Whether one graph holds several blocks, so each depth is compiled anew."""
+        """Whether one graph holds several blocks, so each depth is compiled again."""
         self._plans = depth.plans(root, within, as_one=self.as_one)
         self._deeper: list[depth.Plan] = []
-        """Plans that are tried first if the GPU has room for more than their steps."""
+        """Plans that are tried first if the GPU has memory for more than their steps."""
         if is_roomy(root, whole_gib(device)):
             roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
             self._deeper = [plan for plan in roomy if plan not in self._plans]
@@ -98,7 +98,7 @@ class Layout:
     def _laid_out(self, plan: depth.Plan) -> bool:
         """Lay a plan out if it fits, and give back what it took if it does not.
 
-        A deeper plan has to leave room for variants that take more. The last plan is tried in any case.
+        A deeper plan has to leave memory for variants that take more. The last plan is tried in any case.
         """
         deeper, least = plan in self._deeper, laid_out_gib(unwrapped(self.job.model), plan)
         if not deeper and plan is not self._plans[-1] and exceeds(least, room_gib(self.device)):

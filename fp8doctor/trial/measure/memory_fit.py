@@ -29,7 +29,7 @@ from fp8doctor.trial.variant import VariantPlan
 from fp8doctor.wording import percent
 
 MARGIN = 0.1
-"""Share of the free memory by which a prediction has to exceed it. A choice: predictions were mostly 1 % off
+"""Share of the free memory by which a prediction has to exceed it. A choice: predictions were mostly 1% off
 in 27 jobs, and the allocator cannot use every gap."""
 
 ROOMY = 0.2
@@ -44,7 +44,7 @@ SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 """Treatments that save no memory."""
 
 ALIKE = 1.01
-"""Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1 %."""
+"""Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
 
 WORTH_FREEING = 0.01
 """Share of the free memory that the other variants have to hold for a pair without them to be worth its

@@ -106,7 +106,7 @@ class Observer:
     def _look_at_others(self) -> None:
         """Note the use by other processes since the last look, in percent.
 
-        In a container this process cannot be told from them.
+        In a container this process cannot be distinguished from them.
         """
         used = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, self._card, self._since)
         if not used:

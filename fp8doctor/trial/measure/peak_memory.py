@@ -31,7 +31,7 @@ from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 
 CLOSE = 1.02
-"""Most / least bound of a peak up to which their middle is used: at most 1 % off, as extrapolated peaks."""
+"""Most / least bound of a peak up to which their middle is used: at most 1% off, as extrapolated peaks."""
 
 
 @dataclass(frozen=True)

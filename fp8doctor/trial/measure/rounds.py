@@ -91,7 +91,7 @@ def time_in_pairs(tracer: Tracer, attempts: Sequence[Attempt], samples: Samples)
         if room is not None and tracer.bench.frees_gib() < WORTH_FREEING * room:
             continue
         beside = reference.plan.name
-        which = f"{variant_in_a_sentence(attempt.plan.name)} beside {variant_in_a_sentence(beside)} alone"
+        which = f"{variant_in_a_sentence(attempt.plan.name)} with {variant_in_a_sentence(beside)} alone"
         tracer.run.progress(f"timing {which}", attempt.plan.name)
         again, found = _pair(tracer, attempt, reference, attempts[0], samples)
         attempt.no_number = again.no_number
@@ -120,7 +120,7 @@ def _pair(
     for each in (beside, again):
         bench.build(each, _built_by(reference, budget))
     if again.why is Reason.OUT_OF_MEMORY:
-        sentence = f"the GPU's memory is too small for it, even beside {reference.plan.name} alone"
+        sentence = f"the GPU's memory is too small for it, even with {reference.plan.name} alone"
         again.no_number = NoNumber(Reason.DOES_NOT_FIT, sentence)
     elif beyond := beyond_gpu(again, [as_is, again], bench.plan, gpu_gib(bench.device)):
         bench.drop(again, beyond)

@@ -29,15 +29,15 @@ from fp8doctor.trial.variant import VariantPlan, explores
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
-GPU, whose clocks are too high at the power limit: with three steps a block, six variants were 1.6 % too fast,
-with 150 ms 23 variants were 0.6 % off (medians, H100, tests/benchmarks/results/visits_h100.md)."""
+GPU, whose clocks are too high at the power limit: with three steps a block, six variants were 1.6% too fast,
+with 150 ms 23 variants were 0.6% off (medians, H100, tests/benchmarks/results/visits_h100.md)."""
 
 SETTLES_ITSELF_MS = 5 * SETTLING_MS
-"""Steps longer than this need no warm-up step: settling is at most a fifth of one, which makes 1.6 % into
-0.3 % (computed)."""
+"""Steps longer than this need no warm-up step: settling is at most a fifth of one, which makes 1.6% into
+0.3% (computed)."""
 
 CHANGING_MS = 15.0
-"""The same for the variant's other depths, which follow at once. Of steps of 1 ms the second was 1 to 4 %
+"""The same for the variant's other depths, which follow at once. Of steps of 1 ms the second was 1 to 4%
 longer than the ninth (a CPU)."""
 
 KEPT_MS, KEPT = 30.0, 2
@@ -48,14 +48,14 @@ LONG_STEP_MS = 200.0
 """Of longer steps one counts: it outlasts what varies."""
 
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-"""The range of five rounds covers the true median with 94 % (1 - 2 / 2^5); fewer do not reach 90 %."""
+"""The range of five rounds covers the true median with 94% (1 - 2 / 2^5); fewer do not reach 90%."""
 
 MOST_WHILE_UNDECIDED = 4
 """Multiples of `MOST_ROUNDS` to take while the question is open: four halve the interval."""
 
 ASKED_EACH = 5
 """Rounds between two looks at the question: an interval that is tested often leaves 1 by chance. Two even
-steps that vary by 12 % a round differ in 16 % of windows, and in 21 % if tested each round (simulated)."""
+steps that vary by 12% a round differ in 16% of windows, and in 21% if tested each round (simulated)."""
 
 SHARP = 0.005
 """Stop when half of every variant's interval is within this share of its median."""

@@ -141,7 +141,7 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
     if set(map(id, model.parameters())) - set(before):
-        said.append("parameters were replaced: make the optimizer anew")
+        said.append("parameters were replaced: make the optimizer again")
     if said:
         warnings.warn("; ".join(said), stacklevel=3)
     return model

@@ -76,7 +76,7 @@ def bf16_as_compiled(variant: Variant) -> Variant:
 
 
 def _under_autocast(variant: Variant) -> Variant:
-    """Add BF16 autocast if the parameters are fp32 and nothing else makes the GEMMs BF16."""
+    """Add BF16 autocast if the parameters are fp32 and nothing else makes the matmuls BF16."""
     missing = variant.autocast is None and mostly_fp32(variant.model)
     return replace(variant, autocast=torch.bfloat16) if missing else variant
 

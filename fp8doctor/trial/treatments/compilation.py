@@ -36,7 +36,7 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
         place_of(named, name) for name in outside_blocks(context.facts) if name in eager and name in named
     ]
     if not places:
-        raise NotTried("it has no uncompiled FP8 layer beside its blocks")
+        raise NotTried("it has no uncompiled FP8 layer outside its blocks")
     compile_places(places, {})
     give_wrappers_own_code(variant.model)
     return variant
