@@ -49,6 +49,12 @@ def test_a_page_is_in_the_style(page: str) -> None:
     assert faults(text(page)) == []
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/checks").glob("[A-Z]*[0-9].md")))
+def test_a_check_page_is_in_the_style(page: str) -> None:
+    """Up to its references, which are names, versions and numbers."""
+    assert faults(text(f"docs/checks/{page}").split("**References.**")[0]) == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_help_is_in_the_style(name: str) -> None:
     command: click.Command = COMMANDS[name]

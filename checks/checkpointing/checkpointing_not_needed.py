@@ -2,10 +2,10 @@
 
 What it finds. Activation checkpointing is on, costs time, and the step would fit into memory without it.
 
-Why it matters. Checkpointing keeps only a region's inputs and runs its forward again in the backward: a third
-more matmuls, and every FP8 cast of the forward once more. It saves memory; if the step fits without it, you
-gain nothing. FP8 makes this more likely: compiled, its peak is below BF16's. One job took 109.4 ms/step with
-checkpointing and 93.9 ms without.
+Why it matters. Checkpointing keeps only a region's inputs and runs its forward again in the backward. That is
+a third more matmuls, and every FP8 cast of the forward once more. It saves memory; if the step fits without
+it, you gain nothing. FP8 makes this more likely: compiled, its peak is below BF16's. One job took 109.4
+ms/step with checkpointing and 93.9 ms without.
 
 Fix. Switch it off, or keep it for some of the blocks if not all fit. timm and open_clip have
 `model.set_grad_checkpointing(False)`, a Trainer `gradient_checkpointing=False`.

@@ -3,9 +3,9 @@
 What it finds. Activation checkpointing slows FP8 down by a larger factor than BF16.
 
 Why it matters. The recompute runs every FP8 cast of the forward again: amax, scale, convert. A torchao layer
-saves its inputs only in 16 bits, so checkpointing saves none of that work, and a step that was fast because
-of fused casts pays for them twice. With FSDP2, a user reports 3.4x. If the two factors are alike,
-checkpointing costs what it costs everywhere.
+saves its inputs only in 16 bits, so checkpointing saves none of that work. A step that was fast because of
+fused casts pays for them twice. With FSDP2, a user reports 3.4x. If the two factors are alike, checkpointing
+costs what it costs everywhere.
 
 Fix. Keep what is small and slow to compute, the matmul results and the amax, with a selective policy. A
 policy sees torchao's FP8 matmul as `aten.mm`, never as `_scaled_mm`. Tensorwise scaling uses aten.max,

@@ -4,9 +4,9 @@ What it finds. Dynamo broke the graph inside compiled FP8 blocks, so one step ru
 blocks.
 
 Why it matters. At a break the graph ends. The casts of an FP8 Linear can no longer be fused with the norm or
-activation next to it, and the code between two graphs is not compiled. A break in a loop or a try block is
-worse: the whole frame is not compiled, and each function that it calls is compiled by itself. A break outside
-the layers costs next to nothing. Calling compiled blocks in an uncompiled loop is not a break.
+activation next to it. The code between two graphs is not compiled. A break in a loop or a try block is worse.
+The whole frame is not compiled, and each function that it calls is compiled by itself. A break outside the
+layers costs next to nothing. Calling compiled blocks in an uncompiled loop is not a break.
 
 Fix. Remove the call that breaks; the finding names its kind. To find the line, compile with
 `block.compile(fullgraph=True)`, which raises there.

@@ -19,7 +19,7 @@ When to ignore it. If nothing asks for FP8 on this GPU; it is only information t
 How it is detected, and limits. fp8doctor reads the compute capability (NVIDIA) or architecture (AMD) of the
 GPUs that CUDA_VISIBLE_DEVICES leaves to this job, or of the GPU in --assume-gpu. AMD with FP8: gfx942
 (MI300X, MI325X; float8_e4m3fnuz), gfx950 (MI350) and gfx1200, gfx1201 (RX 9000; both float8_e4m3fn), gfx1250
-from ROCm 7.14 on. gfx90a (MI250) and gfx11 (RX 7000) have none.
+from ROCm 7.14 on. Without FP8: gfx90a (MI250) and gfx11 (RX 7000).
 
 References. `_scaled_mm_allowed_device` in torch, `state.py` in accelerate 1.15.0; Transformer Engine: "Device
 compute capability 8.9 or higher required for FP8 execution." https://docs.nvidia.com/cuda/ada-tuning-guide/

@@ -15,8 +15,8 @@ Fix. Name the GPU that the job will run on, or run fp8doctor on that machine.
 When to ignore it. If you only want to know which layers are FP8 and how the model is set up.
 
 How it is detected, and limits. fp8doctor reads NVML's list of GPUs (`nvidia-smi -L` shows the same), the
-variables that hide GPUs, such as CUDA_VISIBLE_DEVICES, and whether torch was built with CUDA or ROCm.
-`docs/trial.md` says how far the estimates were off ("How far off it was").
+variables that hide GPUs, and whether torch was built with CUDA or ROCm. `docs/trial.md` says how far the
+estimates were off ("How far off it was").
 
 References. torchao's roofline, and matmuls timed on one H200:
 https://github.com/pytorch/ao/blob/main/torchao/testing/training/roofline_utils.py

@@ -6,7 +6,7 @@ this GPU or with this CUDA.
 Why it matters. The first step raises, or its gradients are zero. MXFP8 and NVFP4 need Blackwell (compute
 capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9. Transformer Engine's
 NVFP4 also runs on 12.x (RTX 50), but its random Hadamard transform and stochastic rounding, on by default,
-need 10.0 or 10.3: before 2.16 the step raises, before 2.19 the gradients are zero. One scale per row has
+need 10.0 or 10.3. Before 2.16 the step raises, before 2.19 the gradients are zero. One scale per row has
 failed on 8.9, B200 and 12.0 in some versions.
 
 Fix. Use a recipe that fits: tensorwise (torchao) and current scaling (Transformer Engine) run wherever FP8

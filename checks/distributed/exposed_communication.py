@@ -6,7 +6,7 @@ Why it matters. All-gathers and reductions usually run behind matmuls. FP8 makes
 sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains less than its matmuls do.
 
 Fix. Send less (FP8 all-gather with torchao and FSDP2, or with DDP `model.no_sync()` for all micro-batches but
-the last), start earlier (prefetch, smaller units), or compute more per byte (a larger batch).
+the last). Or start earlier (prefetch, smaller units), or compute more per byte (a larger batch).
 
     config = Float8LinearConfig()                                    # before
 

@@ -3,9 +3,9 @@
 What it finds. FSDP2 gathers weights in FP8, but their scales were not computed after the optimizer's step.
 
 Why it matters. To cast a shard to FP8, every process needs the largest magnitude of the whole weight. Without
-a scale, each weight does its own tiny all-reduce right before its all-gather: hundreds of collectives of four
-bytes per step, and the computation waits for each one. `precompute_float8_dynamic_scale_for_fsdp` does them
-at once.
+a scale, each weight does its own tiny all-reduce right before its all-gather. These are hundreds of
+collectives of four bytes per step, and the computation waits for each one.
+`precompute_float8_dynamic_scale_for_fsdp` does them at once.
 
 Fix. Add one line after the optimizer's step (torchao). Accelerate adds the call itself.
 

@@ -17,9 +17,9 @@ GPU.
 
 When to ignore it. If the slow rank must do this work and the loss is small.
 
-How it is detected, and limits. Under `fp8doctor run`, each rank on this host reports its step, its wait for
-data, the time before the model is called, and its GPU's work in a profiled step. fp8doctor compares the
-medians. It cannot separate host work between forward and optimizer step from waiting.
+How it is detected, and limits. Under `fp8doctor run`, each rank on this host reports its step and its wait
+for data. It also reports the time before the model is called, and its GPU's work in a profiled step.
+fp8doctor compares the medians. It cannot separate host work between forward and optimizer step from waiting.
 
 References. https://docs.pytorch.org/docs/stable/notes/ddp.html
 https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler

@@ -3,8 +3,8 @@
 What it finds. The converted weights are tensor subclasses that torch.save or safetensors cannot write.
 
 Why it matters. The job trains and fails at its first checkpoint, after hours of GPU time. Some FP8
-conversions put a wrapper around every weight, which has no storage address of its own. safetensors needs that
-address, and `save_pretrained`, a Trainer's checkpoints and Accelerate's `save_state` all write safetensors.
+conversions put a wrapper around every weight, which has no storage address of its own. The safetensors format
+needs it, and `save_pretrained`, a Trainer's checkpoints and Accelerate's `save_state` all write safetensors.
 Accelerate's torchao path wraps every converted weight for FSDP's float8 all-gather, even on one GPU.
 
 Fix. Switch the wrapping off if you do not use FSDP (Accelerate 1.15, torchao 0.18).

@@ -1,11 +1,11 @@
 """FP8 does not reach the experts
 
-What it finds. The experts of a mixture of experts run in 16 bits, although torchao's FP8 wrapper is around
-them or the rest of the model is in FP8.
+What it finds. The experts of a mixture of experts run in 16 bits. Yet torchao's FP8 wrapper is around them,
+or the rest of the model is in FP8.
 
-Why it matters. Most of such a model's work is in its experts. torchao converts them with a wrapper around the
-weight, which takes over `torch._grouped_mm`, linear, mm and matmul, and no other operator. Llama 4's experts
-call `torch.bmm`. JetMoe indexes one expert after the other, as transformers does with
+Why it matters. Most of such a model's work is in its experts. To convert them, torchao puts a wrapper around
+the weight, which takes over `torch._grouped_mm`, linear, mm and matmul, and no other operator. Llama 4's
+experts call `torch.bmm`. JetMoe indexes one expert after the other, as transformers does with
 `experts_implementation="eager"` or `"batched_mm"`. The wrapper is then bypassed without a warning. If each
 expert is small, torchao's own filter skips all of them, and FP8 can give little.
 
@@ -20,8 +20,8 @@ When to ignore it. If the experts have a small share of the matmul FLOPs. Expert
 are only information if the other layers alone can make the matmuls 1.1 times as fast.
 
 How it is detected, and limits. fp8doctor reads whether the wrapper is there and which operator the module
-calls. For small experts it compares their share with all FLOPs except the head's and the router's, and
-estimates an upper bound; this bound ignores the casts.
+calls. For small experts it compares their share with all FLOPs except the head's and the router's. It
+estimates an upper bound, which ignores the casts.
 
 References. Run on a CPU with torchao 0.18 and transformers 5.23: Mixtral makes 2 FP8 calls per layer with
 grouped_mm, none with eager and batched_mm; Llama 4 and JetMoe make none.

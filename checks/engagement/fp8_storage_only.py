@@ -6,8 +6,8 @@ backward.
 Why it matters. FP8 training speeds up three matmuls per layer: output, input gradient and weight gradient.
 Stored FP8 weights speed up the first one at best. In the backward they are converted back to BF16 every step,
 and they get no gradient; torchao's dynamic inference tensors raise there, except under Unsloth. A LoRA run on
-such a base saves memory but is no faster than on BF16. transformers 4.57 to 5.21 gives FP8Linear no backward:
-layers in front of it learn nothing, without an error. `torch._scaled_mm` has no derivative either.
+such a base saves memory but is no faster than on BF16. In transformers 4.57 to 5.21, FP8Linear has no
+backward: layers in front of it learn nothing, without an error. `torch._scaled_mm` has no derivative either.
 
 Fix. For speed, load BF16 weights and convert them for training (torchao 0.18). For memory, keep the FP8
 weights and expect no speedup.

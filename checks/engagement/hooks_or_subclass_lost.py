@@ -3,10 +3,10 @@
 What it finds. When FP8 layers replaced your Linears, their hooks, forward or compile were lost.
 
 Why it matters. A converter creates a new layer with the old weight and leaves the rest behind, without a
-warning. That includes forward and backward hooks (logging, activation scaling, offloading), the forward of
-your own nn.Linear subclass (scaling, a fused bias, LoRA), and `linear.compile()`, without which that layer's
-casts are not compiled. `torch.compile(linear)` is worse: the wrapper keeps calling the old Linear, and the
-FP8 layer never runs. The model computes something else, or the same more slowly.
+warning. That includes forward and backward hooks (logging, activation scaling, offloading), and the forward
+of your own nn.Linear subclass (scaling, a fused bias, LoRA). It also includes `linear.compile()`, without
+which that layer's casts are not compiled. `torch.compile(linear)` is worse: the wrapper keeps calling the old
+Linear, and the FP8 layer never runs. The model computes something else, or the same more slowly.
 
 Fix. Convert first, then add hooks and compile. Keep layers with their own forward out (torchao 0.18).
 

@@ -19,9 +19,9 @@ Fix. Choose one: FP8 for speed, or 4 bits for memory. For memory, use `Accelerat
 When to ignore it. If only small parts of the model are quantized and your converter leaves exactly these out.
 
 How it is detected, and limits. fp8doctor reads each weight's class and dtype (bitsandbytes, NF4 and other
-torchao tensors) and the quantization method in the model's configuration (gptq, awq, gpt-oss's mxfp4, ...),
-unless loading dequantized it. quanto, quark and compressed-tensors know FP8 too: their name alone proves
-nothing.
+torchao tensors). It also reads the quantization method in the model's configuration (gptq, awq, gpt-oss's
+mxfp4, ...), unless loading dequantized it. The methods quanto, quark and compressed-tensors know FP8 too:
+their name alone proves nothing.
 
 References. bitsandbytes' Linear4bit and Linear8bitLt derive from nn.Linear, so torchao 0.18 and Accelerate
 1.15 accept them.

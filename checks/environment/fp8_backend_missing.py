@@ -21,7 +21,7 @@ When to ignore it. On a machine without a GPU: a missing Transformer Engine is o
 How it is detected, and limits. A separate process imports the backend that ACCELERATE_FP8_BACKEND names, or
 the first installed of torchao, Transformer Engine and MS-AMP. For MX layers, fp8doctor also checks whether
 torchao loaded its compiled kernels. For MXFP8 experts on a GPU with compute capability 10.x, it checks for
-the packages of torchao's CuTe DSL casts (0.17 and newer; torchao does not install them).
+the packages of torchao's CuTe DSL casts (0.17 and newer). Installing torchao does not install them.
 
 References. Wheels 2.13.0 to 2.16.1 lack the symbol with torch 2.11's cuBLAS 13.1.0.3.
 https://github.com/NVIDIA/TransformerEngine/issues/2504 (cuBLAS symbol)

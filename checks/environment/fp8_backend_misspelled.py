@@ -3,9 +3,9 @@
 What it finds. ACCELERATE_FP8_BACKEND holds a value other than TE, AO, MSAMP or NO.
 
 Why it matters. Accelerate compares the value exactly, since version 1.9. Anything else, including `te` and an
-empty value, stops every `Accelerator()` with "ValueError: 'te' is not a valid FP8BackendType", even in a run
-that never asked for FP8. The launcher causes this itself: `accelerate launch --fp8_backend te` accepts only
-lower case, and passes it on unchanged.
+empty value, stops every `Accelerator()` with "ValueError: 'te' is not a valid FP8BackendType". This happens
+even in a run that never asked for FP8. The launcher causes this itself: `accelerate launch --fp8_backend te`
+accepts only lower case, and passes it on unchanged.
 
 Fix. Set the variable, or write the name into the configuration file, in capitals (`fp8_config: {backend:
 TE}`). Accelerate 1.9 to 1.15 need this.

@@ -5,8 +5,8 @@ What it finds. An FP8 library replaced LoRA's A and B matrices by its own FP8 la
 Why it matters. A and B are thin: one side is the rank. Their matmuls move memory and launch kernels, so FP8
 tensor cores have almost nothing to speed up. FP8 still adds its cost: scaling and casting the input (tokens x
 width) and the gradient, for a result of 16 columns. A converter that runs after `get_peft_model` treats them
-as ordinary Linears if the rank is a multiple of 16: 43 of 43 in a small Llama, of which 28 were adapters.
-Their small updates lose precision too.
+as ordinary Linears if the rank is a multiple of 16. In a small Llama it took 43 of 43, of which 28 were
+adapters. Their small updates lose precision too.
 
 Fix. Convert the base first, or keep the adapters out of the conversion. Accelerate converts in `prepare`,
 which comes last: use r=8 (not a multiple of 16) or a `module_filter_func` in AORecipeKwargs.

@@ -4,8 +4,8 @@ What it finds. FP8 layers whose weight is frozen, as under LoRA: FP8 can speed u
 
 Why it matters. A trained layer runs three matmuls, a frozen one two: it has no weight gradient. So FP8 has a
 third less to speed up, while most of its cost stays. The weight never changes, but is scaled and cast in
-every forward and every backward. With few tokens this costs more than the matmuls save. torchao without
-compilation (0.10 to 0.18) still computes the weight gradient and throws it away: one LoRA step ran 330 FP8
+every forward and every backward. With few tokens this costs more than the matmuls save. Without compilation,
+torchao (0.10 to 0.18) still computes the weight gradient and throws it away. One LoRA step ran 330 FP8
 matmuls not compiled and 221 compiled, for 112 frozen layers.
 
 Fix. Compile, and use more tokens per step, which share one cast of the weight. Transformer Engine can keep

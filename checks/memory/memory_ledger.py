@@ -3,12 +3,12 @@
 What it finds. An estimate of weights, gradients, optimizer state and FP8 copies, for a step whose memory was
 not measured (MEM001 covers measured steps).
 
-Why it matters. FP8 training is about speed. The weights stay in BF16, because the optimizer updates them; so
+Why it matters. FP8 training is about speed. The weights stay in BF16, because the optimizer updates them. So
 do gradients and optimizer state, which are most of the memory: 8 bytes per parameter with AdamW in BF16, 16
-in fp32. torchao keeps no FP8 weight between forward and backward that it could not recompute. Transformer
-Engine keeps each FP8 weight until the backward, and on Ada, Hopper and 12.x its transpose too: 1 or 2 bytes
-per weight more than BF16. FP8 can save at most half of the inputs that layers keep for their weight
-gradients; torchao without compilation saves none.
+in fp32. In torchao, a step keeps no FP8 weight between forward and backward that it could not recompute.
+Transformer Engine keeps each FP8 weight until the backward, and on Ada, Hopper and 12.x its transpose too.
+That is 1 or 2 bytes per weight more than BF16. FP8 can save at most half of the inputs that layers keep for
+their weight gradients; torchao without compilation saves none.
 
 Fix. If memory is short, reduce the large parts: the optimizer's state, or activations by checkpointing
 (slower).

@@ -9,7 +9,7 @@ forward and backward. This grows with the square of the sequence. FP8 makes the 
 attention as it is, so its share grows. BF16 gains as much from the fix.
 
 Fix. Let torch choose; it takes the fastest backend that fits each call. If torch itself falls back, a mask is
-the usual cause: flash takes none, cuDNN none that needs a gradient, and every fused one needs stride 1 in its
+the usual cause: flash takes none, cuDNN none that needs a gradient. Every fused one needs stride 1 in its
 last dimension (T5 before transformers 5.20).
 
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager")  # before

@@ -19,7 +19,7 @@ Fix. Leave such layers in BF16. If one scale for a whole tensor is the cause, on
 When to ignore it. If your loss curve matches BF16's.
 
 How it is detected, and limits. fp8doctor feeds every FP8 layer alone with its input and output gradient from
-one BF16 step, and compares output, input gradient and weight gradient (SQNR in dB; for the output also the
+one BF16 step. It compares output, input gradient and weight gradient (SQNR in dB; for the output also the
 typical row). It is one batch, and an error that builds up across layers is not seen.
 
 References. Float8Linears of 512x512 (torchao 0.18, tensorwise), dB of output, input gradient and weight

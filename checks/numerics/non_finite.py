@@ -20,9 +20,9 @@ When to ignore it. If only a layer run alone overflows and all steps were finite
 where other code does not. It is then a warning.
 
 How it is detected, and limits. The trial looks at loss and gradients in the first steps of your job, of the
-fixed step and of BF16, follows the loss of FP8 and BF16, and feeds every FP8 layer alone with its BF16 input.
-If BF16 is not finite either, nothing is reported. If your own step is not finite, the verdict is that layers
-do not learn. Later steps are not seen.
+fixed step and of BF16. It follows the loss of FP8 and BF16, and feeds every FP8 layer alone with its BF16
+input. If BF16 is not finite either, nothing is reported. If your own step is not finite, the verdict is that
+layers do not learn. Later steps are not seen.
 
 References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
 (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.

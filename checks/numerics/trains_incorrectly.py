@@ -4,8 +4,8 @@ What it finds. An installed release is known to compute this kind of job incorre
 
 Why it matters. Nothing raises, and the loss may fall for thousands of steps. Then it diverges, becomes NaN,
 or ends higher than in BF16. Examples: Transformer Engine 2.0 to 2.3 lose delayed scaling's new scales if
-`te.checkpoint` recomputes a layer. 1.9 to 2.6 never update the scales of gradients if the first `te.ops`
-layer is frozen. torch's optimizers round weights that exist in FP8 only, and lose the small updates.
+`te.checkpoint` recomputes a layer. Versions 1.9 to 2.6 never update the scales of gradients if the first
+`te.ops` layer is frozen. Optimizers of torch round weights that exist in FP8 only, and lose small updates.
 
 Fix. Install the release that fixes it, or leave the combination out.
 

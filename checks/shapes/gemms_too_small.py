@@ -4,8 +4,8 @@ What it finds. Some FP8 layers cost more time in casts than their FP8 matmuls sa
 
 Why it matters. FP8 halves the time of a large matmul, but adds casts. Input, weight and gradient are read
 once for their largest value, and once more to be written in FP8, in two layouts. A matmul grows with M x K x
-N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in the key and value projections of
-grouped-query attention or in narrow bottlenecks, the casts cost more than the matmul saves.
+N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in grouped-query attention's key
+and value projections, the casts cost more than the matmul saves.
 
 Fix. Leave these layers out of the conversion; the others keep their gain (torchao 0.18).
 
@@ -19,9 +19,9 @@ When to ignore it. If you convert everything to study numerics.
 
 How it is detected, and limits. On a GPU the trial times each layer's matmuls in BF16 and FP8, and its
 compiled casts; otherwise all of it is estimated. A layer must be 3% slower when timed, counting only 45% of
-its casts (the least a step pays), or 25% when estimated; together, 2% of the matmul time. If rowwise scaling
-is the reason, see SHP005; if more tokens help, SHP003. If the trial timed the whole step without these layers
-in FP8 and gained less, nothing is reported.
+its casts (the least a step pays), or 25% when estimated. Together they must cost 2% of the matmul time. If
+rowwise scaling is the reason, see SHP005; if more tokens help, SHP003. If the trial timed the whole step
+without these layers in FP8 and gained less, nothing is reported.
 
 References. torchao's own filter skips K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12 to 0.18,
 tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8

@@ -14,10 +14,10 @@ Fix. Choose the number of layers, or the width, that gives the size, or change t
 
 When to ignore it. If you do not compare this model with others by size.
 
-How it is detected, and limits. fp8doctor counts all parameters except LoRA's, and reads sizes in the name in
+How it is detected, and limits. fp8doctor counts all parameters except LoRA's. It reads sizes in the name in
 the configuration, the class, the file and the function that builds the model. Names may round and may omit
 the embeddings: a difference up to 12% with or without them is fine. Nothing is reported for mixtures of
-experts, several towers, a shortened model, or a number that is off by more than a factor of two, which means
+experts, several towers, or a shortened model. A number that is off by more than a factor of two means
 something else (tokens, for example).
 
 References. The released models whose counts are furthest from their names: gemma-7b (8.54B, 7.75B without

@@ -3,7 +3,7 @@
 What it finds. The same step is faster with another of torchao's or Transformer Engine's recipes.
 
 Why it matters. Recipes differ in casts and kernels. `tensorwise` has one scale per tensor, which the fastest
-FP8 kernels use. `rowwise` has one per row and column: its casts cost more and its matmuls are slower, which
+FP8 kernels use. `rowwise` has one per row and column. Its casts cost more and its matmuls are slower, which
 small layers (K, N up to about 2048) never earn back. `rowwise_with_gw_hp` keeps the weight gradient in BF16.
 In Transformer Engine, delayed scaling knows its scales in advance, current scaling reads every tensor once
 more, and block scaling works in blocks of 128. On an H200, a 468M decoder took 92.8 ms/step with tensorwise
@@ -21,8 +21,8 @@ Fix. Convert with the faster recipe and watch the loss: `tensorwise` is the fast
 When to ignore it. If your loss needs the more exact recipe.
 
 How it is detected, and limits. The trial times the step with each other recipe, all else equal. Without a
-trial, two things are information: the cost model expects tensorwise to be 15% faster with your batch; or the
-GPU (GeForce Blackwell) multiplies block-scaled FP8 at twice the rate of plain FP8, for which torchao 0.18 and
+trial, two things are information. The cost model expects tensorwise to be 15% faster with your batch. Or the
+GPU (GeForce Blackwell) multiplies block-scaled FP8 at twice the rate of plain FP8. For that, torchao 0.18 and
 Transformer Engine 2.20 have no training recipe.
 
 References. `h200-decoder_468m_compiled`. NVIDIA's 5B on an H200 NVL, matmuls and casts alone: 1.69x of BF16

@@ -2,9 +2,9 @@
 
 What it finds. An FP8 layer multiplies a number of rows for which the step raises on a GPU (tokens: SHP001).
 
-Why it matters. The inner side of a weight gradient's matmul is the rows, and FP8 kernels need a multiple of
-16 (MX formats 32, torchao's blockwise 128; Transformer Engine 8 if the weight is frozen). A diffusion model's
-conditioning (time embedding, AdaLN) and a head over a pooled token see one row per sample: a batch of 4
+Why it matters. The inner side of a weight gradient's matmul is the rows. FP8 kernels need a multiple of 16
+(MX formats 32, torchao's blockwise 128; Transformer Engine 8 if the weight is frozen). A diffusion model's
+conditioning (time embedding, AdaLN) and a head over a pooled token see one row per sample. A batch of 4
 samples is 4 rows. The forward works and the backward raises: "Expected self.size(1) to be divisible by 16,
 but got self.size(1)=4". A CPU computes any number of rows, so it first fails on a GPU.
 

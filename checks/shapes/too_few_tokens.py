@@ -4,7 +4,7 @@ What it finds. With the tokens of one micro-batch (batch x sequence), the FP8 la
 in BF16; with more tokens they would gain.
 
 Why it matters. The tokens are the rows of every matmul. With a few hundred, a matmul ends before the GPU is
-full: reading the weight or launching the kernel takes most of its time, and FP8 tensor cores cannot speed
+full. Reading the weight or launching the kernel takes most of its time, and FP8 tensor cores cannot speed
 that up. FP8's own cost hardly falls: the whole weight is scaled and cast twice a step, and each layer
 launches about nine more kernels, compiled. With 256 tokens, one job ran at 0.59x of BF16 on an H200.
 
@@ -19,9 +19,9 @@ steps in exchange, so training stays the same.
 When to ignore it. If your real batch is larger.
 
 How it is detected, and limits. fp8doctor needs a batch of yours. The layers must be slower by 25% when
-estimated, or by 3% when timed alone, counting only 45% of their casts (the least a step pays); more tokens
-must gain 3%. If no number of tokens helps, see SHP002. If the batch had to grow more than 16 times, the
-advice is BF16. The numbers are the layers'; a step that waits for the host or for data needs more tokens.
+estimated, or by 3% when timed alone, with 45% of their casts (the least a step pays). More tokens must gain
+3%. If no number of tokens helps, see SHP002. If the batch had to grow more than 16 times, the advice is BF16.
+The numbers are the layers'; a step that waits for the host or for data needs more tokens.
 
 References. `h200-few_tokens`. https://github.com/pytorch/ao/issues/572
 https://github.com/axolotl-ai-cloud/axolotl/issues/3969

@@ -1,7 +1,7 @@
 """Sides that FP8 matmuls cannot take
 
-What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16, so the step
-raises or the layer cannot be converted.
+What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16. The step raises,
+or the layer cannot be converted.
 
 Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's blockwise scaling
 and NVFP4 128). The weight gradient's matmul has the tokens as its inner side, so in, out and tokens all

@@ -3,8 +3,8 @@
 What it finds. Kernels that multiply matrices in fp32 or TF32 take 3% of the step or more.
 
 Why it matters. An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing
-for it. The usual causes: adapters or a head left in fp32, a product that converts its operands to fp32 on
-purpose, or an autocast that ends too early. Nothing warns you. In one LoRA job, fp32 adapters took 40.3
+for it. The usual causes are adapters or a head left in fp32, and an autocast that ends too early. Or a
+product converts its operands to fp32 on purpose. Nothing warns you. In one LoRA job, fp32 adapters took 40.3
 ms/step.
 
 Fix. Keep the weights in BF16, or run the whole forward and the loss under autocast. TF32 is cheaper than

@@ -19,8 +19,8 @@ also `prefetch_factor=4`. Then compare FP8 again.
 When to ignore it. If your real data comes from elsewhere, and this loader is only for a test.
 
 How it is detected, and limits. `fp8doctor run` measures the wait inside torch's DataLoader, on a GPU only
-while the GPU had nothing to do, and in one profiled step the copies that no other GPU work covered. It does
-not see other loaders; the time between two steps is shown next to it.
+while the GPU had nothing to do. In one profiled step, it measures the copies that no other GPU work covered.
+It does not see other loaders; the time between two steps is shown next to it.
 
 References. https://docs.pytorch.org/docs/stable/data.html#single-and-multi-process-data-loading
 https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html

@@ -3,8 +3,9 @@
 What it finds. FP8 is slower than BF16, and known causes explain less than four fifths of the difference.
 
 Why it matters. fp8doctor reports this when it cannot explain most of the gap. The fixes it proposes cannot
-close it, and BF16 stays faster with all of them. The parts of the step show where the rest is: attention on a
-slower backend, an optimizer with more work, copies, communication, or matmuls that are no faster in FP8.
+close it, and BF16 stays faster with all of them. The parts of the step show where the rest is. Examples are
+attention on a slower backend, an optimizer with more work, copies, communication, or matmuls that are no
+faster in FP8.
 
 Fix. Compare the step's trace with BF16's, at the parts that the finding names. Please report the case: an
 unexplained gap is a missing check.
@@ -15,9 +16,9 @@ unexplained gap is a missing check.
 
 When to ignore it. If you stay in BF16.
 
-How it is detected, and limits. The trial profiles both steps. Explained are: fixes that were timed and gave
-time back, casts that the matmuls do not pay for, a GPU that waits for the host, and, if only BF16 is
-compiled, the norms and pointwise kernels that compilation fuses.
+How it is detected, and limits. The trial profiles both steps. Explained are fixes that were timed and gave
+time back, casts that the matmuls do not pay for, a GPU that waits for the host. So are norms and pointwise
+kernels if only BF16 is compiled.
 
 References. The parts add up to the measured difference of the two steps. With torchao not compiled at width
 1024 on one H200, casts beyond the matmuls' savings explain 88% of it.
