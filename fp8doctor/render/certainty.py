@@ -87,7 +87,9 @@ def _side(report: Document) -> str:
     elif expects := told or untold:
         wins, loses = expects.wins, expects.loses
     else:
-        wins, loses = status == "fp8_faster", status == "fp8_slower" or stays
+        if stays:
+            return "Not faster: likely"
+        wins, loses = status == "fp8_faster", status == "fp8_slower"
     size = f", {untold.range} the speed of BF16" if untold else ""
     if wins or loses:
         return f"{'Faster' if wins else 'Slower'}: likely{size}"

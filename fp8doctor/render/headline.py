@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu, uses_fp8
+from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, watched_ms
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost
 from fp8doctor.analysis.significance import EVEN
@@ -120,8 +120,7 @@ def _with_its_size(report: Document, steps: Sequence[Step], what: str) -> str:
     verdict = report.verdict
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if verdict.status == "not_measured" and verdict.basis is None and stays:
-        verb = "is" if if_recorded(uses_fp8, report.facts) else "would be"
-        return f"FP8 {verb} slower than BF16 (estimated)"
+        return "FP8 cannot be faster than BF16 here (estimated)"
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
         return f"{what} (estimated)"
     if verdict.status == "no_fp8" and verdict.basis == "measured" and verdict.achievable_speedup:
