@@ -231,10 +231,11 @@ def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
 def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
     """Count what is compiled, or what asks for it if a finding says that not all of it is."""
     blocks, linears = facts.blocks(), facts.linears()
+    done, count, noun = sum(each.compiled is not None for each in linears), len(linears), "Linear"
     if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
-        done, count, noun = sum(each.compiled for each in blocks), sum(each.count for each in blocks), "block"
-    else:
-        done, count, noun = sum(each.compiled is not None for each in linears), len(linears), "Linear"
+        whole = sum(each.compiled for each in blocks)
+        if whole or not done:
+            done, count, noun = whole, sum(each.count for each in blocks), "block"
     if not count:
         return UNKNOWN
     doubts = (each for each in findings if each.area == "compilation" and not is_what_it_seems([each]))

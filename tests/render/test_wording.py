@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.facts import recorded
 from fp8doctor.render.causes import state_now
 from tests.diagnosis.test_plan_agrees import EVERY, replayed
 
@@ -38,3 +39,11 @@ def test_the_first_fix_is_of_the_title_if_that_is_a_fault(path: Path) -> None:
         number = next((n for n, step in enumerate(report.prescription) if state.code in step.mends), 0)
         stays = report.prescription and report.prescription[0].treatment.name == "stay-in-bf16"
         assert stays or number == 0
+
+
+@EVERY
+def test_a_model_with_compiled_layers_is_not_called_uncompiled(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    linears = report.facts.linears() if recorded(report.facts, "network") else ()
+    if any(each.get("compiled") is not None for each in linears):
+        assert not dict(screen.facts)["Compiled"].startswith("0 of")
