@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import (
@@ -143,6 +144,12 @@ class ModelledSpeedup(Struct, frozen=True):
         if not self.ran_ms or not self.modelled_ms or self.recipes:
             return False
         return abs(self.modelled_ms / self.ran_ms - 1) > self.as_is_may_be_off
+
+    @property
+    def other_work_leads(self) -> bool:
+        """Return whether other work than casts is the largest part of what FP8 costs."""
+        parts = self.parts
+        return parts is not None and parts.other_ms > max(parts.casts_ms, EVEN * parts.bf16_ms)
 
     @property
     def _best_bounds(self) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
+from fp8doctor.diagnosis.expected_verdict import failed_early, rank_failed
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.record import (
@@ -150,7 +151,8 @@ class Document(Record, frozen=True, kw_only=True):
         """Return the verdict's own severity; None if it is no problem."""
         measured = self.verdict.basis == "measured" and not self.on_cpu
         slower = self.verdict.status == "fp8_slower" and measured
-        return "error" if slower or self.verdict.status in GRAVE else None
+        failed = failed_early(self.facts) or rank_failed(self.facts)
+        return "error" if slower or failed or self.verdict.status in GRAVE else None
 
     def reaches(self, severity: Severity) -> bool:
         """Return whether something is at or above ``severity``."""

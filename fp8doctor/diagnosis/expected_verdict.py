@@ -47,6 +47,12 @@ def failed_early(facts: Facts) -> bool:
     return bool(facts.get("script_error")) or FAILED_EARLY.lower() == reason.lower()
 
 
+def rank_failed(facts: Facts) -> bool:
+    """Return whether a process of the job raised, or was killed."""
+    processes = facts.ranks.processes if recorded(facts, "ranks") else ()
+    return any(each.get("end") in ("raised", "killed") for each in processes)
+
+
 def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Give the verdict that facts alone allow; nothing in it is measured."""
     if error := facts.get("script_error"):

@@ -13,6 +13,7 @@ from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, failed_early
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -27,18 +28,29 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     memory = if_recorded(fit, facts)
-    fails = recorded(facts, "script_error") or (memory is not None and memory.is_too_large)
-    if verdict.basis != "measured" and not fails and verify is not None:
+    fails = failed_early(facts) or (memory is not None and memory.is_too_large)
+    if verdict.basis != "measured" and not fails and verify is not None and not failed_to_time(facts):
         return Next(command=timed(facts) or verify, saving_ms=None, verify=verify)
     return None
 
 
-def timed(facts: Facts) -> str | None:
-    """Write the command that times copies of this job; None for a live model."""
-    return "fp8doctor model.py" if facts.get("target.kind") == "environment" else _again(facts, "--stop ")
+def timed(facts: Facts, *, longer: bool = False) -> str | None:
+    """Write the command that times copies of this job, ``longer`` than it did; None for a live model."""
+    budget_s = facts.get("trial.budget_s") if longer else None
+    budget = f"--budget {more_time_s(facts.trial) or _enough_s(facts.trial, budget_s):g} " if budget_s else ""
+    if facts.get("target.kind") == "environment":
+        return "fp8doctor model.py"
+    return _again(facts, f"--stop {budget}", budget)
 
 
-def _again(facts: Facts, option: str = "") -> str | None:
+def failed_to_time(facts: Facts) -> bool:
+    """Return whether a trial on a GPU tried to time this job, and more time would not help."""
+    trial = facts.get("trial")
+    tried = trial is not None and trial.get("device") == "cuda" and bool(trial.get("arms"))
+    return tried and not any(each.tried for each in trial.arms) and not more_time(facts)
+
+
+def _again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:
     """Write the command that examines the same job again; None for a live model.
 
     It starts in the job's folder. A script's arguments are the user's data, so a word stands for them.
@@ -51,7 +63,7 @@ def _again(facts: Facts, option: str = "") -> str | None:
     if kind == "live":
         return None
     if kind != "script":
-        return f"fp8doctor {name}"
+        return f"fp8doctor {of_a_file}{name}"
     module = "-m " if facts.get("target.module") else ""
     launched = "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
     return f"{launched}fp8doctor run {option}{module}{name} ARGS..."
@@ -131,7 +143,13 @@ def nothing_found(report: Document, nothing: str) -> str:
         return "Nothing to change. Time again on an idle GPU to know how much faster it is."
     if not questions:
         return nothing
-    told = f"No check found anything to change. Open: {'; '.join(questions)}."
+    expects = if_recorded(expected_speedup, report.facts, report.findings)
+    nothing = (
+        "No fix is known." if expects and expects.other_work_leads else "No check found anything to change."
+    )
+    told = f"{nothing} Open: {'; '.join(questions)}."
+    if failed_to_time(report.facts) and (again := _again(report.facts)):
+        return f"{told} Its copies cannot be timed here: watch your script in BF16 too, and compare: {again}"
     how = how_to_time(report)
     return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
 

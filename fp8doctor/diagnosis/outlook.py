@@ -62,7 +62,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     untold = None if known else expected_speedup(facts, report.findings)
     compiled = untold and leaves_uncompiled(untold, facts, steps)
     why = "" if known else NOT_COMPILED if compiled else why_not_modelled(facts, report.findings)
-    how = f" To time it: {timed(facts)}" if why and timed(facts) else ""
+    how = f" {_once_applied(steps)}{timed(facts)}" if why and timed(facts) else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
@@ -144,7 +144,7 @@ def _against(view: TrialView, total: Arm, beginning: str, fixes: str) -> str:
     gain = f", {_compared(total, view.as_is, 'now')}" if changed and view.as_is else ""
     joined = ";" if gain else ","
     if measure is None:
-        how = timed(view.facts)
+        how = timed(view.facts, longer=True)
         return (
             f"{now}{gain}; BF16 with the same changes was not timed, so whether FP8 is faster than BF16 with "
             f"{fixes} is open.{f' To time it: {how}' if how else ''}"
@@ -228,7 +228,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     speed = f"about {than} the best BF16 (estimated for {expects.gpu}){advice}."
     gain = "" if is_best else gain
     told = not steps or gain or is_best or report.verdict.status in GRAVE
-    later = "" if told else f" The gain over now was not estimated.{_how_to_find(report)}"
+    later = "" if told else f" The gain over now was not estimated.{_how_to_find(report, steps)}"
     return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
 
 
@@ -263,12 +263,16 @@ def _gain(faster: float, steps: Sequence[Step]) -> str:
 def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
     """Say that the estimate knows nothing of what the plan changes, and how to find its gain."""
     fixes = "What these fixes gain" if len(steps) > 1 else "What this fix gains"
-    return f"{fixes} was not estimated.{_how_to_find(report)}"
+    return f"{fixes} was not estimated.{_how_to_find(report, steps)}"
 
 
-def _how_to_find(report: Document) -> str:
+def _how_to_find(report: Document, steps: Sequence[Step]) -> str:
     verify = report.next.verify if report.next else None
-    return f" To time it: {verify}" if verify else ""
+    return f" {_once_applied(steps)}{verify}" if verify else ""
+
+
+def _once_applied(steps: Sequence[Step]) -> str:
+    return f"Apply the fix{'es' if len(steps) > 1 else ''}, then time the step: "
 
 
 def loses_as_modelled(report: Document) -> bool:

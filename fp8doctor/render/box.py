@@ -40,6 +40,7 @@ from fp8doctor.render.causes import (
 )
 from fp8doctor.render.certainty import certainty, limit
 from fp8doctor.render.details import numbers
+from fp8doctor.render.ended_ranks import ended_rank, how_to_go_on
 from fp8doctor.render.headline import (
     ON_CPU,
     TOO_LARGE,
@@ -158,6 +159,9 @@ def _no_model(report: Document) -> str:
 
 def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
+    if ended_rank(report.facts):
+        yield how_to_go_on(report.facts)
+        return
     if steps:
         for number, step in enumerate(steps, 1):
             untimed = f" ({why})" if (why := if_recorded(not_timed, step, report.facts)) else ""
@@ -175,7 +179,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif grave:
         yield _hidden(report) or f"No fix is known. See: fp8doctor explain {grave.code}"
     elif report.verdict.status == "step_raises" or failed_early(report.facts):
-        yield "Fix the exception, then run fp8doctor again."
+        shown = report.facts.get("script_error") or report.verdict.status == "step_raises"
+        yield f"Fix the exception{'' if shown else ' that the script printed'}, then run fp8doctor again."
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until the cause is known."
     elif report.verdict.status == "too_noisy":
@@ -237,6 +242,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
+    if ended_rank(report.facts):
+        mended = "With the cause fixed the job runs to its end. "
     if end.sentence:
         both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
         told = f"{end.sentence} {_finite(report)}{_untried(report, steps)}" if gives_nan(report) else both

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
+from fp8doctor.analysis.compile_coverage import blocks_are_compiled
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, Waterfall, signed
@@ -22,11 +23,11 @@ from fp8doctor.diagnosis.expected_verdict import (
 )
 from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.outlook import loses_as_modelled
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
-from fp8doctor.render.rank_lines import ENDS
+from fp8doctor.render.ended_ranks import ended_rank, why_it_ended
 from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
 
 UNEXPLAINED = "fp8doctor cannot explain the gap"
@@ -113,6 +114,9 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield Cause(known or "fp8doctor saw no training step, and read only the environment.")
         yield from causes
         return
+    if ended_rank(report.facts):
+        yield from map(Cause, why_it_ended(report.facts))
+        return
     grave = gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
@@ -158,14 +162,6 @@ def _reason(finding: Finding) -> str:
     """Choose the first sentence of an explanation that its title does not say."""
     sentences = finding.explanation.split(". ")
     return next((each for each in sentences if each.rstrip(".") not in finding.title), sentences[0])
-
-
-def ended_rank(facts: Facts) -> str:
-    """Tell which process did not end by itself, one that raised first; empty if all did."""
-    ends = {each.get("end"): each.rank for each in facts.ranks.processes} if recorded(facts, "ranks") else {}
-    if "raised" in ends:
-        return f"An exception ended rank {ends['raised']}"
-    return f"Rank {ends['killed']} {ENDS['killed']}" if "killed" in ends else ""
 
 
 def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) -> list[Cause]:
@@ -345,6 +341,9 @@ def _no_cause_known(report: Document) -> str:
         )
     if verdict.basis == "modelled":
         expects = estimate_told(report)
+        if expects and expects.other_work_leads and not expects.after:
+            but = "" if blocks_are_compiled(report.facts.network) else ", but not every block is compiled"
+            return f"Other work costs most. No check knows why{but}."
         if expects and expects.as_is_loses:
             how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
             return f"No check found anything that slows FP8 down: {how} (estimated)."

@@ -26,7 +26,8 @@ from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import ended_rank, estimate_told, state_now
+from fp8doctor.render.causes import estimate_told, state_now
+from fp8doctor.render.ended_ranks import ended_rank
 from fp8doctor.wording import in_times, percent, plural
 
 WIDE = 1.1

@@ -17,7 +17,8 @@ from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import ended_rank, estimate_told, gives_nan, state_now
+from fp8doctor.render.causes import estimate_told, gives_nan, state_now
+from fp8doctor.render.ended_ranks import ended_rank
 from fp8doctor.wording import in_times, rounded_ms
 
 Tone = Literal["bad", "good", "plain"]

@@ -29,15 +29,17 @@ ENDS = {
     "vit": "16.3 ms in BF16, 8.3x faster than now.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
     "te_checkpointed": "With this fix: about 1.14x the speed of the best BF16 (estimated for H200). The "
-    "gain over now was not estimated. To time it: fp8doctor te_checkpointed.py",
+    "gain over now was not estimated. Apply the fix, then time the step: fp8doctor te_checkpointed.py",
     "emulated": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200), too "
-    "uncertain to tell. The gain over now was not estimated. To time it: fp8doctor emulated.py",
+    "uncertain to tell. The gain over now was not estimated. Apply the fix, then time the "
+    "step: fp8doctor emulated.py",
     "e5m2_forward": "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too "
-    "uncertain to tell. The gain over now was not estimated. To time it: fp8doctor e5m2_forward.py",
+    "uncertain to tell. The gain over now was not estimated. Apply the fix, then time the "
+    "step: fp8doctor e5m2_forward.py",
     "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), "
     "too uncertain to tell.",
     "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
-    "experts, whose rows a router decides. To time it: fp8doctor experts_in_bf16.py",
+    "experts, whose rows a router decides. Apply the fix, then time the step: fp8doctor experts_in_bf16.py",
     "mlp": "With this fix: about 3.0x faster than now, about 1.16x the speed of the best BF16 (estimated for "
     "H200).",
     "mlp_large": "With this fix: about 1.35x faster than now, which is the best BF16 (estimated for H200).",
@@ -48,7 +50,7 @@ ENDS = {
     "mxfp8_on_hopper": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200)"
     ", too uncertain to tell.",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: the fix of SHP001 changes the layers "
-    "in FP8 or their shapes. To time it: fp8doctor unaligned.py",
+    "in FP8 or their shapes. Apply the fix, then time the step: fp8doctor unaligned.py",
     "accelerate_eager": "The step runs in the best BF16; FP8 would be about 1.55x slower (estimated for "
     "H200).",
     "nf4_base": "FP8 cannot win here (estimated). The step takes 0.2 to 0.3 ms/step less than now "

@@ -263,7 +263,7 @@ def test_an_estimate_is_likely_if_the_title_takes_a_side(path: Path) -> None:
     ("name", "told"),
     [
         ("h200x2-ddp_rank_raises", "An exception ended rank 1"),
-        ("h200x2-ddp_rank_killed", "Rank 1 was killed, or exited without a shutdown of Python"),
+        ("h200x2-ddp_rank_killed", "2 ranks were killed, or exited without a shutdown of Python"),
     ],
 )
 def test_a_rank_that_did_not_end_by_itself_is_the_title(name: str, told: str) -> None:

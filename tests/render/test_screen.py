@@ -427,8 +427,8 @@ def test_the_modelled_end_counts_the_tokens_that_the_plan_asks_for() -> None:
     first = first_screen(watched("h200x2-fsdp2_few_rows"))
     assert first.answer.then.sentence == (
         "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too uncertain to tell. "
-        "The gain over now was not estimated. To time it: torchrun ... -m fp8doctor run job.py "
-        "ARGS..."
+        "The gain over now was not estimated. Apply the fix, then time the step: torchrun ... -m "
+        "fp8doctor run job.py ARGS..."
     )
 
 

@@ -14,7 +14,12 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told
-from tests.diagnosis.test_plan_agrees import EVERY, replayed
+from tests.diagnosis.test_plan_agrees import ALL, TESTS, replayed
+from tests.recordings import files, name_of
+
+SHARDED = files(TESTS / "sharded" / "recorded")
+PATHS = [*ALL, *SHARDED]
+EVERY = pytest.mark.parametrize("path", PATHS, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in PATHS])
 
 ROUNDED = 0.02
 """Relative error of a ratio that is printed to two digits after the point, or one."""
@@ -93,3 +98,14 @@ def test_a_promise_of_compiled_fp8_has_a_fix_that_compiles(path: Path) -> None:
     if not compiled and not compiles and STAY_IN_BF16 not in {each.name for each in plan}:
         assert f"{expects.best:.2f}x" not in screen.answer.then.sentence
         assert "faster than now" not in screen.answer.then.sentence
+
+
+@EVERY
+def test_nothing_found_is_not_said_beside_other_work_that_costs_most(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    told = " ".join((*screen.answer.why, *screen.answer.fix))
+    numbers = r"BF16 (?:would take about )?([\d,.]+) .*?casts \+([\d,.]+), other work \+([\d,.]+?)\.(?: |$)"
+    parts = re.search(numbers, told)
+    if parts and "No check found" in told:
+        bf16_ms, casts_ms, other_ms = (float(each.replace(",", "")) for each in parts.groups())
+        assert other_ms <= max(casts_ms, 0.03 * bf16_ms)

@@ -34,7 +34,7 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200-eager_loop_timed_at_end": ("CMP001", "ENV006", "MEM001", "STP002"),
     "h200-te_overridden": ("ENV001", "MOD001"),
     "h200-fsdp2_bf16_all_gather": (),
-    "h200-fsdp2_no_precompute": (),
+    "h200-fsdp2_no_precompute": ("DST002",),
     "h200-foreign_trl": ("ENV001", "MOD001"),
     "h200-unsloth_lora": (),
     "h200-unsloth_load_in_fp8": ("MOD003",),
@@ -61,7 +61,6 @@ TOLD: dict[str, tuple[str, ...]] = {
 
 INFOS = {
     "h200-fsdp2_bf16_all_gather": "DST001",
-    "h200-fsdp2_no_precompute": "DST002",
     "h200x2-ddp_te_delayed": "DST003",
 }
 """What is told without a warning: one GPU exchanges nothing, and an amax reduced costs little."""
