@@ -5,8 +5,8 @@ What it finds. FSDP2 gathers weights in FP8, but their scales were not computed 
 Why it matters. To cast a shard to FP8, every process needs the largest magnitude of the whole weight. Without
 a scale, each weight does its own tiny all-reduce right before its all-gather. These are hundreds of
 collectives of four bytes per step, and the computation waits for each one.
-`precompute_float8_dynamic_scale_for_fsdp` does them at once. On one GPU, casts without it
-took 5.2 of 70.5 ms longer.
+`precompute_float8_dynamic_scale_for_fsdp` does them at once. On one H200 a
+step took 65.3 ms with it and 70.5 without.
 
 Fix. Add one line after the optimizer's step (torchao). Accelerate adds the call itself.
 

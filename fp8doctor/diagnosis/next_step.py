@@ -23,7 +23,7 @@ from fp8doctor.wording import plural
 
 def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> Next | None:
     """Choose the page of the plan's first check, else a command to measure, or None."""
-    verify = _again(facts)
+    verify = run_again(facts)
     step = next((each for each in prescription if each.code), None)
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
@@ -40,7 +40,7 @@ def timed(facts: Facts, *, longer: bool = False) -> str | None:
     budget = f"--budget {more_time_s(facts.trial) or _enough_s(facts.trial, budget_s):g} " if budget_s else ""
     if facts.get("target.kind") == "environment":
         return "fp8doctor model.py"
-    return _again(facts, f"--stop {budget}", budget)
+    return run_again(facts, f"--stop {budget}", budget)
 
 
 def failed_to_time(facts: Facts) -> bool:
@@ -50,7 +50,7 @@ def failed_to_time(facts: Facts) -> bool:
     return tried and not any(each.tried for each in trial.arms) and not more_time(facts)
 
 
-def _again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:
+def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:
     """Write the command that examines the same job again; None for a live model.
 
     It starts in the job's folder. A script's arguments are the user's data, so a word stands for them.
@@ -148,7 +148,7 @@ def nothing_found(report: Document, nothing: str) -> str:
         "No fix is known." if expects and expects.other_work_leads else "No check found anything to change."
     )
     told = f"{nothing} Open: {'; '.join(questions)}."
-    if failed_to_time(report.facts) and (again := _again(report.facts)):
+    if failed_to_time(report.facts) and (again := run_again(report.facts)):
         return f"{told} Its copies cannot be timed here: watch your script in BF16 too, and compare: {again}"
     how = how_to_time(report)
     return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told

@@ -11,6 +11,7 @@ from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.analysis.whole_step import whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
@@ -20,6 +21,7 @@ from fp8doctor.diagnosis.next_step import (
     more_time,
     nothing_found,
     opened,
+    run_again,
     timed,
     where_to_time,
 )
@@ -114,7 +116,6 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
     state = state_now(report)
-    alone = "This is compute alone. The whole step is an estimate." if verdict.whole_step_high else ""
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
@@ -125,7 +126,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         fix=tuple(fix),
         then=_then(report, steps),
         limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
-        sure=" ".join(filter(None, [alone, certainty(report), _untimed(report.facts, why)])),
+        sure=" ".join(filter(None, [certainty(report), _of_compute(report), _untimed(report.facts, why)])),
     )
 
 
@@ -137,6 +138,23 @@ def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
     return f"The trial could not time copies of it: {reason.rstrip('.')}."
 
 
+def _of_compute(report: Document) -> str:
+    """Say that only compute was timed, and how to find the whole step if that may be on either side."""
+    low, high = report.verdict.whole_step_low or 0.0, report.verdict.whole_step_high
+    if high is None or report.verdict.basis != "measured":
+        return ""
+    how = run_again(report.facts) if low < 1 < high else ""
+    other = "BF16" if if_recorded(uses_fp8, report.facts) else "FP8"
+    find = f" To find it, run the script in {other} too, and compare: {how}" if how else ""
+    return f"That is of compute; the whole step is an estimate.{find}"
+
+
+def _own_step(report: Document) -> str:
+    """Say that the script's own step is longer than its copy; else empty."""
+    told = if_recorded(script_overhead, report.facts) or ""
+    return f"{told.partition(':')[0]}. FP8 does not shorten the rest." if told else ""
+
+
 def _whole(report: Document) -> str:
     """Estimate the whole step of a job whose compute alone was timed; else empty."""
     verdict = report.verdict
@@ -144,9 +162,8 @@ def _whole(report: Document) -> str:
         return "Estimated without communication."
     if verdict.basis != "measured":
         return ""
-    return whole_step_in_words(
-        report.facts, verdict.speedup, verdict.achievable_speedup, verdict.bf16_step_ms
-    )
+    of_compute = (verdict.speedup, verdict.achievable_speedup, verdict.bf16_step_ms)
+    return " ".join(filter(None, [whole_step_in_words(report.facts, *of_compute), _own_step(report)]))
 
 
 def _no_model(report: Document) -> str:
@@ -244,6 +261,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended, end = _mended(report, steps), outlook(report, steps)
     if ended_rank(report.facts):
         mended = "With the cause fixed the job runs to its end. "
+    if end.sentence and verdict.basis == "measured" and verdict.whole_step_high:
+        return End(f"Compute alone. {mended}{end.sentence} {_leaner(report, steps)}".rstrip(), end.basis)
     if end.sentence:
         both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
         told = f"{end.sentence} {_finite(report)}{_untried(report, steps)}" if gives_nan(report) else both

@@ -11,6 +11,7 @@ import pytest
 from fp8doctor.analysis.modelled_speedup import to_convert, watched_ms
 from fp8doctor.analysis.rank_comparison import exposed_ms
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
+from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told
@@ -109,3 +110,21 @@ def test_nothing_found_is_not_said_beside_other_work_that_costs_most(path: Path)
     if parts and "No check found" in told:
         bf16_ms, casts_ms, other_ms = (float(each.replace(",", "")) for each in parts.groups())
         assert other_ms <= max(casts_ms, 0.03 * bf16_ms)
+
+
+@EVERY
+def test_a_script_whose_step_is_longer_than_its_copy_says_so_in_the_box(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.verdict.basis == "measured" and if_recorded(script_overhead, report.facts):
+        assert f"{median(report.facts.observed.steps_ms):,.1f} ms" in screen.answer.limit
+
+
+@EVERY
+def test_times_of_copies_beside_a_whole_step_are_called_compute(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    verdict = report.verdict
+    if verdict.basis == "measured" and verdict.whole_step_high:
+        assert screen.answer.then.sentence.startswith("Compute alone")
+        assert "compute" in screen.answer.sure
+        if (verdict.whole_step_low or 0.0) < 1 < verdict.whole_step_high:
+            assert "fp8doctor run" in screen.answer.sure, "the command that finds it out"
