@@ -103,7 +103,7 @@ def _of_a_broken_job(report: Document, watched: str) -> str:
     """Say how sure the speed with the fix is, then how the fault was seen."""
     facts, view = report.facts, trial_view(report.facts)
     ran = [each for each in facts.arms() if each.get("tried")]
-    advice = _with_the_fix(view) or (
+    advice = if_recorded(_with_the_fix, view) or (
         _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report, watched)
     )
     if own_step_failed(facts):
