@@ -1,8 +1,9 @@
 """Time jobs of several ranks by hand, and compare the times with a trial's.
 
-A Llama of 1B or 8B under DDP, FSDP1 or FSDP2, in BF16 or in FP8 by torchao or Transformer Engine. Names of
-jobs are ``size-wrapper-fp8``, such as ``1b-fsdp2-torchao``. FSDP2 gathers FP8 weights in FP8 (``torchao``) or
-in BF16 (``torchao16``); ``graphs`` is BF16 compiled with CUDA graphs.
+A Llama of 1B or 8B under DDP, FSDP1, FSDP2 or DeepSpeed (``zero2``, ``zero3``), in BF16 or in FP8 by torchao
+or Transformer Engine. ZeRO-3's hooks recompile without end, so its blocks are not compiled. Names of jobs are
+``size-wrapper-fp8``, such as ``1b-fsdp2-torchao``. FSDP2 gathers FP8 weights in FP8 (``torchao``) or in BF16
+(``torchao16``); ``graphs`` is BF16 compiled with CUDA graphs.
 
 torchrun --nproc-per-node 2 tests/benchmarks/sharded.py job 1b-fsdp2-torchao   one job, for fp8doctor to watch
 torchrun --nproc-per-node 2 tests/benchmarks/sharded.py plain plain.json 1b-ddp-none 1b-ddp-torchao ...
@@ -73,7 +74,7 @@ def model_of(size: str, wrapper: str, fp8: str, device: Any) -> Any:
         num_key_value_heads=heads // 4,
         **SIZES[size],
     )
-    in_bf16 = wrapper == "ddp" or size == "8b"
+    in_bf16 = wrapper in ("ddp", "zero2", "zero3") or size == "8b"
     torch.set_default_dtype(torch.bfloat16 if in_bf16 else torch.float32)
     with device:
         model = LlamaForCausalLM(config)
@@ -87,7 +88,7 @@ def model_of(size: str, wrapper: str, fp8: str, device: Any) -> Any:
         )
     elif fp8 == "te":
         _to_te(model)
-    if fp8 != "te":
+    if fp8 != "te" and wrapper != "zero3":
         for layer in model.model.layers:
             layer.compile(mode="reduce-overhead" if fp8 == "graphs" else None)
     return model
@@ -160,14 +161,23 @@ def built(name: str, device: Any) -> tuple[Any, Callable[[], Any]]:
     import torch.distributed as dist
 
     size, wrapper, fp8 = name.split("-")
-    model = wrapped(model_of(size, wrapper, fp8, device), wrapper, device)
+    model = model_of(size, wrapper, fp8, device)
+    if not wrapper.startswith("zero"):
+        model = wrapped(model, wrapper, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    engine = by_deepspeed(model, optimizer, size, wrapper) if wrapper.startswith("zero") else None
     torch.manual_seed(1 + dist.get_rank())
     ids = torch.randint(0, SIZES[size]["vocab_size"], ROWS[size], device=device)
     precompute = gathers_fp8(wrapper, fp8)
     autocast = in_fp8(fp8)
 
     def step() -> Any:
+        if engine is not None:
+            with autocast():
+                loss = engine(input_ids=ids, labels=ids).loss
+            engine.backward(loss)
+            engine.step()
+            return loss.detach()
         with autocast():
             loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
@@ -179,7 +189,19 @@ def built(name: str, device: Any) -> tuple[Any, Callable[[], Any]]:
         optimizer.zero_grad()
         return loss.detach()
 
-    return model, step
+    return engine or model, step
+
+
+def by_deepspeed(model: Any, optimizer: Any, size: str, stage: str) -> Any:
+    import deepspeed
+
+    config = {
+        "train_micro_batch_size_per_gpu": ROWS[size][0],
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": int(stage.removeprefix("zero"))},
+        "zero_allow_untested_optimizer": True,
+    }
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
 def timed(step: Callable[[], Any], device: Any, count: int) -> list[float]:
@@ -248,7 +270,10 @@ def job(name: str, steps: int, *, deterministic: bool, traceml: bool) -> None:
     import torch.distributed as dist
 
     device = joined()
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    if deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)  # its backward adds in any order
+        torch.backends.cuda.enable_cudnn_sdp(False)
     model, step = built(name, device)
     losses = []
     within: Callable[[Any], Any] = contextlib.nullcontext
