@@ -5,13 +5,10 @@ What it finds. In the profiled step, the GPU spends much time on collectives whi
 Why it matters. All-gathers and reductions usually run behind matmuls. FP8 makes the matmuls shorter, but
 sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains less than its matmuls do.
 
-Fix. Send less (FP8 all-gather with torchao and FSDP2, or with DDP `model.no_sync()` for all micro-batches but
-the last). Or start earlier (prefetch, smaller units), or compute more per byte (a larger batch).
+Fix. Send less (with DDP `model.no_sync()` for all micro-batches but the last), start earlier (prefetch,
+smaller units), or compute more per byte (a larger batch). DST001 covers the FP8 all-gather of torchao.
 
-    config = Float8LinearConfig()                                    # before
-
-    from torchao.float8 import Float8LinearConfig
-    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)  # after, FSDP2
+    block.set_modules_to_forward_prefetch([next_block])  # after, FSDP2
 
 When to ignore it. If you cannot change the batch or the network and already send FP8.
 
@@ -24,9 +21,9 @@ https://docs.pytorch.org/docs/stable/notes/ddp.html
 
 from __future__ import annotations
 
-from fp8doctor.analysis.rank_comparison import exposed_ms, step_ms, timed_ranks
+from fp8doctor.analysis.rank_comparison import exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.analysis.waiting import counts
-from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks, if_recorded, recorded
+from fp8doctor.facts import Breakdown, Distributed, Facts, Observation, Rank, Ranks
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Saving, Treatment
 from fp8doctor.registry import check
@@ -34,8 +31,7 @@ from fp8doctor.wording import percent
 
 LINES = {
     "DDP": "with model.no_sync():     # every micro-batch but the last\n    loss.backward()",
-    "FSDP2": "Float8LinearConfig(enable_fsdp_float8_all_gather=True)     # at conversion\n"
-    "block.set_modules_to_forward_prefetch([next_block])     # of each block",
+    "FSDP2": "block.set_modules_to_forward_prefetch([next_block])     # of each block",
 }
 """Wrapper -> lines that send less or start earlier."""
 
@@ -59,8 +55,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
     own = exposed_ms(facts.observed)
     if step is None or own is None:
         return NotApplicable(reason="fp8doctor profiled no step")
-    ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
-    of_ranks = [ms for each in ranks if (ms := if_recorded(exposed_ms, each.observed)) is not None]
+    of_ranks = exposed_of_ranks(facts)
     least = min([own, *of_ranks])
     share = 100 * least / step
     if not counts(least, step):

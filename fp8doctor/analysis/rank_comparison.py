@@ -54,6 +54,12 @@ def exposed_ms(observed: Observation) -> float | None:
     return observed.breakdown.families_ms.get("communication", 0.0)
 
 
+def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
+    """Read each profiled rank's exposed communication, in ms. The rank with the least waits for no other."""
+    ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
+    return tuple(ms for each in ranks if (ms := if_recorded(exposed_ms, each.observed)) is not None)
+
+
 def _computing(observed: Observation) -> float | None:
     """Read what the GPU did in the profiled step next to communication.
 

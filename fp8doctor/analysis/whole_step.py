@@ -2,7 +2,7 @@
 
 The job's profiled step has more than its copy's: communication, casts of gathered FP8 weights, other kernels
 of its wrapper (DDP, FSDP), and idle time. A BF16 step has the other kernels too. It may have work in place
-of the casts, and may wait as long, or neither: that gives its bounds.
+of the casts, wait as long, and cover as little of its communication, or none of these: that gives its bounds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm
-from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.analysis.rank_comparison import exposed_ms, exposed_of_ranks
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -35,11 +35,13 @@ class WholeStep(Struct, frozen=True):
     copy_ms: float
     """The copy of the step as it is."""
     communication_ms: float
-    """Of a profiled step: what no other work of the GPU covered."""
+    """Of a profiled step: what no other work of the GPU covered, on the rank that has the least of it."""
     casts_ms: float
     """Casts beyond the copy's, such as those before an all-gather in FP8."""
     waiting_ms: float
     """Idle time beyond the copy's."""
+    ranks_ms: float
+    """What this rank's communication takes longer than the least: it waits for another rank there."""
 
     @property
     def is_known(self) -> bool:
@@ -47,17 +49,26 @@ class WholeStep(Struct, frozen=True):
         return self.copy_ms <= (1 + MOST_SLOWER) * self.step_ms
 
     @property
-    def rest_ms(self) -> float:
-        """Time that a change of compute leaves: communication and the wrapper's kernels."""
-        return max(0.0, self.step_ms - self.copy_ms - self.casts_ms - self.waiting_ms)
+    def on_top_ms(self) -> float:
+        return max(0.0, self.step_ms - self.copy_ms)
+
+    @property
+    def kernels_ms(self) -> float:
+        """Kernels of the wrapper, which a change of compute leaves."""
+        others = self.communication_ms + self.casts_ms + self.waiting_ms + self.ranks_ms
+        return max(0.0, self.on_top_ms - others)
 
     def over_bf16(self, bf16_ms: float) -> tuple[float, float]:
         """Bound the speedup over a BF16 step whose copy takes ``bf16_ms``.
 
-        If the copy took longer than the job's step, only communication is known to stay.
+        At least, it has no casts, waits for nothing, and covers communication for as long as it computes
+        longer than FP8; all of it if FP8 waits for the host, which starts communication late. At most, all
+        that FP8 has on top stays.
         """
-        high = max(self.rest_ms, self.communication_ms) + self.casts_ms + self.waiting_ms
-        return (bf16_ms + self.rest_ms) / self.step_ms, (bf16_ms + high) / self.step_ms
+        covered = self.communication_ms if self.waiting_ms else max(0.0, bf16_ms - self.copy_ms)
+        exposed = max(0.0, self.communication_ms - covered)
+        high = max(self.on_top_ms, self.communication_ms)
+        return (bf16_ms + self.kernels_ms + exposed) / self.step_ms, (bf16_ms + high) / self.step_ms
 
     def with_fp8(self, bf16_ms: float, fp8_ms: float) -> float:
         """Return the most that the FP8 of a copy of ``fp8_ms`` gains: it waits at least as long.
@@ -65,8 +76,7 @@ class WholeStep(Struct, frozen=True):
         Its script may wait longer, because FP8 launches more: 1.10x of copies was 0.93x of scripts on an H100
         (FSDP2, tests/benchmarks/results/sharded_trials_h100.md).
         """
-        on_top = self.rest_ms + self.casts_ms + self.waiting_ms
-        return (bf16_ms + on_top) / (fp8_ms + on_top)
+        return (bf16_ms + self.on_top_ms) / (fp8_ms + self.on_top_ms)
 
 
 def timed_alone(facts: Facts) -> bool:
@@ -79,11 +89,12 @@ def timed_alone(facts: Facts) -> bool:
 def whole_step(facts: Facts) -> WholeStep | None:
     """Return the job's own step; None if no step was profiled on a GPU, or no copy of it was timed."""
     observed = facts.observed
-    communication_ms, copy = exposed_ms(observed), arm(facts.trial, ArmName.AS_IS)
-    if communication_ms is None or not observed.steps_ms or copy is None or not copy.step_ms:
+    own_ms, copy = exposed_ms(observed), arm(facts.trial, ArmName.AS_IS)
+    if own_ms is None or not observed.steps_ms or copy is None or not copy.step_ms:
         return None
     step_ms = median(observed.steps_ms)
-    casts_ms, waiting_ms = 0.0, step_ms - copy.step_ms - communication_ms
+    least_ms = min([own_ms, *exposed_of_ranks(facts)])
+    casts_ms, waiting_ms = 0.0, step_ms - copy.step_ms - own_ms
     parts = copy.get("breakdown")
     if parts is not None and recorded(parts, "families_ms"):
         job = observed.breakdown
@@ -91,7 +102,8 @@ def whole_step(facts: Facts) -> WholeStep | None:
         waiting_ms = max(0.0, job.idle_ms - parts.idle_ms)
     if waiting_ms < EVEN * step_ms:
         waiting_ms = 0.0
-    return WholeStep(step_ms, copy.step_ms, min(communication_ms, step_ms), casts_ms, waiting_ms)
+    communication_ms = min(least_ms, step_ms)
+    return WholeStep(step_ms, copy.step_ms, communication_ms, casts_ms, waiting_ms, own_ms - least_ms)
 
 
 def whole_speedup(
@@ -118,6 +130,7 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf
         return SLOWER_COPY if step and not step.is_known else UNKNOWN
     on_top = (
         (step.communication_ms, "{} of it is communication that no compute covers", True),
+        (step.ranks_ms, "its GPU waits {} for another rank", False),
         (step.casts_ms, "casts before its all-gathers take {}", False),
         (step.waiting_ms, "its GPU is idle {} longer than the copy's", False),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_a_model
-from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, step_ms
+from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.facts import Facts, Rank, if_recorded, recorded
 from fp8doctor.wording import plural
 
@@ -57,7 +57,7 @@ def _job(facts: Facts) -> str:
     kind = f" ({', '.join(kinds)})" if kinds else ""
     copies = if_recorded(timed_a_model, facts)
     then = "then rank 0 timed copies alone" if copies else "in place: nothing of the model is copied"
-    profiled = any(if_recorded(exposed_ms, each.observed) for each in facts.ranks.processes)
+    profiled = any(exposed_of_ranks(facts))
     longer = " Their GPU's times are of one profiled step, which is longer." if profiled else ""
     timed = f"timed in their own steps{';' if copies else ','} {then}."
     return f"{facts.ranks.world_size} processes{kind}, {timed}{longer}"

@@ -31,12 +31,15 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
     return timed(facts, *arms)
 
 
-def test_communication_stays_and_compute_scales() -> None:
-    """52.8 ms, 22.8 ms of them communication alone: 30.0 ms of compute become 37.5."""
+def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
+    """52.8 ms: 12.8 of communication alone, 10.0 of wait for the other rank, and 30.0 of compute."""
     step = whole_step(with_trial(recorded_job(), 30.0))
     assert step is not None
-    assert (round(step.step_ms, 1), round(step.communication_ms, 1)) == (52.8, 22.8)
-    assert step.over_bf16(37.5) == (pytest.approx((22.8 + 37.5) / 52.8, rel=2e-3),) * 2
+    assert [round(ms, 1) for ms in (step.step_ms, step.communication_ms, step.ranks_ms)] == [52.8, 12.8, 10.0]
+    low, high = step.over_bf16(37.5)
+    assert low == pytest.approx((37.5 + 12.8 - 7.5) / 52.8, rel=2e-3)
+    assert high == pytest.approx((37.5 + 22.8) / 52.8, rel=2e-3)
+    assert step.over_bf16(24.0)[0] == pytest.approx((24.0 + 12.8) / 52.8, rel=2e-3)
     assert step.with_fp8(30.0, 24.0) == pytest.approx(52.8 / (22.8 + 24.0), rel=2e-3)
     assert step.with_fp8(30.0, 30.0) == 1.0
 
@@ -44,14 +47,17 @@ def test_communication_stays_and_compute_scales() -> None:
 @pytest.mark.parametrize(
     ("bf16_ms", "compute", "whole"),
     [
-        (37.5, "FP8 compute is 1.25x faster than BF16", "about 1.14x faster"),
-        (24.0, "FP8 compute is 1.25x slower than BF16", "about 1.13x slower"),
+        (37.5, "FP8 compute is 1.25x faster than BF16", "0.81x to 1.14x the speed of BF16"),
+        (24.0, "FP8 compute is 1.25x slower than BF16", "1.13x to 1.44x slower"),
     ],
 )
 def test_the_screen_tells_both(bf16_ms: float, compute: str, whole: str) -> None:
     report = diagnose(with_trial(recorded_job(), 30.0, bf16_ms))
     assert answer(report).what == f"{compute}; the whole step {whole}"
-    told = f"The whole step is {whole} (estimated): 43% of it is communication that no compute covers."
+    told = (
+        f"The whole step is {whole} (estimated): 24% of it is communication that no compute covers, "
+        "its GPU waits 10.0 ms for another rank."
+    )
     assert told in answer(report).limit
     assert told in report.verdict.summary
     assert whole in text.render(report)
@@ -93,7 +99,7 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     assert step is not None
     assert step.waiting_ms == pytest.approx(68.9 - 56.5, abs=0.1)
     told = whole_step_in_words(facts, 61.9 / 56.5, None, 61.9)
-    low, high = (61.9 + 22.8) / 91.7, (68.9 + 5.4 + 22.8) / 91.7
+    low, high = 61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7
     assert told.startswith(f"The whole step is {low:.2f}x to {high:.2f}x the speed of BF16 (estimated): ")
     assert told.endswith(", its GPU is idle 12.4 ms longer than the copy's.")
     assert whole_step_in_words(facts, None, 1.10, 56.5).startswith("The whole step would be at most ")

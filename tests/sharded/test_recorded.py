@@ -6,10 +6,14 @@ import functools
 from pathlib import Path
 from statistics import median
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli, load_report
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import NOT_RECORDED
+from fp8doctor.render import text
 from fp8doctor.render.box import answer
 from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
@@ -27,10 +31,18 @@ BF16_MS = {
     "h100-fsdp2_torchao": 132.4,
     "h100-fsdp2_torchao_wide": 169.0,
     "h100x2-ddp_torchao": 129.9,
+    "h200x2-ddp_te": 126.0,
+    "h200x2-fsdp2_te": 139.9,
+    "h200x2-fsdp2_torchao_8b": 435.2,
+    "h200x2-zero2_torchao": 136.3,
 }
 """Step of the best BF16 in a plain script, in ms: the mean of all turns' medians."""
 
-GAINS = {"h100-ddp_bf16": 117.6 / 105.7, "h100-fsdp2_bf16": 132.4 / 145.2}
+GAINS = {
+    "h100-ddp_bf16": 117.6 / 105.7,
+    "h100-fsdp2_bf16": 132.4 / 145.2,
+    "h200x2-fsdp2_bf16_8b": 435.2 / 474.2,
+}
 """What FP8 gave plain scripts of jobs in BF16; of FSDP2 with an all-gather in BF16."""
 
 OTHERS = {
@@ -91,3 +103,11 @@ def test_a_recording_is_sound_in_every_format(name: str) -> None:
     report = replayed(RECORDED / f"{name}.json.gz")
     assert not [each for each in report.outcomes if each.outcome == "crashed"]
     hold_every_format(report)
+
+
+def test_ranks_that_were_killed_before_their_window_ended_are_printed() -> None:
+    """A launcher that runs out of time ends both."""
+    facts = replayed(RECORDED / "h200x2-zero2_torchao.json.gz").facts
+    ranks = tuple(msgspec.structs.replace(each, observed=NOT_RECORDED) for each in facts.ranks.processes)
+    seen = msgspec.structs.replace(facts.ranks, processes=ranks)
+    assert "no window of steps was seen" in text.render(diagnose(msgspec.structs.replace(facts, ranks=seen)))
