@@ -360,7 +360,8 @@ def test_a_script_that_failed_early_is_told_by_its_error_and_is_not_to_be_timed(
     found = diagnose(Facts(target=script, gaps=gaps, script_error="KeyError: 'rows'"))
     assert found.verdict.summary == "The script failed before its first step: KeyError: 'rows'."
     assert found.next is None
-    assert diagnose(Facts(target=script, gaps=gaps)).next is not None
+    assert diagnose(Facts(target=script, gaps=gaps)).next is None
+    assert diagnose(Facts(target=script)).next is not None
 
 
 def test_the_public_names() -> None:
