@@ -44,7 +44,8 @@ IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.repla
 
 PLACEHOLDERS = set(
     "BATCH NAMES a b base batch_size bf16_checkpoint block build_model compute_loss config conv1d dataset "
-    "folder hook key layer loss name next_block offsets parameters query recipe self value x".split()
+    "folder hook key layer loss name next_block offsets parameters query recipe sample sample_args self "
+    "shape tensor tensor_parallel_size tp_size value x".split()
 )
 """What a sketch leaves to the reader, who sees that it is left out; never a package."""
 
