@@ -62,7 +62,8 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
         return None
     kind = distributed.get("wrapper")
     return Finding(
-        title=f"Exposed communication takes {least:.1f} of {step:,.1f} ms/step ({percent(share)})",
+        title=f"Exposed communication takes {least:.1f} of {step:,.1f} ms/step in your script "
+        f"({percent(share)})",
         explanation=f"Measured in one profiled step on {max(1, len(of_ranks))} ranks. This is the rank that "
         f"waits least; the slowest waits {max([own, *of_ranks]):,.1f} ms. FP8 shortens the matmuls, not "
         "this.",
@@ -73,7 +74,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
             "share_pct": share,
             "ranks": max(1, len(of_ranks)),
         },
-        saving_ms=Saving(low=0.0, high=least, basis="measured"),
+        saving_ms=Saving(low=0.0, high=least, basis="modelled"),
         treatment=Treatment(
             name="hide-communication",
             summary="send less, start earlier, or compute more per byte",

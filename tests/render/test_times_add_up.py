@@ -7,8 +7,9 @@ import re
 
 import pytest
 
+from fp8doctor.analysis.rank_comparison import exposed_of_ranks, step_ms, timed_ranks
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Observation, recorded
 from fp8doctor.render.box import answer
 from fp8doctor.render.causes import NON_FINITE
 from fp8doctor.render.details import gained_alone
@@ -41,12 +42,19 @@ def test_the_savings_of_a_plan_add_up_to_what_it_saves(name: str) -> None:
 
 
 def times(screen: Screen, facts: Facts) -> set[float]:
-    """The times of the table, their differences, the bars of a difference, and the kernels of a row."""
+    """The times of the table, their differences, a difference's bars, a row's kernels, and the ranks' own."""
     rows = {shown(row.ms) for row in screen.variants}
     between = {round(abs(a - b), 1) for a, b in itertools.combinations(rows, 2)}
     bars = {shown(abs(change.ms)) for change in (screen.difference.changes if screen.difference else ())}
     profiled = [found for each in facts.arms() if each.tried and (found := each.get("breakdown"))]
-    return rows | between | bars | {shown(ms) for found in profiled for ms in found.families_ms.values()}
+    ranks = {shown(ms) for ms in (*exposed_of_ranks(facts), *map(step_ms, watched(facts))) if ms}
+    families = {shown(ms) for found in profiled for ms in found.families_ms.values()}
+    return rows | between | bars | ranks | families
+
+
+def watched(facts: Facts) -> list[Observation]:
+    """The steps of each rank, which its line tells."""
+    return [each.observed for each in timed_ranks(facts)] if recorded(facts, "ranks") else []
 
 
 @pytest.mark.parametrize("name", TRIALS)

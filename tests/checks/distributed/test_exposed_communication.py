@@ -30,7 +30,7 @@ def job(*communication_ms: float, wrapper: str | None = "DDP", world: int = 2, c
 def test_the_rank_that_waits_least_tells() -> None:
     finding = exposed_communication(job(40.0, 15.0))
     assert isinstance(finding, Finding)
-    assert finding.title == "Exposed communication takes 15.0 of 100.0 ms/step (15%)"
+    assert finding.title == "Exposed communication takes 15.0 of 100.0 ms/step in your script (15%)"
     assert (finding.evidence["exposed_ms"], finding.evidence["longest_ms"]) == (15.0, 40.0)
     assert finding.saving_ms is not None
     assert (finding.saving_ms.low, finding.saving_ms.high) == (0.0, 15.0)
@@ -54,7 +54,7 @@ def test_tenths_of_a_ms_are_not_told() -> None:
 
 @pytest.mark.parametrize(
     ("wrapper", "line"),
-    [("DDP", "model.no_sync()"), ("FSDP2", "enable_fsdp_float8_all_gather=True"), (None, "2 * batch_size")],
+    [("DDP", "model.no_sync()"), ("FSDP2", "set_modules_to_forward_prefetch"), (None, "2 * batch_size")],
 )
 def test_the_lines_fit_the_wrapper(wrapper: str | None, line: str) -> None:
     finding = exposed_communication(job(40.0, 30.0, wrapper=wrapper))
