@@ -8,7 +8,10 @@ sends the same bytes. Communication that BF16 hid becomes visible, so FP8 gains 
 Fix. Send less (with DDP `model.no_sync()` for all micro-batches but the last), start earlier (prefetch,
 smaller units), or compute more per byte (a larger batch). DST001 covers the FP8 all-gather of torchao.
 
-    block.set_modules_to_forward_prefetch([next_block])  # after, FSDP2
+    loss.backward()               # before, DDP: every micro-batch sends its gradients
+
+    with model.no_sync():         # after: every micro-batch but the last
+        loss.backward()
 
 When to ignore it. If you cannot change the batch or the network and already send FP8.
 
