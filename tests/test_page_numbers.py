@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,9 +19,8 @@ from fp8doctor.registry import Check, discover
 from tests.recordings import files, name_of, text_of
 
 TESTS = Path(__file__).parent
-RECORDINGS = {
-    name_of(path): path for room in ("patients", "benchmarks") for path in files(TESTS / room / "recorded")
-}
+FOLDERS = (TESTS / room / "recorded" for room in ("running", "patients", "benchmarks"))
+RECORDINGS = {name_of(path): path for folder in FOLDERS for path in files(folder)}
 
 NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: (ms)\b|(x)\b)")
 RECORDING = re.compile(r"`(h[12]00\w*-\w+)`")
@@ -50,13 +50,13 @@ def stated(page: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def of_recording(name: str) -> frozenset[str]:
-    """The times of the arms and their kernels, what each is of the best BF16, and what the report says."""
+    """The times of the steps and their kernels, what each is of the best BF16, and what the report says."""
     document = replay(RECORDINGS[name])
-    arms = [
-        arm for arm in document.facts.trial.arms if arm.tried and recorded(arm, "step_ms") and arm.step_ms
-    ]
+    arms = [arm for arm in document.facts.arms() if arm.tried and recorded(arm, "step_ms") and arm.step_ms]
     bf16 = [arm.step_ms or 0.0 for arm in arms if arm.name.startswith("bf16")]
     times = [arm.step_ms or 0.0 for arm in arms]
+    if watched := document.facts.get("observed.steps_ms"):
+        times.append(median(watched))
     for arm in arms:
         if recorded(arm, "breakdown") and arm.breakdown:
             times += arm.breakdown.families_ms.values()

@@ -22,7 +22,8 @@ How it is detected, and limits. fp8doctor looks at the sharded weights for a pre
 the optimizer took a step. It does not time the collectives.
 
 References. torchao 0.18 `fsdp_utils.py` (`fsdp_pre_all_gather` reduces the amax if `_precomputed_scale` is
-None), run with FSDP2 on a CPU. https://docs.pytorch.org/ao/main/workflows/training.html
+None), run with FSDP2 on a CPU. Recordings `h200-fsdp2` and `h200-fsdp2_no_precompute`.
+https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """
 

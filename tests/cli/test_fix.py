@@ -96,7 +96,7 @@ def test_the_output_is_a_patch_that_git_applies(
     script.write_text(SCRIPT.rstrip("\n") + end)
     monkeypatch.chdir(script.parent)
     shown = fp8doctor("fix", script.name, "--report", report_of(script))
-    subprocess.run(["git", "apply", "-"], input=shown.stdout_bytes, check=True, cwd=script.parent)
+    subprocess.run(["git", "apply", "-"], input=shown.stdout_bytes, check=True, cwd=script.parent, timeout=60)
     assert script.read_text() == FIXED.rstrip("\n") + end
 
 

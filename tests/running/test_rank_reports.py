@@ -72,7 +72,7 @@ def test_the_lines_for_slurm_say_where_a_process_stands() -> None:
         "PATH": os.environ["PATH"],
     }
     told = subprocess.run(
-        ["bash", "-c", f"{task[1]} env'"], env=slurm, capture_output=True, text=True, check=True
+        ["bash", "-c", f"{task[1]} env'"], env=slurm, capture_output=True, text=True, check=True, timeout=60
     )
     place = rank_place(dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line))
     assert place is not None

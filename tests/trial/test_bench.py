@@ -241,9 +241,7 @@ def test_what_does_not_fit_beside_the_others_is_timed_beside_bf16_alone(
         progress=lambda text, arm: said.append((text, arm)),
     )
     arms = {arm.name: arm for arm in result.arms}
-    assert (("timing the step as you run it, other beside BF16 alone", "other") in said) is (
-        beside is not None
-    )
+    assert (("timing the step as you run it, other with BF16 alone", "other") in said) is (beside is not None)
     assert {name: arm.reason for name, arm in arms.items()} == dict.fromkeys(arms)
     assert {name: arm.beside for name, arm in arms.items()} == {
         "as_is": None,
