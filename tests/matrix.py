@@ -60,14 +60,10 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from tests.checks.engagement.test_experts_not_reached import wrapped
     from tests.checks.numerics.test_trains_incorrectly import Operation, with_releases
     from tests.checks.shapes.test_rows_unaligned import counted
-    from tests.checks.step.test_input_bound import Work
 
     yield "the experts of a Llama 4, wrapped by torchao", look(wrapped("Llama 4"))
     yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
     yield "one row a sample, counted on a CPU", counted(samples=4)
-    with pytest.MonkeyPatch.context() as patch:
-        loading = Work(patch, loads_s=0.03, computes_s=0.05)
-        yield "a slow DataLoader, watched on a CPU", loading.facts()
     with pytest.MonkeyPatch.context() as patch:
         transformer_engine.install(patch, "fp8")
         yield "te.Linear, recomputed inside its autocast (stand-in)", look(Inside())

@@ -3,14 +3,14 @@
 What it finds. The GPU is idle for more than 10% of the step, because the host launches kernels too late.
 
 Why it matters. Python on the host launches every kernel, and FP8 adds launches: about 83 per torchao layer
-that is not compiled. A Transformer Engine layer takes the host several times as long as an nn.Linear. With
-few tokens the GPU finishes before the next launch, and FP8 cannot shorten a step that waits for the host.
-With 256 tokens, one job ran at 0.59x of BF16, idle for 64% of the step. A busy host alone proves nothing: it
+that is not compiled. A Transformer Engine layer takes the host several times as long as an nn.Linear, and
+before release 2.16 even longer. With few tokens the GPU finishes before the next launch, and FP8 cannot
+shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64% of the step. A busy host alone proves nothing: it
 is busy for 84 to 99% of every sound step.
 
 Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or CUDA
 graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled torchao layers, the
-trial times CUDA graphs in FP8 and in BF16, which gains too.
+trial times CUDA graphs in FP8 and in BF16, which gains too. Upgrade a Transformer Engine before 2.16.
 
     args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=8)  # before
 
@@ -26,15 +26,19 @@ not count. Without timing, a Transformer Engine step with your batch is estimate
 References. `h200-few_tokens`. `h100-llama_8b_compiled`, on a slow host: 177.2 ms in FP8 and 141.7 ms in BF16,
 with CUDA graphs 134.9 ms and 131.6 ms. https://github.com/NVIDIA/TransformerEngine/issues/445
 https://docs.pytorch.org/docs/stable/torch.compiler_cudagraph_trees.html
+https://github.com/NVIDIA/TransformerEngine/pull/2439 https://github.com/NVIDIA/TransformerEngine/pull/2957
 """
 
 from __future__ import annotations
+
+from packaging.version import Version
 
 from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, cuda_graphs, needs_compile
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH
 from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
+from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
@@ -49,6 +53,10 @@ from fp8doctor.wording import percent, plural
 
 MOST = 0.5
 """Share of the BF16 step above which idle time sets its pace: most of it."""
+
+QUICKER = Version("2.16")
+"""The last Transformer Engine that cut its modules' host time (TE#2957), after 2.10 (#2377), 2.12 (#2439) and
+2.14 (#2559). Source: the tags that hold these pull requests."""
 
 
 @check(
@@ -77,7 +85,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
         explanation=f"The GPU has nothing to do for {found.idle_ms:,.1f} of {step_ms:,.1f} ms, and "
         f"{percent(found.host_wait_pct or 0.0)} of its gaps end with a late launch. A step launches "
         f"{found.kernels:,} kernels of {1e3 * found.busy_ms / max(found.kernels, 1):.0f} µs on "
-        f"average.{in_bf16(bf16, parts)}{as_prescribed(facts)}",
+        f"average.{in_bf16(bf16, parts)}{as_prescribed(facts)}{outdated(facts)}",
         evidence={
             "idle_ms": found.idle_ms,
             "idle_pct": idle,
@@ -106,7 +114,7 @@ def modelled(found: HostBound, facts: Facts) -> Finding:
         title=f"The host needs {step.host_ms:,.1f} ms to launch {plural(layers, f'{name} layer')}, a step in "
         f"compiled BF16 takes {found.bf16.step_ms:,.1f} ms (estimated)",
         explanation=f"This is for {tokens:,} tokens on {step.gpu}. In FP8 the GPU would compute for "
-        f"{step.busy_ms:,.1f} ms/step. {then}",
+        f"{step.busy_ms:,.1f} ms/step. {then}{outdated(facts)}",
         evidence={
             "host_ms": step.host_ms,
             "busy_ms": step.busy_ms,
@@ -155,6 +163,15 @@ def as_prescribed(facts: Facts) -> str:
         f" With the timed fixes it is still idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms; try "
         f"more tokens per step{'' if with_graphs else ' or CUDA graphs'}."
     )
+
+
+def outdated(facts: Facts) -> str:
+    """Name the release that needs less host time, if the layers' library is older; else empty."""
+    of_te = any(linear.stack == "transformer_engine" for linear in facts.network.fp8)
+    version = installed(facts, "transformer_engine") if of_te else None
+    if version is None or version >= QUICKER:
+        return ""
+    return f" Transformer Engine {version} is installed; {QUICKER} and newer need less host time."
 
 
 def treatment(facts: Facts) -> Treatment:

@@ -99,7 +99,8 @@ def name_of(thread: dict[str, Any]) -> str:
 
 def row(thread: dict[str, Any]) -> tuple[str, ...]:
     _, found, outcome = answer(thread)
-    said = " ".join(found) or ("explain" if "text" in thread else "checkpoint")
+    of_words = "explain" if "text" in thread else "checkpoint" if "gpu" not in thread else "none"
+    said = " ".join(found) or of_words
     return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
 
 

@@ -374,24 +374,7 @@ WATCHED = report(
     "The step waits for its data 58.4 of 412.3 ms (14%). FP8 does not shorten that. Fix it first. FP8 is "
     "set up in 168 of 169 Linears (92% of the matmul FLOPs). Whether it is faster than BF16 was not "
     "measured.",
-    (
-        EAGER,
-        Finding(
-            code="STP008",
-            name="input-bound",
-            area="step",
-            severity="warning",
-            title="The step waits 58.4 of 412.3 ms for its data (14%)",
-            explanation="Seen in 3 steps of the script, inside the DataLoader.",
-            saving_ms=Saving(low=0.0, high=58.4, basis="measured"),
-            treatment=Treatment(
-                name="prepare-data-ahead",
-                summary="let worker processes prepare the batches while the model computes",
-                code="loader = DataLoader(dataset, batch_size=batch_size, num_workers=8)",
-                kind="sketch",
-            ),
-        ),
-    ),
+    (EAGER,),
     MOD001="healthy",
 )
 

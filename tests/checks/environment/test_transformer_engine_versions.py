@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from fp8doctor.checks.environment import fp8_backend_missing, outdated_stack
+from fp8doctor.checks.environment import fp8_backend_missing
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
@@ -33,16 +33,9 @@ def without_a_known_reason(facts: Facts) -> Facts:
     return msgspec.structs.replace(facts, environment=environment)
 
 
-JOBS = {
-    "ENV004": without_a_known_reason(fp8_backend_missing.SICK),
-    "ENV007": outdated_stack.SICK,
-}
-
-
-@pytest.mark.parametrize("code", JOBS)
 @pytest.mark.parametrize(("cudnn", "newest"), [(OLD, False), (None, False), (NEW, True)])
-def test_the_version_fits_cudnn(code: str, cudnn: str | None, newest: bool) -> None:
-    finding = finding_of(code, with_cudnn(JOBS[code], cudnn))
+def test_the_version_fits_cudnn(cudnn: str | None, newest: bool) -> None:
+    finding = finding_of("ENV004", with_cudnn(without_a_known_reason(fp8_backend_missing.SICK), cudnn))
     assert finding is not None
     assert finding.treatment is not None
     assert finding.treatment.kind == "shell"

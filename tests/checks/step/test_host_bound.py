@@ -15,6 +15,7 @@ from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.facts import Arm, Facts, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
+from tests.checks.numerics.test_trains_incorrectly import with_releases
 from tests.checks.step.conftest import with_arms
 from tests.checks.step.profiled import BF16, FP8_EAGER, profiled, replaced, unprofiled
 from tests.stand_ins import transformer_engine
@@ -45,6 +46,16 @@ def test_late_launches(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.treatment is not None
     assert finding.treatment.name == "larger-batch"
     assert host_bound(timed(look(in_te(monkeypatch), tokens=512), BUSY, SMALL_BF16)) is None
+
+
+@pytest.mark.parametrize(("release", "told"), [("2.13.0", True), ("2.16.0", False)])
+def test_an_old_release_of_the_layers_is_named_where_the_host_limits(
+    look: Look, monkeypatch: pytest.MonkeyPatch, release: str, told: bool
+) -> None:
+    facts = with_releases(look(in_te(monkeypatch), tokens=256), transformer_engine=release)
+    finding = host_bound(timed(facts, WAITING, SMALL_BF16))
+    assert isinstance(finding, Finding)
+    assert ("Engine 2.13.0 is installed; 2.16 and newer need less host" in finding.explanation) is told
 
 
 def test_bf16_and_a_prescription_that_keep_the_gpu_busy_or_do_not(look: Look) -> None:

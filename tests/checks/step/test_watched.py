@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from fp8doctor.checks.step.cast_bound import cast_bound
 from fp8doctor.checks.step.fp32_matmul import fp32_matmul
 from fp8doctor.checks.step.host_bound import host_bound
-from fp8doctor.checks.step.input_bound import input_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation
 from fp8doctor.finding import Finding, NotApplicable
@@ -89,11 +88,5 @@ def test_copies_from_the_host_come_first() -> None:
     assert diagnose(facts).verdict.summary.startswith(
         "The step waits for copies from the host to the GPU 25.0 ms (25%). FP8 does not shorten that. "
     )
-    finding = input_bound(facts)
-    assert isinstance(finding, Finding)
-    assert finding.title == "The step waits 25.0 of 100.0 ms for copies from the host to the GPU (25%)"
-    behind = watched(seen={"host_copies_ms": 25.0, "data_ms": (30.0,) * 10}, gemm_fp8=40.0, copy=25.0)
-    finding = input_bound(behind)
-    assert isinstance(finding, Finding)
-    assert "for its data" in finding.title
-    assert isinstance(input_bound(watched(gemm_fp8=90.0)), NotApplicable)
+    waits = diagnose(watched(seen={"data_ms": (30.0,) * 10}, gemm_fp8=40.0)).verdict.summary
+    assert waits.startswith("The step waits for its data 30.0 of 100.0 ms (30%). ")
