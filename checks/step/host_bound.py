@@ -5,8 +5,8 @@ What it finds. The GPU is idle for more than 10% of the step, because the host l
 Why it matters. Python on the host launches every kernel, and FP8 adds launches: about 83 per torchao layer
 that is not compiled. A Transformer Engine layer takes the host several times as long as an nn.Linear, and
 before release 2.16 even longer. With few tokens the GPU finishes before the next launch, and FP8 cannot
-shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64% of the step. A busy host alone proves nothing: it
-is busy for 84 to 99% of every sound step.
+shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of BF16, idle for 64% of the
+step. A busy host alone proves nothing: it is busy for 84 to 99% of every sound step.
 
 Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or CUDA
 graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled torchao layers, the

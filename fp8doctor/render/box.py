@@ -11,7 +11,7 @@ from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.analysis.waiting import script_overhead
+from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
@@ -125,7 +125,16 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         memory=memory.sentence if memory and memory.may_be_too_large else "",
         fix=tuple(fix),
         then=_then(report, steps),
-        limit=" ".join(filter(None, (_whole(report), if_recorded(limit, report.facts, steps)))),
+        limit=" ".join(
+            filter(
+                None,
+                (
+                    if_recorded(waiting_first, report.facts),
+                    _whole(report),
+                    if_recorded(limit, report.facts, steps),
+                ),
+            )
+        ),
         sure=" ".join(filter(None, [certainty(report), _of_compute(report), _untimed(report.facts, why)])),
     )
 

@@ -99,8 +99,8 @@ def name_of(thread: dict[str, Any]) -> str:
 
 def row(thread: dict[str, Any]) -> tuple[str, ...]:
     _, found, outcome = answer(thread)
-    of_words = "explain" if "text" in thread else "checkpoint" if "gpu" not in thread else "none"
-    said = " ".join(found) or of_words
+    of_checkpoint = thread.get("build") in unseen_jobs.CHECKPOINTS
+    said = " ".join(found) or ("explain" if "text" in thread else "checkpoint" if of_checkpoint else "none")
     return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
 
 
