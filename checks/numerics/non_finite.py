@@ -20,9 +20,9 @@ When to ignore it. If only a layer run alone overflows and all steps were finite
 where other code does not. It is then a warning.
 
 How it is detected, and limits. The trial looks at loss and gradients in the first steps of your job, of the
-fixed step and of BF16. It follows the loss of FP8 and BF16, and feeds every FP8 layer alone with its BF16
-input. If BF16 is not finite either, nothing is reported. If your own step is not finite, the verdict is that
-layers do not learn. Later steps are not seen.
+fixed step and of BF16. It feeds every FP8 layer alone with its BF16 input. If BF16 is not finite either,
+nothing is reported. If your own step is not finite, the verdict is that layers do not learn. Later steps are
+not seen.
 
 References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
 (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
@@ -34,7 +34,6 @@ https://github.com/triton-lang/triton/issues/11111
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, uses_fp8
-from fp8doctor.analysis.losses import non_finite_from
 from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, LayerNumerics
 from fp8doctor.facts.arm_names import BF16_BASELINES
@@ -68,36 +67,33 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     )
     if bf16_too:
         return NotApplicable(reason=f"loss or gradients are not finite in BF16 either: {bf16_too}")
-    bad, from_step = [each for each in seen if each.non_finite], non_finite_from(facts.trial)
+    bad = [each for each in seen if each.non_finite]
     layers = tuple(each.name for each in facts.get("trial.numerics", ()) if each.non_finite)
-    if not bad and not layers and from_step is None:
+    if not bad and not layers:
         return None
     names = tuple(dict.fromkeys(name for each in bad for name in each.non_finite or ()))
-    now = from_step is not None or any(each.name == ArmName.AS_IS for each in bad)
+    now = any(each.name == ArmName.AS_IS for each in bad)
     return Finding(
-        severity="error" if bad or now else "warning",
-        title=title(names, layers, from_step, now),
+        severity="error" if bad else "warning",
+        title=title(names, layers, now),
         explanation=f"With the same weights and batch, BF16 is finite.{fixed(bad, seen)} "
         f"{where(facts, layers)}",
         evidence={
-            "non_finite": names or (("loss",) if now else ()),
+            "non_finite": names,
             "arms": tuple(each.name for each in bad),
             "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
             "layers": layers,
-            "from_step": from_step,
         },
         breaks="layers_do_not_learn" if now else NOT_RECORDED,
         treatment=treatment(facts, layers, now),
     )
 
 
-def title(names: tuple[str, ...], layers: tuple[str, ...], from_step: int | None, now: bool) -> str:
+def title(names: tuple[str, ...], layers: tuple[str, ...], now: bool) -> str:
     """Say what is not finite, and in which step."""
     if names:
         where_in = "FP8" if now else "the fixed FP8 step, not in the step as it is"
         return f"NaN or infinity in {' and '.join(names)} in {where_in}"
-    if now:
-        return f"NaN or infinity in the loss in FP8, from step {from_step} on"
     alone = plural(len(layers), "FP8 layer")
     return f"NaN or infinity in {alone} run alone, not compiled; all steps were finite"
 

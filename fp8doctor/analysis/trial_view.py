@@ -19,7 +19,6 @@ from fp8doctor.analysis.arms import (
     timed_on_gpu,
     uses_fp8,
 )
-from fp8doctor.analysis.losses import loss_in_words, misses_loss
 from fp8doctor.analysis.noise import Pair, contention_that_decides, is_noise, may_become_even
 from fp8doctor.analysis.outcome import (
     MeasuredSpeed,
@@ -73,8 +72,6 @@ class TrialView(Struct, frozen=True):
     """True if every FP8 variant is slower than BF16 beyond the noise."""
     host_contention: str | None
     """The busy host that the answer depends on, in words."""
-    loss: str | None
-    """The losses of FP8 and BF16 in words, if they are too far apart."""
 
     @property
     def uses_fp8(self) -> bool:
@@ -169,5 +166,4 @@ def trial_view(facts: Facts) -> TrialView:
         all_fp8_loses=bool(if_recorded(all_fp8_loses, facts)),
         host_contention=if_recorded(contention_that_decides, trial, if_recorded(compared_pairs, facts) or ()),
         most=if_recorded(ceiling, facts),
-        loss=if_recorded(loss_in_words, trial) if if_recorded(misses_loss, trial) else None,
     )

@@ -53,11 +53,10 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
     noisy = measured.status == "too_noisy"
     now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
-    loss = f" {view.loss}" if view.loss else ""
     most = "" if noisy or measured.bound else _most(view)
     return Verdict(
         status=measured.status,
-        summary=f"{now}{_promise(view)}{_disturbed(view)}{most}{loss}{_caveat(facts.trial)}",
+        summary=f"{now}{_promise(view)}{_disturbed(view)}{most}{_caveat(facts.trial)}",
         speedup=None if noisy else measured.speedup.median,
         speedup_low=measured.speedup.low,
         speedup_high=measured.speedup.high,

@@ -25,8 +25,6 @@ class ArmName(StrEnum):
     """Everything that gained, together, if the best of it alone is faster."""
     SELF_CHECK = "bf16_again"
     """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
-    BF16_DISTURBED = "bf16_disturbed"
-    """BF16 whose weights were moved by a last bit: only its loss is followed."""
     WITHOUT_ADAPTERS = "without_adapters"
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
     BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
@@ -41,7 +39,6 @@ BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
 IN_BF16 = (
     *BF16_BASELINES,
     ArmName.SELF_CHECK,
-    ArmName.BF16_DISTURBED,
     ArmName.BF16_WITHOUT_CHECKPOINTING,
     ArmName.BF16_CUDA_GRAPHS,
     ArmName.BF16_PRESCRIBED,

@@ -20,7 +20,6 @@ from fp8doctor.facts.trial import (
     LayerGemm,
     LayerNumerics,
     LayerShape,
-    LossCurve,
     ModuleTime,
 )
 from fp8doctor.facts.unrecorded import NOT_RECORDED, recorded
@@ -49,7 +48,6 @@ ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
         "flushed_pct",
         "non_finite",
     ),
-    LossCurve: ("arm", "losses"),
 }
 """Kind of an element -> the facts that every version of fp8doctor has written of it."""
 

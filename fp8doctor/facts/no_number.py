@@ -12,7 +12,6 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 PARTS = {
     "breakdown": "trial.arms.breakdown",
     "numerics": "trial.numerics",
-    "losses": "trial.losses",
 }
 """Parts that are no variants, as progress and ``skip`` call them -> the facts that are missing without
 them."""

@@ -154,23 +154,6 @@ class LayerNumerics(Record, frozen=True, kw_only=True):
     """NaN and infinite elements of FP8's output and gradients that are finite in BF16."""
 
 
-class LossCurve(Record, frozen=True, kw_only=True):
-    """The loss of some steps of one variant, uncompiled, at a real learning rate.
-
-    All variants use one batch, begin at the same weights and draw the same random numbers.
-    """
-
-    arm: str = NOT_RECORDED
-    """``as_is``, ``bf16``, or ``bf16_disturbed``: BF16 after each weight of the FP8 layers was moved by one
-    unit in the last place of BF16, several times with other signs."""
-    losses: tuple[float | None, ...] = NOT_RECORDED
-    """One a step, before its update; None if it was NaN or infinite."""
-    blocks: dict[str, int] = NOT_RECORDED
-    """List of blocks -> how many were kept; empty if the whole model was trained."""
-    learning_rates: tuple[float, ...] = NOT_RECORDED
-    """The distinct ones of the optimizer's groups."""
-
-
 class ArmCut(Record, frozen=True, kw_only=True):
     """One variant at one cut of the model."""
 
@@ -330,8 +313,6 @@ class Trial(Record, frozen=True, kw_only=True):
     CPU they say nothing about a GPU."""
     numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
     """FP8 layers one by one; empty if the model has none."""
-    losses: tuple[LossCurve, ...] = NOT_RECORDED
-    """Empty when the model has no FP8 layer."""
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     compiled_ahead: dict[str, float | None] = NOT_RECORDED

@@ -233,8 +233,6 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
             yield from canvas.packed(_legend(screen.variants, canvas), "  ")
     for told in filter(None, (screen.method, screen.compared, screen.untimed)):
         yield canvas.text(told, "dim")
-    if screen.losses:
-        yield canvas.text(screen.losses, "")
 
 
 class _Widths(Struct, frozen=True):

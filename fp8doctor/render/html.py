@@ -10,7 +10,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.render import charts
-from fp8doctor.render.charts import Chart, Evidence, LossChart, evidence, loss_chart
+from fp8doctor.render.charts import Chart, Evidence, evidence
 from fp8doctor.render.detail_tables import (
     HEADS,
     LayerTable,
@@ -51,7 +51,6 @@ class View(Struct, frozen=True):
     layers: LayerTable | None
     ledger: LedgerTable | None
     rates: RateTable | None
-    loss: LossChart | None
     unknown: tuple[str, ...]
     """Checks that had no answer, besides what was not looked at."""
     answered: tuple[str, ...]
@@ -89,7 +88,6 @@ def view(report: Document) -> View:
         layers=layer_table(facts),
         ledger=ledger_table(report.ledger, more.labels) if report.ledger else None,
         rates=rate_table(report.rates, fp8, more.labels) if report.rates else None,
-        loss=if_recorded(loss_chart, facts),
         unknown=tuple(_unknown(more)),
         answered=tuple(line.text for line in more.outcomes if line.mark != "unknown"),
         environment=(*more.counts, *_environment(facts)),

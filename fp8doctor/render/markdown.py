@@ -115,7 +115,7 @@ def _steps(screen: Screen, more: Details) -> Iterator[str]:
     if rows := [_cells(row, speeds.get(row.label, ""), timing.columns) for row in timing.rows if row.arm]:
         heads = ("", "ms/step", "speed", *timing.columns, "GiB")
         yield table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
-    told = (screen.method, screen.compared, screen.untimed, screen.losses, *timing.differences[:1])
+    told = (screen.method, screen.compared, screen.untimed, *timing.differences[:1])
     yield from (escaped(each) for each in told if each)
 
 

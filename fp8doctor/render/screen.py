@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite
-from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16, verdict_when_quiet
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
@@ -123,8 +122,6 @@ class Screen(Struct, frozen=True):
     compared: str
     """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
-    losses: str
-    """Distance of FP8's loss from BF16's; empty if it was not followed."""
     difference: DifferenceBars | None
     ranks: RankLines | None
     fixes: tuple[Fix, ...]
@@ -160,7 +157,6 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         method=timed.basis if timed else "",
         compared=_compared(timed, facts),
         untimed=_untimed(timed),
-        losses=if_recorded(_losses, facts) or "",
         difference=_difference(timed),
         ranks=ranks(facts),
         fixes=tuple(shown_fix(step, steps, facts) for step in steps),
@@ -270,11 +266,6 @@ def _in_short(reason: str) -> str:
         return reason
     first = reason.partition(". ")[0]
     return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON].rpartition(' ')[0]} ..."
-
-
-def _losses(facts: Facts) -> str:
-    followed = loss_gap(facts.trial) or non_finite_from(facts.trial)
-    return loss_in_words(facts.trial) or "" if followed else ""
 
 
 def _difference(timing: Timing | None) -> DifferenceBars | None:

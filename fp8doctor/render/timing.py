@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
-from fp8doctor.analysis.losses import loss_gap, loss_in_words, non_finite_from
 from fp8doctor.analysis.noise import script_interval, self_check_ratio
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.significance import Interval, interval
@@ -274,19 +273,12 @@ def _notes(trial: Trial, arms: list[Arm], names: Mapping[str, str]) -> Iterator[
     }
     yield from (f"{what}: {'; '.join(names)}." for what, names in told.items() if names)
     yield from _known_errors(arms, names)
-    if said := if_recorded(_not_followed, trial):
-        yield said
     gaps = trial.get("gaps", {})
     yield from (
         f"{UNKNOWN_PARTS[path]} is not known of every variant: {reason}."
         for path, reason in gaps.items()
         if path in UNKNOWN_PARTS
     )
-
-
-def _not_followed(trial: Trial) -> str | None:
-    """Say why the loss was not followed; None if it was, which the first screen shows."""
-    return None if loss_gap(trial) or non_finite_from(trial) else loss_in_words(trial)
 
 
 def _known_errors(arms: list[Arm], names: Mapping[str, str]) -> Iterator[str]:

@@ -27,7 +27,6 @@ from fp8doctor.stages import Stage
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.final_round import Window, best_total
-from fp8doctor.trial.layers.loss_curves import LOSSES, with_loss_curves
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
@@ -199,11 +198,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
             run.keep(trial)
             run.progress("measuring what FP8 does to each layer", NUMERICS)
             until = tracer.run.budget.numerics_until()
-            trial = with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
-            run.keep(trial)
-            run.progress("following the loss in BF16 and FP8", LOSSES)
-            until = tracer.run.budget.numerics_until()
-            return with_loss_curves(trial, bench, until=until, against=run.skip.get(LOSSES))
+            return with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
         except Exception as error:
             _log.debug("an optional part of the trial raises", exc_info=True)
             still_there(bench.device, bench.at_work)

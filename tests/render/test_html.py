@@ -20,8 +20,6 @@ from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report
 from tests.accessible import faults
 from tests.analysis.test_ledger import shape
-from tests.analysis.test_losses import LEARNED
-from tests.analysis.test_losses import trial as loss_trial
 from tests.render.reports import LORA, SCREENS
 from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, variables
 from tests.render.test_arbitrary_text import NASTY, with_name
@@ -155,27 +153,6 @@ def test_every_gemm_stands_in_a_folded_table(demo: Report) -> None:
     assert rows[1] == f"16384 x 1024 x 4096 tensorwise, {len(layers)} layers"
     assert rows[3] == f"input gradient | {len(layers)} | 0.700 | in BF16 | - | - | -"
     assert f"Timed alone, the matmuls of {len(layers)} layers take" in text(root)
-
-
-def test_the_losses_are_drawn_and_told(demo: Report) -> None:
-    seen = loss_trial((4.0, 3.0, None, 2.0, 2.5), LEARNED).losses
-    report = with_trial(demo, losses=seen)
-    root = hold_sound(html.render(report))
-    (drawn,) = (each for each in root.iter("svg") if each.get("class") == "losses")
-    assert text(drawn.find("title")) == (
-        "BF16 with other last bits: 4 to 2.31; BF16: 4 to 2.31; FP8 as you run it: 4 to 2.5, 1 not finite"
-    )
-    points = [each.get("points") for each in drawn.iter("polyline") if each.get("class") == "as_is"]
-    assert points == ["0.0,0.0 250.0,100.0", "750.0,200.0 1000.0,150.0"]
-    assert "not finite from step 3 on" in text(root)
-
-
-@pytest.mark.slow
-def test_losses_that_are_all_alike_or_huge_are_drawn(demo: Report) -> None:
-    for losses in ((2.0, 2.0), (1.7e308, -1.7e308), (5e-324, 0.0), (1.0,)):
-        seen = loss_trial(losses, losses, bf16=losses).losses
-        hold_sound(html.render(with_trial(demo, losses=seen)))
-    assert html.view(with_trial(demo, losses=loss_trial((None,), bf16=(None,)).losses)).loss is None
 
 
 def test_a_fragment_styles_nothing_but_itself(demo: Report) -> None:

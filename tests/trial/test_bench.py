@@ -208,7 +208,7 @@ def test_a_deep_model_whose_step_fills_the_gpu_is_cut(
     assert [dict(cut.kept) for cut in of.plan.cuts] == (
         [{}] if leaves_room else [{"blocks": 4}, {"blocks": 12}]
     )
-    assert len(of.bases) == len(of.optimizers) == len(of.rates) == len(of.plan.cuts)
+    assert len(of.bases) == len(of.optimizers) == len(of.plan.cuts)
 
 
 def test_a_memory_too_small_for_any_cut_is_the_reason(memory: Memory) -> None:

@@ -157,21 +157,6 @@ def optimizer_for(
     return _made(kind, groups, job.optimizer.defaults, {"lr": RATE})
 
 
-SYNTHETIC_RATE = 1e-4
-"""Learning rate for loss curves without the user's optimizer: a common one for fine-tuning."""
-
-
-def own_rates(job: Job, parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> list[float]:
-    """Read the job's own learning rates, one for each group that `optimizer_for` makes.
-
-    Before the first step of a warm-up, when it is 0: the rate that the warm-up leads to.
-    """
-    if job.optimizer is None:
-        return [SYNTHETIC_RATE]
-    groups = _groups(job.optimizer, _among(parameters, memo))
-    return [float(group["lr"]) or float(group.get("initial_lr", 0.0)) for group in groups]
-
-
 def like(
     optimizer: torch.optim.Optimizer, counterparts: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
 ) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Parts of a trial after the times (numerics, loss curves): run them, and refuse synthetic weights or data.
+"""Parts of a trial after the times (numerics): run them, and refuse synthetic weights or data.
 
 Numbers from synthetic weights or data would say nothing about the user's training. A synthetic batch is known
 to be one. Weights count as synthetic if they are not the user's: the model is on the meta device, or the

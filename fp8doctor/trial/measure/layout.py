@@ -19,7 +19,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
-from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, own_rates, training_step
+from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, training_step
 from fp8doctor.trial.measure.evidence import executed
 from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.memory_fit import (
@@ -58,8 +58,6 @@ class Layout:
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.rates: list[list[float]] = []
-        """Learning rates of the job's own optimizer for each base, one per parameter group."""
         self.recomputed: tuple[str, ...] = ()
         """The outermost modules that ran again in the backward of the first step."""
         root = unwrapped(job.model)
@@ -121,25 +119,12 @@ class Layout:
         """Let go of what was laid out."""
         self.bases.clear()
         self.optimizers.clear()
-        self.rates.clear()
 
     def _add(self, cut: depth.Cut) -> None:
         job, base, memo = cut_of(self.job, cut, self.device)
         self.bases.append(base.train())
         self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-        self.rates.append(own_rates(job, base.parameters(), memo))
         self._first_step(cut)
-
-    def for_many_steps(self) -> tuple[int, depth.Cut]:
-        """Return the number and cut of the smallest base, made now if all are whole.
-
-        Raises `torch.OutOfMemoryError`.
-        """
-        if self.plan not in self._deeper:
-            return 0, self.plan.cuts[0]
-        cut = self._plans[0].cuts[0]
-        self._add(cut)
-        return len(self.bases) - 1, cut
 
     def _first_step(self, cut: depth.Cut) -> None:
         """Take one eager step, which makes the optimizer's state and shows what ran."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
-from fp8doctor.facts import Facts, Linear, LossCurve, Network, Trial, recorded
+from fp8doctor.facts import Facts, Linear, Network, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import failed, ran
@@ -82,18 +82,6 @@ def test_a_step_of_the_user_that_is_not_finite_does_not_learn() -> None:
     later = non_finite(with_arms(HEALTHY, *fixed_only))
     assert isinstance(later, Finding)
     assert not recorded(later, "breaks")
-
-
-def test_a_followed_loss_that_overflows_in_fp8_alone_is_told_with_its_step() -> None:
-    losses = (
-        LossCurve(arm="as_is", losses=(2.0, 1.9, None)),
-        LossCurve(arm="bf16", losses=(2.0, 1.8, 1.7)),
-    )
-    trial = msgspec.structs.replace(HEALTHY.trial, losses=losses)
-    finding = non_finite(msgspec.structs.replace(HEALTHY, trial=trial))
-    assert isinstance(finding, Finding)
-    assert finding.title == "NaN or infinity in the loss in FP8, from step 3 on"
-    assert (finding.severity, finding.breaks) == ("error", "layers_do_not_learn")
 
 
 def test_the_prescription_is_looked_at_too() -> None:
