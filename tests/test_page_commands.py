@@ -87,10 +87,10 @@ def test_what_is_read_is_never_written_over(traces: tuple[Path, Path], tmp_path:
     ("content", "sentence"),
     [
         (None, "No such file or directory"),
-        (b"", "it is empty"),
+        (b"", "the trace is empty"),
         (b"{}", "not a trace of torch.profiler"),
-        (b'{"traceEvents": [{"cat": "kernel", "na', "it is cut off after 38 bytes; 1 GPU kernel"),
-        (b"\x1f\x8b\x08\x00", "the compressed file is cut off"),
+        (b'{"traceEvents": [{"cat": "kernel", "na', "the trace is not JSON"),
+        (b"\x1f\x8b\x08\x00", "the trace cannot be read"),
     ],
 )
 def test_a_bad_trace_is_a_users_mistake_in_one_sentence(

@@ -11,7 +11,9 @@ and are no work.
 from __future__ import annotations
 
 import gc
+import gzip
 import mmap
+import stat
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -34,19 +36,8 @@ LARGEST_TRACE = 4 * 2**30
 """Most bytes of JSON, which take twice the memory; an uncompiled FP8 step of 468M parameters has 0.17 GB."""
 
 _GZIP = b"\x1f\x8b"
-_OF_GZIP = zlib.MAX_WBITS | 16
-_PIECE = 2**18
-"""Bytes of a compressed trace to read at once."""
-
-_UNPACKED_PIECE = 2**24
+_PIECE = 2**24
 """Bytes to unpack at once."""
-
-MOST_PACKED = 100
-"""Largest expansion beyond `ALWAYS_UNPACKED`. Traces shrink to a tenth or thirtieth, a file of one repeated
-byte to a thousandth."""
-
-ALWAYS_UNPACKED = 2**25
-"""Bytes to unpack at any expansion."""
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
@@ -91,10 +82,6 @@ Thread = int | str
 """The system's number, unique over all processes."""
 
 
-class TooLarge(UnreadableDocument):
-    """A trace is too large, or expands too much."""
-
-
 @dataclass(frozen=True)
 class Trace:
     """The events of a trace that a step needs."""
@@ -113,8 +100,7 @@ class Trace:
     """Number -> name of the machine's GPUs, if recorded."""
     rank: int | None = None
     world_size: int | None = None
-    categories: dict[str, int] = field(default_factory=dict)
-    """Category -> number of events in the file, including dropped ones."""
+    with_stack: bool = False
 
 
 @contextmanager
@@ -129,6 +115,29 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def read_gpu_trace(path: Path) -> Trace:
+    """Read a trace with work of a GPU.
+
+    Raises `fp8doctor.facts.record.UnreadableDocument`; OSError if the file cannot be read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
+    with path.open("rb"):
+        pass
+    trace = read_trace(path)
+    if trace.gpu:
+        return trace
+    if trace.launches:
+        raise UnreadableDocument(
+            "it holds calls of the CUDA runtime and no kernel: the profiler did not see the GPU (CUPTI could "
+            "not be used, or another profiler had it)"
+        )
+    raise UnreadableDocument(
+        "it holds no work of a GPU; record it on the GPU with "
+        "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])"
+    )
+
+
 @collector_paused()
 def read_trace(path: Path) -> Trace:
     """Read a trace, plain or gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
@@ -137,7 +146,7 @@ def read_trace(path: Path) -> Trace:
         if not size:
             raise UnreadableDocument("the trace is empty")
         if size > LARGEST_TRACE:
-            raise TooLarge(too_large("the trace"))
+            raise UnreadableDocument(too_large("the trace"))
         with (
             open(path, "rb") as file,
             mmap.mmap(
@@ -147,9 +156,7 @@ def read_trace(path: Path) -> Trace:
                 prot=mmap.PROT_READ,
             ) as content,
         ):
-            document = decoder(_Document).decode(
-                b"".join(unpacked(content)) if content[:2] == _GZIP else content
-            )
+            document = decoder(_Document).decode(unpacked(path) if content[:2] == _GZIP else content)
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"the trace cannot be read: {error}") from None
     except msgspec.ValidationError as error:
@@ -174,33 +181,19 @@ def read_trace(path: Path) -> Trace:
         gpus=_names_of_gpus(document.devices),
         rank=_number(document.distributed, "rank"),
         world_size=_number(document.distributed, "world_size"),
-        categories={category: len(events) for category, events in by_category.items() if events},
+        with_stack="python_function" in by_category,
     )
 
 
-def unpacked(content: Any) -> Iterator[bytes]:
-    """Unpack gzip in pieces. Raises EOFError, zlib.error or `TooLarge`."""
-    size, packed = 0, zlib.decompressobj(_OF_GZIP)
-    for start in range(0, len(content), _PIECE):
-        rest, full = content[start : start + _PIECE], False
-        while rest or full:
-            piece = packed.decompress(rest, _UNPACKED_PIECE)
-            size += len(piece)
-            if size > LARGEST_TRACE:
-                raise TooLarge(too_large("unpacked, the trace"))
-            if size > ALWAYS_UNPACKED + MOST_PACKED * (start + _PIECE):
-                raise TooLarge(
-                    f"its compressed content grows to more than {MOST_PACKED} times its size, as no trace "
-                    "does. If you trust it, unpack it with gunzip and name the .json"
-                )
-            yield piece
-            rest, full = packed.unconsumed_tail, len(piece) == _UNPACKED_PIECE
-            if packed.eof:
-                rest, full = packed.unused_data.lstrip(b"\0"), False
-                if rest:
-                    packed = zlib.decompressobj(_OF_GZIP)
-    if not packed.eof:
-        raise EOFError("the end of the compressed file is missing")
+def unpacked(path: Path) -> bytearray:
+    """Unpack a compressed trace. Raises OSError, EOFError, zlib.error or `UnreadableDocument`."""
+    content = bytearray()
+    with gzip.open(path) as file:
+        while piece := file.read(_PIECE):
+            content += piece
+            if len(content) > LARGEST_TRACE:
+                raise UnreadableDocument(too_large("unpacked, the trace"))
+    return content
 
 
 def too_large(what: str) -> str:

@@ -15,9 +15,8 @@ from typing import Literal
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Modules, Works, gpu_activities
-from fp8doctor.profiling.not_a_trace import read_or_explain
 from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
-from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first
+from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
 Edges = list[int]
 """When the GPU began the first step, and when it finished each, in ns."""
@@ -37,7 +36,7 @@ class Timeline:
 @collector_paused()
 def traced_step(path: Path) -> TracedStep:
     """Read a trace. Raises `fp8doctor.facts.record.UnreadableDocument`."""
-    trace = read_or_explain(path)
+    trace = read_gpu_trace(path)
     device, gpus = _busiest_gpu(trace.gpu)
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
     if not its:
@@ -81,7 +80,7 @@ def traced_step(path: Path) -> TracedStep:
         outside_ms=milliseconds(
             sum(own for own, step in zip(timeline.owned, timeline.step_of, strict=True) if step is None)
         ),
-        with_stack="python_function" in trace.categories,
+        with_stack=trace.with_stack,
         kernels=kernels,
     )
 
