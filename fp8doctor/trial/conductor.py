@@ -71,6 +71,7 @@ def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: T
     kept, guard = Undisturbed(job), Guard(job)
     with kept, kept as put_back, guard.standing():
         trial = _timed(job, lists, plans, replace(run, guard=guard))
+        run.keep(trial)
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -134,6 +135,7 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
     costs = costs_of(timed)
     run.begin(Stage.PROFILING)
     tracer.explain(timed, samples)
+    run.keep(msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s))
     for attempt in timed:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)

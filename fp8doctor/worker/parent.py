@@ -238,7 +238,8 @@ def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
     trial = facts.trial
     sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
     if not _has_times(facts):
-        trial = msgspec.structs.replace(trial, why=Reason.NO_TIME_LEFT, reason=sentence)
+        if trial.why is Reason.NO_TIME_LEFT:
+            trial = msgspec.structs.replace(trial, reason=sentence)
     elif arm is not None:
         trial = without(trial, arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
     return Examination(msgspec.structs.replace(facts, trial=trial), None)

@@ -115,7 +115,7 @@ def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
     else:
         known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
     assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
-    assert [arm.step_ms for arm in kept[-1].arms] == [arm.step_ms for arm in known.arms[:2]]
+    assert [arm.step_ms for arm in kept[-1].arms[:2]] == [arm.step_ms for arm in known.arms[:2]]
 
 
 KNOWN = Trial(

@@ -185,6 +185,56 @@ def test_a_child_that_overstays_after_the_times_are_known_keeps_them(
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_child_that_overstays_after_its_trial_failed_tells_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at what was changed took too long; the reason was known before."""
+    once = tmp_path / "hung"
+    late_while_it_grows(once, monkeypatch)
+    text = MODEL.replace("{compile}", "super().compile(backend='eager')")
+    (tmp_path / "model.py").write_text(f"""{text}
+from fp8doctor.trial import conductor
+
+def worn(*arguments):
+    raise RuntimeError("worn out")
+
+conductor._samples = worn
+conductor.harm = lambda *arguments: {hang(once)}
+""")
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
+    )
+    trial = examination.facts.trial
+    assert (trial.arms, trial.why, trial.reason) == (
+        (),
+        Reason.TIMING_RAISES,
+        "a variant that had run before stopped the timing with RuntimeError: worn out",
+    )
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_child_that_overstays_while_it_checks_variants_keeps_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are compared are profiled by then."""
+    once = tmp_path / "hung"
+    late_while_it_grows(once, monkeypatch)
+    text = FP8_MODEL.replace("{part}", "nothing")
+    (tmp_path / "model.py").write_text(f"""{text}
+from fp8doctor.trial.measure.profile_step import Tracer
+
+prove = Tracer.prove
+Tracer.prove = lambda self, attempt, *, explain=True: prove(self, attempt) if explain else {hang(once)}
+""")
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
+    )
+    arms = {arm.name: arm for arm in examination.facts.trial.arms}
+    assert arms["as_is"].tried
+    assert arms["as_is"].breakdown is not None
+
+
+@pytest.mark.usefixtures("forked")
 def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
