@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-SnippetKind = Literal["python", "shell", "sketch"]
+SnippetKind = Literal["python", "shell", "sketch", "yaml"]
 
 OF_THE_SCRIPT = frozenset({"model", "torch", "optimizer", "batch", "tokenizer", "accelerator"})
 """Conventional names of a training script; snippets need not define them."""

@@ -54,7 +54,7 @@ class Treatment(Record, frozen=True, kw_only=True):
     layers: tuple[str, ...] = ()
     """Names of the changed modules, as in the facts; empty if the name is enough."""
     kind: SnippetKind = "python"
-    """``python`` runs unchanged in a training script, a ``sketch`` does not."""
+    """``python`` runs unchanged in a training script, a ``sketch`` does not; ``yaml`` is for a framework."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

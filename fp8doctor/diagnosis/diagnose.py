@@ -12,8 +12,9 @@ from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.diagnosis import conversion, torchtitan
+from fp8doctor.diagnosis import conversion
 from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
@@ -54,8 +55,8 @@ def diagnose(
     begins, compiles = conversion.expected(told, facts), conversion.compiling(told, facts)
     prescription = in_agreement((*begins, *held, *compiles))
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
-    findings = torchtitan.in_dialect(findings, facts)
-    prescription = torchtitan.in_dialect(prescription, facts)
+    findings = in_dialect(findings, facts)
+    prescription = in_dialect(prescription, facts)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),

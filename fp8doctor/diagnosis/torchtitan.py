@@ -8,9 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from typing import TypeVar
-
-import msgspec
 
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
@@ -22,9 +19,8 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, Linear, if_recorded
-from fp8doctor.finding import Finding, Treatment
+from fp8doctor.finding import Treatment
 from fp8doctor.recipes import TORCHAO, default_of
 
 CONVERTER = """\
@@ -50,19 +46,6 @@ LINES = {
     "./run_train.sh --compile.enable",
 }
 """Treatment -> its lines."""
-
-T = TypeVar("T", Finding, Step)
-
-
-def in_dialect(told: tuple[T, ...], facts: Facts) -> tuple[T, ...]:
-    """Rewrite the fixes of a model of torchtitan; others stay as they are."""
-    kind = facts.get("network.kind", "") or ""
-    if not kind.startswith("torchtitan."):
-        return told
-    return tuple(
-        msgspec.structs.replace(each, treatment=written(each.treatment, facts)) if each.treatment else each
-        for each in told
-    )
 
 
 def written(treatment: Treatment, facts: Facts) -> Treatment:

@@ -66,6 +66,8 @@ def _edits(treatment: Treatment, script: Source) -> Iterator[Edit]:
     name, code = treatment.name, treatment.code
     if more := MORE_TO_DO.search(code):
         raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
+    if treatment.kind == "yaml":
+        raise NotPlacedError("it belongs in the job's YAML file")
     if treatment.kind == "shell":
         yield from _environment(code, script)
         return

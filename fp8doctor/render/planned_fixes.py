@@ -53,6 +53,7 @@ def _is_small(step: Step, report: Document) -> bool:
 
 HOW_TO_USE = {
     "shell": "in the shell",
+    "yaml": "in the job's YAML file",
     "sketch": "adapt these lines: fp8doctor could not see where your script does this",
 }
 """Kind of lines -> what to do with them; Python's need no word."""

@@ -12,7 +12,8 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.torchtitan import in_dialect, short, written
+from fp8doctor.diagnosis.dialects import in_dialect
+from fp8doctor.diagnosis.torchtitan import short, written
 from fp8doctor.diagnosis.treatments import checkpointing_off, keep_in_bf16, recipe
 from fp8doctor.facts import Facts
 from fp8doctor.report import Report

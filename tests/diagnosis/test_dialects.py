@@ -1,0 +1,80 @@
+"""Fixes in the words of axolotl and Unsloth."""
+
+from __future__ import annotations
+
+import ast
+from fnmatch import filter as matching
+
+import pytest
+import yaml
+from msgspec.structs import replace
+
+from fp8doctor import load_report
+from fp8doctor.analysis.treatment_table import TREATMENTS
+from fp8doctor.checks.engagement import fp8_storage_only
+from fp8doctor.checks.step import host_bound
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.dialects import from_table, tables
+from fp8doctor.facts import Facts, Package
+from fp8doctor.finding import Treatment
+from tests.test_recorded import RECORDED
+from tests.treatment_names import all_names
+
+DECIDED_BY_NAME = {"let-fp8-through"}
+"""Treatments whose name is a constant of their check."""
+
+
+def under(facts: Facts, library: str) -> Facts:
+    packages = {**facts.packages(), library: Package(version="0.1", imported=True)}
+    return replace(facts, software=replace(facts.software, packages=packages))
+
+
+def lines(facts: Facts) -> dict[str, str]:
+    return {each.treatment.name: each.treatment.code for each in diagnose(facts).prescription}
+
+
+def test_axolotl_reads_yaml() -> None:
+    facts = load_report(RECORDED / "h200-decoder_468m.json.gz").facts
+    (compiles,) = [each for each in diagnose(under(facts, "axolotl")).prescription if each.code == "CMP001"]
+    assert (compiles.treatment.code, compiles.treatment.kind) == ("torch_compile: true", "yaml")
+    assert "block.compile()" in lines(facts)["compile-blocks"]
+
+
+def test_unsloth_has_no_fp8_training_for_lora() -> None:
+    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
+    (code,) = [each for name, each in lines(facts).items() if name == "train-in-fp8"]
+    assert "load_in_16bit=True" in code
+    assert "convert_to_float8_training" not in code
+    whole = replace(facts, network=replace(facts.network, adapter_parameters=0))
+    assert "full_finetuning=True, float8_training=Float8LinearConfig())" in lines(whole)["train-in-fp8"]
+
+
+def test_sizes_get_axolotls_names() -> None:
+    code = "SFTConfig(..., per_device_train_batch_size=8, gradient_accumulation_steps=4)"
+    treatment = Treatment(name="larger-batch", summary="more", code=code)
+    changed = from_table("axolotl", treatment).code
+    assert yaml.safe_load(changed) == {"micro_batch_size": 8, "gradient_accumulation_steps": 4}
+    unknown = Treatment(name="freeze-again", summary="freeze", code="model.requires_grad_(False)")
+    assert from_table("axolotl", unknown) is unknown
+
+
+@pytest.mark.parametrize("name", tables())
+def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
+    known = {*TREATMENTS, *all_names(), *DECIDED_BY_NAME}
+    for pattern, code in tables()[name]["lines"].items():
+        assert matching(known, pattern), pattern
+        if name == "axolotl":
+            assert all(isinstance(key, str) for key in yaml.safe_load(code))
+        elif not code.splitlines()[-1].startswith("unset"):
+            ast.parse(code)
+
+
+def test_a_recipe_is_named_as_torchao_does() -> None:
+    treatment = Treatment(name="convert-rowwise_with_gw_hp", summary="convert", code="pass")
+    assert 'from_recipe_name("rowwise_with_gw_hp")' in from_table("unsloth", treatment).code
+    assert from_table("unsloth", replace(treatment, name="convert-base-first")).code == "pass"
+
+
+def test_no_framework_keeps_the_lines() -> None:
+    for module in (fp8_storage_only, host_bound):
+        assert "Unsloth" not in str(lines(module.SICK))
