@@ -28,7 +28,7 @@ References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448
 (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_utils.py
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
-https://github.com/triton-lang/triton/issues/11111
+https://github.com/triton-lang/triton/issues/11111 https://github.com/pytorch/pytorch/issues/150859
 """
 
 from __future__ import annotations
@@ -42,6 +42,15 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import plural
+
+ROUND_AS_EAGER = Treatment(
+    name="round-as-eager",
+    summary="let compiled code round where eager code does, as torchtitan does with rowwise scaling",
+    code="import torch._inductor.config\n\n"
+    "torch._inductor.config.emulate_precision_casts = True   # before the first step",
+)
+"""Compiled, the recompute of a norm before a rowwise FP8 layer can differ from the forward: the loss becomes
+NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/float8.py``)."""
 
 NAMED = 3
 """Layers that the text names; the evidence lists all."""
@@ -124,13 +133,15 @@ def where(facts: Facts, layers: tuple[str, ...]) -> str:
 
 
 def treatment(facts: Facts, layers: tuple[str, ...], now: bool) -> Treatment | None:
-    """Propose BF16 for the layers, else current scaling for Transformer Engine; None if nothing is known."""
+    """Propose BF16 for the layers, else what is known of rowwise or delayed scaling; None if nothing is."""
     if layers:
         return keep_in_bf16(layers, facts)
-    delayed = any(stack_of(each).under_autocast and each.use == "training" for each in facts.network.linears)
-    if not delayed or not now:
-        return None
-    return describe("te-current", facts)
+    fp8 = [each for each in facts.network.linears if each.use == "training"]
+    if now and any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
+        return ROUND_AS_EAGER
+    return (
+        describe("te-current", facts) if now and any(stack_of(each).under_autocast for each in fp8) else None
+    )
 
 
 def _overflow(*non_finite: str) -> Facts:

@@ -144,3 +144,22 @@ def test_transformer_engine_is_given_current_scaling_which_the_trial_can_carry_o
     assert finding.treatment is not None
     assert finding.treatment.name == "te-current"
     assert finding.treatment.name in TREATMENTS
+
+
+@pytest.mark.parametrize(
+    ("recipe", "compiled", "proposed"), [("rowwise", "block", True), ("rowwise", None, False)]
+)
+def test_compiled_rowwise_layers_that_are_finite_alone(
+    recipe: str, compiled: str | None, proposed: bool
+) -> None:
+    layers = tuple(
+        msgspec.structs.replace(each, recipe=recipe, compiled=compiled) for each in SICK.network.linears
+    )
+    trial = msgspec.structs.replace(SICK.trial, numerics=())
+    network = msgspec.structs.replace(SICK.network, linears=layers)
+    finding = non_finite(msgspec.structs.replace(SICK, network=network, trial=trial))
+    assert isinstance(finding, Finding)
+    assert (finding.treatment is not None) is proposed
+    if finding.treatment:
+        assert "emulate_precision_casts = True" in finding.treatment.code
+        assert hasattr(torch._inductor.config, "emulate_precision_casts")

@@ -123,7 +123,8 @@ def test_a_frozen_first_operation(frozen: int | None, release: str, sick: bool, 
         ("HYBRID", "1", "2.18", True),
         ("E4M3", "1", "2.18", False),
         ("HYBRID", "0", "2.18", False),
-        ("HYBRID", "1", "2.19", False),
+        ("HYBRID", "1", "2.19", True),
+        ("HYBRID", "1", "2.20", False),
     ],
 )
 def test_gradients_of_the_fused_grouped_mlp(
