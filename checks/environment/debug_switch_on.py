@@ -121,6 +121,11 @@ SWITCHES = (
         each_step=False,
     ),
     Switch(
+        "TORCH_COMPILE_OVERRIDE_BACKENDS",  # torch 2.11 and newer, pytorch#172411
+        "graphs run with another backend than the one that the code names",
+        values=r".*eager.*",
+    ),
+    Switch(
         "TORCH_COMPILE_DEBUG",
         "compilation writes every graph and kernel to a folder",
         values="1",

@@ -18,6 +18,7 @@ ON = {
     "CUDNN_LOGLEVEL_DBG": "3",
     "TORCH_LOGS": "+dynamo",
     "NVTE_BACKWARD_OVERRIDE": "dequantized",
+    "TORCH_COMPILE_OVERRIDE_BACKENDS": "0-5:aot_eager",
 }
 """A value that switches on, where that is not 1."""
 
