@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import under_unsloth
+from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.analysis.rank_comparison import exposed_ms
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import (
     may_be_recomputed_by_te,
-    micro_batches,
-    unseen_recompute,
     without_checkpointing,
 )
 from fp8doctor.cost.step_cost import (
@@ -26,7 +22,7 @@ from fp8doctor.cost.step_cost import (
     with_linears,
     with_linears_compiled,
 )
-from fp8doctor.facts import Facts, Family, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
@@ -61,17 +57,22 @@ class ModelledParts(Struct, frozen=True):
     """By the matmuls."""
     casts_ms: float
     other_ms: float
-    """That all other work takes longer, waits for the host among it."""
+    """That all other work takes longer, waits for the host among it if the step was not profiled."""
+    bf16_gemms_ms: float
+    bf16_idle_ms: float
+    idle_ms: float = 0.0
+    """That the GPU of a profiled step is idle longer."""
 
     @property
     def fp8_ms(self) -> float:
-        return self.bf16_ms - self.saved_ms + self.casts_ms + self.other_ms
+        return self.bf16_ms - self.saved_ms + self.casts_ms + self.idle_ms + self.other_ms
 
 
 def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
     saved = sum(bf16.families_ms[family] - fp8.families_ms[family] for family in GEMMS)
-    casts = fp8.families_ms["cast"]
-    return ModelledParts(bf16.step_ms, saved, casts, fp8.step_ms - bf16.step_ms + saved - casts)
+    casts, gemms = fp8.families_ms["cast"], sum(bf16.families_ms[family] for family in GEMMS)
+    other, idle = fp8.step_ms - bf16.step_ms + saved - casts, max(0.0, bf16.step_ms - bf16.busy_ms)
+    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle)
 
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
@@ -102,6 +103,10 @@ class ModelledSpeedup(Struct, frozen=True):
     """The step as it is by the model, with the watched step's communication; None if no step was watched."""
     ran_ms: float | None = None
     """The watched step. If there is one, `as_is` is the best BF16 over it."""
+    exposed_ms: float = 0.0
+    """Its exposed communication, which BF16 may cover because it computes longer."""
+    ran_idle_ms: float = 0.0
+    """How long its GPU was idle, as profiled."""
 
     @property
     def now(self) -> float | None:
@@ -145,22 +150,51 @@ class ModelledSpeedup(Struct, frozen=True):
             return False
         return abs(self.modelled_ms / self.ran_ms - 1) > self.as_is_may_be_off
 
+    def gains(self, end: float) -> tuple[float, float] | None:
+        """Bound how many times faster than now a step is that runs at ``end`` times the best BF16.
+
+        At least, the GPU stays idle for as long as the model cannot explain. None if the step now is unknown.
+        """
+        if not self.ran_ms or self.parts is None:
+            return (end / self.now, end / self.now) if self.now else None
+        end_ms = self.parts.bf16_ms / end
+        stays_ms = min(self.ran_idle_ms, max(0.0, self.ran_ms - (self.modelled_ms or end_ms)))
+        stays_ms = stays_ms if stays_ms >= EVEN * self.ran_ms else 0.0
+        return self.ran_ms / (end_ms + stays_ms), self.ran_ms / end_ms
+
+    @property
+    def is_close(self) -> bool:
+        """Return whether FP8 is about as fast as BF16, and the estimate describes the step that ran."""
+        return not self.describes_no_watched_step and abs((self.as_is or self.best) - 1) <= self.may_be_off
+
     @property
     def other_work_leads(self) -> bool:
         """Return whether other work than casts is the largest part of what FP8 costs."""
         parts = self.parts
-        return parts is not None and parts.other_ms > max(parts.casts_ms, EVEN * parts.bf16_ms)
+        return parts is not None and self._leads(parts.other_ms, parts.casts_ms, parts.idle_ms)
+
+    @property
+    def idle_time_leads(self) -> bool:
+        """Return whether the idle time of a profiled step is the largest part of what FP8 costs."""
+        parts = self.parts
+        return parts is not None and self._leads(parts.idle_ms, parts.casts_ms, parts.other_ms)
+
+    def _leads(self, ms: float, *others: float) -> bool:
+        return self.parts is not None and ms > max(*others, EVEN * self.parts.bf16_ms)
 
     @property
     def _best_bounds(self) -> tuple[float, float]:
         return self._bounds(self.best, self.may_be_off)
 
     def _bounds(self, speedup: float, off: float) -> tuple[float, float]:
-        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of a watched step."""
-        both = 0.0
+        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of a watched step.
+
+        It may also cover that step's communication.
+        """
+        both = covered = 0.0
         if speedup == self.as_is and self.ran_ms and self.modelled_ms and not self.recipes:
-            both = 1 - self.modelled_ms / self.ran_ms
-        return (speedup + min(0.0, both)) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
+            both, covered = 1 - self.modelled_ms / self.ran_ms, self.exposed_ms / self.ran_ms
+        return (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
 
     @property
     def range(self) -> str:
@@ -192,44 +226,6 @@ class ModelledSpeedup(Struct, frozen=True):
         return self.best - (self.as_is or 0.0) >= 0.01
 
 
-def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
-    """Compare the modelled BF16 step with the watched step, if there is one, instead of the modelled one.
-
-    Its communication is in every step. BF16 that ran faster than its model is the best BF16.
-    """
-    ran_ms, alone = watched_ms(facts), found.parts
-    if ran_ms is None or alone is None:
-        return found
-    seen_ms = if_recorded(exposed_ms, facts.observed)
-    communication_ms = min(ran_ms, seen_ms or 0.0)
-    bf16_ms = alone.bf16_ms + communication_ms
-    bf16_ms = min(bf16_ms, ran_ms) if found.recipes else bf16_ms
-
-    def whole(speedup: float) -> float:
-        return bf16_ms / (alone.bf16_ms / speedup + communication_ms)
-
-    parts = replace(alone, bf16_ms=bf16_ms)
-    now, compiled = bf16_ms / ran_ms, whole(found.compiled)
-    if found.recipes:
-        recipes = {name: whole(each) for name, each in found.recipes.items()}
-        fp8 = {"as_is": compiled, "recipes": recipes, "bf16_now": now}
-    elif found.as_is is None:
-        fp8 = {}
-    else:
-        fp8 = {"as_is": now, "modelled_ms": bf16_ms / whole(found.as_is)}
-        parts = replace(parts, other_ms=ran_ms - bf16_ms + parts.saved_ms - parts.casts_ms)
-        compiled = compiled if found.gains_compiled else now
-    return replace(found, compiled=compiled, parts=parts, ran_ms=ran_ms, **fp8)
-
-
-def watched_ms(facts: Facts) -> float | None:
-    """Return the step of a watched script, in ms, if the model is of the GPU that ran it."""
-    watched = facts.get("observed.clock") == "cuda" and facts.observed.steps_ms
-    if not watched or facts.get("assumed_gpu") or micro_batches(facts) > 1:
-        return None
-    return median(facts.observed.steps_ms)
-
-
 def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
     """Model the BF16 step for a step timed on a GPU; None if another GPU is modelled."""
     assumed = facts.get("assumed_gpu")
@@ -245,22 +241,14 @@ FIXED, CACHE_OFF, ONLY_COMPILED, KEPT, BY_UNSLOTH = (
 )
 """What is modelled in place of a step as it is that the cost model does not know."""
 
-AUTOCAST, REAL, TENSORWISE, LOADED = (
-    "under BF16 autocast",
-    "without emulation",
-    "with the tensorwise recipe",
-    "with BF16 weights",
-)
-"""The same, for parts that it does not know in any step."""
-
 
 def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | None:
     """Model the speedup; None if the cost model has no numbers for a part of the step.
 
     If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled.
     """
-    facts, known = _in_known_form(facts)
-    facts, after = _with_seen_recompute(_engaged(facts) if fixed else facts), FIXED if fixed else known
+    facts, known = in_known_form(facts)
+    facts, after = with_seen_recompute(engaged(facts) if fixed else facts), FIXED if fixed else known
     in_fp8 = facts.network.fp8
     if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
         after = after or CACHE_OFF
@@ -294,72 +282,6 @@ def may_be_compiled_by_unsloth(facts: Facts) -> bool:
     return under_unsloth(facts) and any(own)
 
 
-def _in_known_form(facts: Facts) -> tuple[Facts, str]:
-    """Replace what the cost model has no numbers for by what its fix puts there, and name it.
-
-    FP8 and BF16 get the same autocast.
-    """
-    linears, words = [], set()
-    for linear in facts.network.linears:
-        if linear.use == "storage":
-            linear, word = replace(linear, use="none", stack="torch", dtype="bfloat16", features={}), LOADED
-        elif linear.use != "training" or linear.stack != TORCHAO.name:
-            word = ""
-        elif linear.features.get("emulate"):
-            linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
-        elif linear.get("recipe") == "custom" or not _runs(linear, facts):
-            linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
-        else:
-            word = ""
-        linears.append(linear)
-        words.add(word)
-    facts = with_linears(facts, tuple(linears))
-    if multiplies_in_fp32_only(facts) and recorded(facts, "training"):
-        facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
-        words.add(AUTOCAST)
-    return facts, " and ".join(sorted(filter(None, words)))
-
-
-def _runs(linear: Linear, facts: Facts) -> bool:
-    """Return whether the modelled GPU runs the recipe of an FP8 layer."""
-    gpu = modelled_gpu(facts)
-    return gpu is None or runs_on(recipe_of(linear), capability_of(gpu))
-
-
-def multiplies_in_fp32_only(facts: Facts) -> bool:
-    """Return whether weights are fp32 and no BF16 autocast was seen, which fp8doctor does not estimate."""
-    linears = facts.network.linears
-    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
-    return in_fp32 and facts.get("training.autocast") != "bfloat16"
-
-
-def _engaged(facts: Facts) -> Facts:
-    """Let every FP8 layer run in FP8."""
-    linears = (
-        replace(each, engaged=None) if each.use == "training" else each for each in facts.network.linears
-    )
-    return with_linears(facts, tuple(linears))
-
-
-def _with_seen_recompute(facts: Facts) -> Facts:
-    """Let a forward that calls ``checkpoint`` recompute every layer below it, but no head.
-
-    Which of them it recomputes is not known without a run. FP8 and BF16 do it alike.
-    """
-    if (module := unseen_recompute(facts)) is None:
-        return facts
-    below = f"{module}." if module else ""
-    linears = (
-        replace(each, checkpointed=module)
-        if each.name.startswith(below) and each.role != "head" and not recorded(each, "checkpointed")
-        else replace(each, checkpointed=None)
-        if not recorded(each, "checkpointed")
-        else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, tuple(linears))
-
-
 def waits_for_te(facts: Facts) -> bool:
     """Return whether the host time of Transformer Engine's recompute decides, which is not known."""
     recomputed = any(may_be_recomputed_by_te(each, facts) for each in facts.network.fp8)
@@ -371,8 +293,8 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
 
     The plan that converts it switches a KV cache off, so none is modelled.
     """
-    facts, after = _in_known_form(facts)
-    facts = _with_seen_recompute(facts)
+    facts, after = in_known_form(facts)
+    facts = with_seen_recompute(facts)
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     layers = {linear.name for linear in to_convert(facts)}
     best = modelled_bf16(facts) if gpu else None

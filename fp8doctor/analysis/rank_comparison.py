@@ -48,16 +48,27 @@ def step_ms(observed: Observation) -> float | None:
 
 
 def exposed_ms(observed: Observation) -> float | None:
-    """Read the profiled step's communication that no other work of the GPU covered."""
-    if observed.clock != "cuda":
+    """Read the profiled step's communication that no other work of the GPU covered.
+
+    A profiled step may be longer than the others; theirs have at most the time that computing leaves.
+    """
+    computing = _computing(observed)
+    if computing is None:
         return None
-    return observed.breakdown.families_ms.get("communication", 0.0)
+    alone = observed.breakdown.families_ms.get("communication", 0.0)
+    return max(0.0, min(alone, median(observed.steps_ms) - computing)) if alone else 0.0
 
 
 def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
     """Read each profiled rank's exposed communication, in ms. The rank with the least waits for no other."""
-    ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
-    return tuple(ms for each in ranks if (ms := if_recorded(exposed_ms, each.observed)) is not None)
+    seen = [each.observed for each in timed_ranks(facts)] if recorded(facts, "ranks") else [facts.observed]
+    return tuple(ms for each in seen if (ms := if_recorded(exposed_ms, each)) is not None)
+
+
+def late_ms(facts: Facts) -> float:
+    """Read how long the ranks wait for one that is late with its forward, which FP8 does not shorten."""
+    found = behind(facts) if recorded(facts, "ranks") else ()
+    return max((each.by_ms for each in found if each.what in WAITS), default=0.0)
 
 
 def _computing(observed: Observation) -> float | None:

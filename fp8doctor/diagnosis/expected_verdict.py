@@ -25,12 +25,12 @@ from fp8doctor.analysis.layers import (
 )
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
-    beside_its_run,
     modelled_conversion,
     modelled_speedup,
 )
 from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
+from fp8doctor.analysis.watched_speedup import beside_its_run
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run, why_not_engaged
 from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded

@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup
-from fp8doctor.diagnosis.next_step import more_time, timed
+from fp8doctor.diagnosis.next_step import failed_to_time, more_time, timed
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
@@ -122,7 +122,7 @@ def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
-        gain = _gain(1.0, steps)
+        gain = _gain(None, steps)
         known = f" ({gain}, estimated)" if gain else ""
         fixes, them = ("fixes were", "them") if len(steps) > 1 else ("fix was", "it")
         return f"The {fixes} not timed{known}; before {them}"
@@ -198,13 +198,15 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     loses = expects is not None and expects.loses
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
-        saved = _gain(1.0, steps)
+        saved = _gain(None, steps)
         gain = f"The step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
         return f"FP8 cannot win here (estimated). {gain}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
-    now = current.now if current and not any(each.treatment.name == MORE_TOKENS for each in steps) else None
+    if any(each.treatment.name == MORE_TOKENS for each in steps):
+        current = None
+    now = current.now if current else None
     if stays:
-        return _without_fp8(expects, now)
+        return _without_fp8(expects, current)
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
     begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
@@ -217,11 +219,12 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
-    gain = _gain(expects.best / now if now else 1.0, steps)
+    gain = _gain(current.gains(expects.best) if current else None, steps)
     if steps and now and not converts and abs(expects.best / now - 1) < GAIN:
         measured = any(each.saving_ms and each.saving_ms.basis == "measured" for each in steps)
         how = "measured" if measured else "estimated"
-        return f"{beginning}: {gain} ({how})." if gain else _unknown_gain(report, steps)
+        still = "" if expects.wins or expects.loses else f" FP8 may be faster.{_how_to_find(report, steps)}"
+        return f"{beginning}: {gain} ({how}).{still}" if gain else _unknown_gain(report, steps)
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, which is" if is_best and expects.best > 1 else ""
     than = faster or f"{expects.best:.2f}x the speed of"
@@ -232,23 +235,29 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
 
 
-def _without_fp8(expects: ModelledSpeedup, now: float | None) -> str:
+def _without_fp8(expects: ModelledSpeedup, current: ModelledSpeedup | None) -> str:
     """Say what a plan that stays in BF16 gives, and what FP8 would cost."""
     slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
-    if now is None:
+    gains = current.gains(1.0) if current else None
+    now = current.now if current else None
+    if gains is None or now is None:
         return f"The step runs in the best BF16; FP8 would be {slower} {basis}."
     if 1 / now < 1 + EVEN:
         return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
-    faster = f"About {in_times(1 / now)} faster than now"
+    faster = f"About {_between(*gains)} faster than now"
     if in_times(1 / now) == in_times(1 / expects.best):
         return f"{faster} {basis}."
     return f"{faster}. FP8 with every fix would be {slower} than that {basis}."
 
 
-def _gain(faster: float, steps: Sequence[Step]) -> str:
+def _between(low: float, high: float) -> str:
+    return " to ".join(dict.fromkeys((in_times(low), in_times(high))))
+
+
+def _gain(faster: tuple[float, float] | None, steps: Sequence[Step]) -> str:
     """Say what the plan is estimated to gain over the step as it is; empty if that is unknown."""
-    if faster >= 1 + GAIN:
-        return f"about {in_times(faster)} faster than now"
+    if faster and faster[1] >= 1 + GAIN:
+        return f"about {_between(*faster)} faster than now"
     saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.high > 0]
     if not saved:
         return ""
@@ -267,8 +276,8 @@ def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
 
 
 def _how_to_find(report: Document, steps: Sequence[Step]) -> str:
-    verify = report.next.verify if report.next else None
-    return f" {_once_applied(steps)}{verify}" if verify else ""
+    how = timed(report.facts) if report.next and not failed_to_time(report.facts) else None
+    return f" {_once_applied(steps)}{how}" if how else ""
 
 
 def _once_applied(steps: Sequence[Step]) -> str:

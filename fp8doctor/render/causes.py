@@ -29,6 +29,7 @@ from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
 from fp8doctor.render.ended_ranks import ended_rank, why_it_ended
 from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
+from fp8doctor.wording import percent
 
 UNEXPLAINED = "fp8doctor cannot explain the gap"
 """Says that FP8 is slower, and no cause is known."""
@@ -55,6 +56,10 @@ BUSY_HOST = "STP009"
 
 DISTURBED = (BUSY_HOST, "GPU004")
 """Checks whose findings are about the machine while it timed, not about the job."""
+
+
+IDLE = "STP001"
+"""The check whose finding is idle time of the GPU."""
 
 
 COMPILES_LONG = "CMP006"
@@ -185,6 +190,8 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     most = max(timed, key=lambda each: each.ms, default=None)
     if most and most.ms and all(most.ms > each.ms for each in (*beside, *causes)):
         causes = [most, *causes]
+    if idle := _idle_time(report):
+        causes = [idle, *(each for each in causes if each.code != IDLE)]
     none = planned or report.verdict.status == "fp8_faster"
     unfixed = (
         [] if none else [_cause_from(each) for each in unfixed_problems(report) if each.code not in told]
@@ -193,6 +200,16 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     codes = told.union(each.code for each in shown)
     errors = [each for each in report.findings if each.severity == "error" and each.code not in codes]
     return [*(_beside_the_plan(each, steps) for each in errors), *shown]
+
+
+def _idle_time(report: Document) -> Cause | None:
+    """Tell how long the GPU of a profiled step is idle, if that is the largest part of what FP8 costs."""
+    expects = estimate_told(report)
+    if expects is None or not expects.idle_time_leads or expects.after or not expects.ran_ms:
+        return None
+    found = next((each for each in report.findings if each.code == IDLE), None)
+    share = percent(100 * expects.ran_idle_ms / expects.ran_ms)
+    return _cause_from(found) if found else Cause(f"The GPU is idle for {share} of the step.", IDLE)
 
 
 def _not_compiled(report: Document) -> Iterator[Finding]:
@@ -300,15 +317,15 @@ def _estimated_parts(report: Document) -> str:
         return ""
     parts, verdict = expects.parts, report.verdict
     digits = 1 if parts.bf16_ms >= LONG_MS else 2
-    bf16_ms, saved_ms, casts_ms = (
-        round(ms, digits) for ms in (parts.bf16_ms, parts.saved_ms, parts.casts_ms)
+    bf16_ms, saved_ms, casts_ms, idle_ms = (
+        round(ms, digits) for ms in (parts.bf16_ms, parts.saved_ms, parts.casts_ms, parts.idle_ms)
     )
     longer_ms = round(parts.fp8_ms, digits) - bf16_ms
     if verdict.speedup and (longer_ms < 0) != (verdict.speedup > 1):
         return ""
-    named = {"matmuls": -saved_ms, "casts": casts_ms}
+    named = {"matmuls": -saved_ms, "casts": casts_ms, "idle GPU": idle_ms}
     if verdict.basis != "measured":
-        named["other work"] = longer_ms + saved_ms - casts_ms
+        named["other work"] = longer_ms - sum(named.values())
     told = ", ".join(f"{name} {signed(ms, digits)}" for name, ms in named.items() if round(ms, digits))
     if verdict.basis == "measured":
         return f"The difference was not profiled: {told} ms/step (estimated)."

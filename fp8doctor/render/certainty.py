@@ -41,30 +41,29 @@ SIDES = {-1: "slower", 0: "even", 1: "faster"}
 def certainty(report: Document) -> str:
     """Say how sure the answer is: timed and how well, modelled, by rule, or not."""
     verdict, facts = report.verdict, report.facts
-    watched = plural(len(facts.observed.steps_ms), "step") if _was_watched(facts) else ""
     if verdict.status in GRAVE:
-        return _of_a_broken_job(report, watched)
+        return _of_a_broken_job(report)
     if verdict.basis == "measured":
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
     if failed_early(facts):
         return "Yes: the script ended before a step was seen."
     fault = FROM_THE_JOB if ended_rank(facts) or state_now(report) else ""
-    return f"{_estimated(report, watched)}{fault}"
+    return f"{_estimated(report)}{fault}"
 
 
 FROM_THE_JOB = " The fault was read from the job itself."
 
 
-def _estimated(report: Document, watched: str) -> str:
+def _estimated(report: Document) -> str:
     """Say on which side of BF16 the advice is, by estimates alone."""
-    told, verdict = _side(report), report.verdict
+    told, verdict, seen = _side(report), report.verdict, _seen(report)
     if verdict.basis == "modelled" or "x the speed" in told:
-        return f"{told}. {_error(estimate_told(report))}; {_seen(watched)}."
+        return f"{told}. {_error(estimate_told(report))}; {seen}."
     if any(_is_modelled(step) for step in report.prescription):
-        return f"{told}. The savings are estimates; {_seen(watched)}."
+        return f"{told}. The savings are estimates; {seen}."
     if verdict.status == "no_fp8":
-        return f"Yes, for the layers that were found; {_seen(watched)}."
-    return f"{told}; {_seen(watched)}."
+        return f"Yes, for the layers that were found; {seen}."
+    return f"{told}; {seen}."
 
 
 def _error(expects: ModelledSpeedup | None) -> str:
@@ -99,12 +98,12 @@ def _side(report: Document) -> str:
     return "No: FP8 was not compared with BF16"
 
 
-def _of_a_broken_job(report: Document, watched: str) -> str:
+def _of_a_broken_job(report: Document) -> str:
     """Say how sure the speed with the fix is, then how the fault was seen."""
     facts, view = report.facts, trial_view(report.facts)
     ran = [each for each in facts.arms() if each.get("tried")]
     advice = if_recorded(_with_the_fix, view) or (
-        _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report, watched)
+        _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report)
     )
     if own_step_failed(facts):
         return f"{advice} The fault is sure: the step failed when it ran."
@@ -204,12 +203,12 @@ def _is_modelled(step: Step) -> bool:
     return saves or step.treatment.name == STAY_IN_BF16
 
 
-def _was_watched(facts: Facts) -> bool:
-    return bool(facts.get("observed.steps_ms"))
-
-
-def _seen(watched: str) -> str:
-    return f"{watched} were timed as they ran, BF16 was not" if watched else "nothing was timed"
+def _seen(report: Document) -> str:
+    steps = report.facts.get("observed.steps_ms", ())
+    other = "FP8 training" if report.verdict.status in ("no_fp8", "fp8_not_engaged") else "BF16"
+    if not steps:
+        return "nothing was timed"
+    return f"{plural(len(steps), 'step')} were timed as they ran, {other} was not"
 
 
 RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated from the datasheet"}

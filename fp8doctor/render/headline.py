@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, watched_ms
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.analysis.whole_step import in_bounds, timed_alone
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
@@ -146,14 +147,18 @@ def _estimated(expects: ModelledSpeedup) -> str:
     if expects.recipes:
         if expects.wins:
             return f"FP8 would be about {in_times(expects.best)} faster than BF16"
-        return TOO_SMALL if expects.loses else "Too close to tell whether FP8 would be faster"
+        return TOO_SMALL if expects.loses else f"{_open(expects)} FP8 would be faster"
     if expects.is_of_another_step or expects.as_is is None:
         return "FP8 may be faster or slower than BF16"
     if expects.as_is_loses:
         return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
     if expects.as_is_wins:
         return f"FP8 is about {in_times(expects.as_is)} faster than BF16"
-    return "Too close to tell whether FP8 is faster than BF16"
+    return f"{_open(expects)} FP8 is faster than BF16"
+
+
+def _open(expects: ModelledSpeedup) -> str:
+    return f"Too {'close' if expects.is_close else 'uncertain'} to tell whether"
 
 
 def numbers_told(report: Document) -> str:

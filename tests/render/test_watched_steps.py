@@ -8,10 +8,11 @@ from statistics import median
 
 import pytest
 
-from fp8doctor.analysis.modelled_speedup import to_convert, watched_ms
-from fp8doctor.analysis.rank_comparison import exposed_ms
+from fp8doctor.analysis.modelled_speedup import to_convert
+from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, exposed_of_ranks, late_ms, timed_ranks
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.waiting import script_overhead
+from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told
@@ -52,7 +53,9 @@ def test_a_gain_over_a_watched_step_ends_in_the_estimated_step(path: Path) -> No
     """Both ratios of a promise have the same end, and the first begins at the watched step."""
     told, step_ms = said(path)
     report, _, _ = replayed(path)
-    promise = re.search(r"about ([\d.]+)x faster than now, about ([\d.]+)x the speed of the best BF16", told)
+    promise = re.search(
+        r"about (?:[\d.]+x to )?([\d.]+)x faster than now, about ([\d.]+)x the speed of the best BF16", told
+    )
     expects = if_recorded(expected_speedup, report.facts, report.findings) if promise else None
     if promise and step_ms and expects and expects.parts:
         ends = step_ms / float(promise[1]), expects.parts.bf16_ms / float(promise[2])
@@ -72,17 +75,46 @@ def test_no_typical_error_beside_an_estimate_that_its_step_refutes(path: Path) -
 
 
 @EVERY
-def test_bf16_has_the_communication_of_the_job(path: Path) -> None:
-    """A watched step holds its communication, so the BF16 step beside it does too."""
+def test_a_rank_computes_and_communicates_within_its_step(path: Path) -> None:
+    """A profiled step is longer than the timed ones; what it waits longer is no part of those."""
+    report, _, _ = replayed(path)
+    ranks = timed_ranks(report.facts) if recorded(report.facts, "ranks") else ()
+    for observed in (each.observed for each in ranks):
+        if alone := if_recorded(exposed_ms, observed):
+            computes = PARTS["of its GPU's computing"](observed)
+            assert alone + computes <= median(observed.steps_ms) + 0.01
+
+
+@EVERY
+def test_bf16_communicates_as_the_rank_that_waits_for_no_other(path: Path) -> None:
+    """BF16 waits for a slower rank too, if FP8 is not what slows it down."""
     _, step_ms = said(path)
     report, _, _ = replayed(path)
-    exposed = if_recorded(exposed_ms, report.facts.observed) if step_ms else None
+    exposed = if_recorded(exposed_of_ranks, report.facts) if step_ms else None
     if exposed:
         alone = expected_speedup(report.facts, report.findings, as_it_ran=False)
         ran = expected_speedup(report.facts, report.findings)
         if alone and ran and alone.parts and ran.parts:
-            assert ran.parts.bf16_ms == pytest.approx(alone.parts.bf16_ms + exposed)
-            assert median(report.facts.observed.steps_ms) == step_ms
+            shared = min(exposed) + if_recorded(late_ms, report.facts)
+            assert ran.parts.bf16_ms == pytest.approx(min(alone.parts.bf16_ms + shared, ran.parts.bf16_ms))
+            assert ran.parts.bf16_ms == pytest.approx(alone.parts.bf16_ms + shared) or ran.recipes
+
+
+@EVERY
+def test_parts_that_were_profiled_are_not_estimated(path: Path) -> None:
+    told, step_ms = said(path)
+    report, _, _ = replayed(path)
+    divided = re.search(r"FP8 takes [^:]* BF16 would take about [^:]*: ([^.]*\.\d[^:]*?)\. ", f"{told} ")
+    if not step_ms or not divided or not recorded(report.facts, "observed.breakdown.families_ms"):
+        return
+    profile = report.facts.observed.breakdown
+    parts = dict(re.findall(r"([a-zA-Z ]+?) ([+−][\d.,]+)", divided[1]))
+    parts = {name.strip(): float(ms.replace("−", "-").replace(",", "")) for name, ms in parts.items()}
+    assert parts.get("casts", 0.0) == pytest.approx(
+        profile.scale * profile.families_ms.get("cast", 0), abs=0.06
+    )
+    if profile.idle_ms > 0.1 * step_ms and not late_ms(report.facts):
+        assert 0 < parts["idle GPU"] <= profile.idle_ms + 0.06
 
 
 @EVERY
@@ -128,3 +160,41 @@ def test_times_of_copies_beside_a_whole_step_are_called_compute(path: Path) -> N
         assert "compute" in screen.answer.sure
         if (verdict.whole_step_low or 0.0) < 1 < verdict.whole_step_high:
             assert "fp8doctor run" in screen.answer.sure, "the command that finds it out"
+
+
+@EVERY
+def test_an_answer_that_the_estimate_leaves_open_has_the_command_that_times_both(path: Path) -> None:
+    told, step_ms = said(path)
+    if step_ms and " to tell whether FP8 is" in told:
+        assert "run --stop" in told
+
+
+@EVERY
+def test_too_close_is_said_only_of_what_is_close(path: Path) -> None:
+    told, _ = said(path)
+    speed = re.search(r"estimated ([\d.]+)x|would be about ([\d.]+)x", told)
+    if "Too close" in told and speed:
+        assert float(next(filter(None, speed.groups()))) == pytest.approx(1, abs=0.35)
+        assert "does not describe" not in told
+
+
+@EVERY
+def test_a_step_without_fp8_was_timed_in_bf16(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.verdict.status in ("no_fp8", "fp8_not_engaged"):
+        assert "BF16 was not" not in screen.answer.sure
+
+
+@EVERY
+def test_idle_time_is_promised_away_only_as_the_best_case(path: Path) -> None:
+    """What the model cannot explain of a step may stay, as long as the GPU is idle."""
+    told, step_ms = said(path)
+    report, _, _ = replayed(path)
+    promise = re.search(r"[Aa]bout (?:([\d.]+)x to )?([\d.]+)x faster than now", told)
+    if not step_ms or not promise or not recorded(report.facts, "observed.breakdown.idle_ms"):
+        return
+    idle_ms, least = report.facts.observed.breakdown.idle_ms, float(promise[1] or promise[2])
+    expects = expected_speedup(report.facts, report.findings)
+    if expects is not None and expects.parts and idle_ms > 0.1 * step_ms:
+        unknown_ms = step_ms - expects.modelled_ms if expects.modelled_ms else idle_ms
+        assert step_ms / least >= min(idle_ms, max(0.0, unknown_ms))

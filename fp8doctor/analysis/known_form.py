@@ -1,0 +1,86 @@
+"""The job as the cost model can estimate it: what it has no numbers for, as its fix makes it."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.matmul_counts import unseen_recompute
+from fp8doctor.cost.step_cost import with_linears
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.gpus import modelled_gpu
+from fp8doctor.recipes import TORCHAO, recipe_of, runs_on
+
+AUTOCAST, REAL, TENSORWISE, LOADED = (
+    "under BF16 autocast",
+    "without emulation",
+    "with the tensorwise recipe",
+    "with BF16 weights",
+)
+"""What is modelled in place of parts that the cost model does not know in any step."""
+
+
+def in_known_form(facts: Facts) -> tuple[Facts, str]:
+    """Replace what the cost model has no numbers for by what its fix puts there, and name it.
+
+    FP8 and BF16 get the same autocast.
+    """
+    linears, words = [], set()
+    for linear in facts.network.linears:
+        if linear.use == "storage":
+            linear, word = replace(linear, use="none", stack="torch", dtype="bfloat16", features={}), LOADED
+        elif linear.use != "training" or linear.stack != TORCHAO.name:
+            word = ""
+        elif linear.features.get("emulate"):
+            linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
+        elif linear.get("recipe") == "custom" or not _runs(linear, facts):
+            linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
+        else:
+            word = ""
+        linears.append(linear)
+        words.add(word)
+    facts = with_linears(facts, tuple(linears))
+    if multiplies_in_fp32_only(facts) and recorded(facts, "training"):
+        facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
+        words.add(AUTOCAST)
+    return facts, " and ".join(sorted(filter(None, words)))
+
+
+def _runs(linear: Linear, facts: Facts) -> bool:
+    """Return whether the modelled GPU runs the recipe of an FP8 layer."""
+    gpu = modelled_gpu(facts)
+    return gpu is None or runs_on(recipe_of(linear), capability_of(gpu))
+
+
+def multiplies_in_fp32_only(facts: Facts) -> bool:
+    """Return whether weights are fp32 and no BF16 autocast was seen, which fp8doctor does not estimate."""
+    linears = facts.network.linears
+    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
+    return in_fp32 and facts.get("training.autocast") != "bfloat16"
+
+
+def engaged(facts: Facts) -> Facts:
+    """Let every FP8 layer run in FP8."""
+    linears = (
+        replace(each, engaged=None) if each.use == "training" else each for each in facts.network.linears
+    )
+    return with_linears(facts, tuple(linears))
+
+
+def with_seen_recompute(facts: Facts) -> Facts:
+    """Let a forward that calls ``checkpoint`` recompute every layer below it, but no head.
+
+    Which of them it recomputes is not known without a run. FP8 and BF16 do it alike.
+    """
+    if (module := unseen_recompute(facts)) is None:
+        return facts
+    below = f"{module}." if module else ""
+    linears = (
+        replace(each, checkpointed=module)
+        if each.name.startswith(below) and each.role != "head" and not recorded(each, "checkpointed")
+        else replace(each, checkpointed=None)
+        if not recorded(each, "checkpointed")
+        else each
+        for each in facts.network.linears
+    )
+    return with_linears(facts, tuple(linears))
