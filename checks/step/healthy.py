@@ -49,7 +49,7 @@ def healthy(facts: Facts) -> Finding | NotApplicable:
     most = if_recorded(ceiling, facts)
     left = step_ms - bf16_step_ms / most.speedup if most else None
     bound = (
-        f" Upper bound: about {most.speedup:.2f}x, if every cast were free ({most.basis}); "
+        f" Upper bound: about {most.speedup:.2f}x, if FP8 changed only the matmuls ({most.basis}); "
         f"{max(0.0, left):,.1f} ms are left to gain."
         if most and left is not None
         else ""

@@ -61,8 +61,9 @@ def exposed_ms(observed: Observation) -> float | None:
 
 def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
     """Read each profiled rank's exposed communication, in ms. The rank with the least waits for no other."""
-    seen = [each.observed for each in timed_ranks(facts)] if recorded(facts, "ranks") else [facts.observed]
-    return tuple(ms for each in seen if (ms := if_recorded(exposed_ms, each)) is not None)
+    ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
+    seen = [each.observed for each in ranks] or [facts.get("observed")]
+    return tuple(ms for each in seen if each and (ms := if_recorded(exposed_ms, each)) is not None)
 
 
 def late_ms(facts: Facts) -> float:
@@ -79,7 +80,7 @@ def _computing(observed: Observation) -> float | None:
     """
     if observed.clock != "cuda":
         return None
-    parts, scale = observed.breakdown.families_ms, observed.breakdown.scale
+    parts, scale = observed.breakdown.families_ms, observed.breakdown.get("scale", 1.0)
     return scale * (sum(parts.values()) - parts.get("communication", 0.0))
 
 

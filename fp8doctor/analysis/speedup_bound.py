@@ -8,7 +8,7 @@ as it is. Then the bound rests on the datasheet, and is called modelled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -34,6 +34,21 @@ class Ceiling(Struct, frozen=True):
     """Their time in FP8, those that lose left in BF16."""
     step_ms: float
     """The BF16 step."""
+    in_step_ms: float | None = None
+    """The fastest matmuls of an FP8 step that was profiled, whatever its recipe and layers."""
+
+    @property
+    def of_the_job(self) -> float | None:
+        """Bound FP8 with the layers and recipe of the job; None if they make its matmuls no faster.
+
+        What the datasheet allows gives way to an FP8 step that was profiled.
+        """
+        if self.in_step_ms is None:
+            return self.speedup
+        if self.in_step_ms >= self.gemms_ms:
+            return None
+        measured = self.step_ms / (self.step_ms - self.gemms_ms + self.in_step_ms)
+        return measured if self.basis == "modelled" else self.speedup
 
     @property
     def gemms_pct(self) -> float:
@@ -60,9 +75,8 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
     basis: Basis = "measured" if measured else "modelled"
     reached = _in_a_step(arms)
     fastest = min(known[1], gemms, *([reached[1]] if reached else ()))
-    return Ceiling(
-        bf16.step_ms / (bf16.step_ms - gemms + fastest), basis, known[0], gemms, fastest, bf16.step_ms
-    )
+    speedup, in_step_ms = bf16.step_ms / (bf16.step_ms - gemms + fastest), _least_in_a_step(arms)
+    return Ceiling(speedup, basis, known[0], gemms, fastest, bf16.step_ms, in_step_ms)
 
 
 def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
@@ -108,15 +122,22 @@ def _left_out(facts: Facts) -> bool:
 
 def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
     """Sum up all matmuls of the fastest FP8 step that was profiled."""
-    profiled: list[tuple[float, str, Breakdown]] = []
-    for arm in arms:
-        found = breakdown_of(arm) if recorded(arm, "breakdown") else None
-        if found is not None and arm.step_ms and found.families_ms.get("gemm_fp8"):
-            profiled.append((arm.step_ms, arm.name, found))
+    profiled = list(_profiled(arms))
     if not profiled:
         return None
     _, name, fastest = min(profiled, key=lambda each: each[0])
     return f"the matmuls of the variant {name}", part_ms(fastest, "GEMMs")
+
+
+def _least_in_a_step(arms: Iterable[Arm]) -> float | None:
+    return min((part_ms(step, "GEMMs") for _, _, step in _profiled(arms)), default=None)
+
+
+def _profiled(arms: Iterable[Arm]) -> Iterator[tuple[float, str, Breakdown]]:
+    for arm in arms:
+        found = breakdown_of(arm) if recorded(arm, "breakdown") else None
+        if found is not None and arm.step_ms and found.families_ms.get("gemm_fp8"):
+            yield arm.step_ms, arm.name, found
 
 
 def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:

@@ -44,18 +44,18 @@ def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
         known_ms = parts.bf16_ms - parts.saved_ms + parts.casts_ms + parts.idle_ms
         parts = replace(parts, other_ms=ran_ms - known_ms)
         compiled = compiled if found.gains_compiled else now
-    idle_ms = profile.idle_ms if profile else 0.0
+    idle_ms = profile.get("idle_ms", 0.0) if profile else 0.0
     return replace(found, compiled=compiled, parts=parts, ran_ms=ran_ms, ran_idle_ms=idle_ms, **fp8)
 
 
 def _as_profiled(parts: ModelledParts, profile: Breakdown, late: float) -> ModelledParts:
     """Take the matmuls, casts and idle time of FP8 from the profiled step."""
-    took = {family: profile.scale * ms for family, ms in profile.families_ms.items()}
+    took = {family: profile.get("scale", 1.0) * ms for family, ms in profile.families_ms.items()}
     return replace(
         parts,
         saved_ms=parts.bf16_gemms_ms - sum(took.get(family, 0.0) for family in GEMMS),
         casts_ms=took.get("cast", 0.0),
-        idle_ms=max(0.0, profile.idle_ms - late - parts.bf16_idle_ms),
+        idle_ms=max(0.0, profile.get("idle_ms", 0.0) - late - parts.bf16_idle_ms),
     )
 
 

@@ -28,7 +28,7 @@ from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import estimate_told, state_now
 from fp8doctor.render.ended_ranks import ended_rank
-from fp8doctor.wording import in_times, percent, plural
+from fp8doctor.wording import in_times, percent, plural, quotient
 
 WIDE = 1.1
 """Upper end of the interval of a ratio / its lower one, from which the size is not sure: a tenth is more than
@@ -130,7 +130,7 @@ def _with_the_fix(view: TrialView) -> str:
     rounds, why = f"in {plural(len(fp8.rounds_ms), 'round')}", f": {doubts}" if doubts else ""
     if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
         return f"{'No' if doubts else 'Yes'}: FP8 with its fixes runs at {_speed(speed)} {rounds}{why}."
-    answer, size = SIDES[side(speed.median)], _size(speed, None)
+    answer, size = SIDES[side(speed.median)], _size(speed)
     if doubts:
         return f"FP8 with its fixes is {answer}: yes. How much: no, {size} {rounds}{why}."
     return f"Yes: FP8 with its fixes is {size} {answer} {rounds} (90% interval)."
@@ -154,7 +154,7 @@ def _of_times(report: Document, view: TrialView) -> str:
     end = f"{f': {because}' if because else ''}.{advice}"
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
-    answer, size = SIDES[side(speedup.median)], _size(speedup, view.speed.bound if view.speed else None)
+    answer, size = SIDES[side(speedup.median)], _size(speedup)
     if view.may_become_even and not view.side_is_wrong:
         return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or equal: not sure{end}"
     if not side(speedup.median) and (beyond := side(speedup.low) or side(speedup.high)):
@@ -169,11 +169,11 @@ def _of_times(report: Document, view: TrialView) -> str:
     return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"
 
 
-def _size(speedup: Interval, bound: float | None) -> str:
-    """Write the interval as times faster or slower, no more than the upper bound allows."""
+def _size(speedup: Interval) -> str:
+    """Write the interval as times faster or slower."""
     if not side(speedup.median):
         return _speed(speedup)
-    low, high = speedup.low, min(speedup.high, bound or speedup.high)
+    low, high = speedup.low, speedup.high
     ends = (1 / high, 1 / low) if speedup.median < 1 else (low, high)
     return " to ".join(dict.fromkeys(map(in_times, ends)))
 
@@ -218,19 +218,15 @@ RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated fro
 def limit(facts: Facts, steps: Sequence[Step]) -> str:
     """Write the upper bound; empty if unknown, or if it does not hold for the plan.
 
-    The bound is on the step with the best BF16 as it is. A plan that makes BF16 faster too goes beyond it.
+    The bound is on the step with the best BF16 as it is. A plan that makes BF16 faster too goes beyond it. A
+    disturbed step bounds nothing.
     """
     most = ceiling(facts)
-    if most is None or that_help_bf16_too(step.treatment.name for step in steps):
+    bound = most.of_the_job if most and not trial_view(facts).size_is_wrong else None
+    if most is None or bound is None or that_help_bf16_too(step.treatment.name for step in steps):
         return ""
     planned, bf16 = arm(facts.trial, ArmName.PRESCRIBED), best_bf16(facts)
-    if (
-        planned
-        and bf16
-        and planned.step_ms
-        and bf16.step_ms
-        and bf16.step_ms / planned.step_ms > most.speedup
-    ):
+    if planned and bf16 and (quotient(bf16.step_ms, planned.step_ms) or 0.0) > bound:
         return ""
-    how = RESTS_ON.get(most.basis, most.basis)
-    return f"Upper bound: {most.speedup:.2f}x BF16, if every FP8 cast were free ({how})."
+    how = RESTS_ON["modelled" if most.in_step_ms is None and most.basis == "modelled" else "measured"]
+    return f"Upper bound: {bound:.2f}x BF16, if FP8 changed only the matmuls ({how})."

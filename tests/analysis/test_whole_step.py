@@ -32,31 +32,31 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
 
 
 def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
-    """52.8 ms: 12.8 of communication alone, 10.0 of wait for the other rank, and 30.0 of compute."""
-    step = whole_step(with_trial(recorded_job(), 30.0))
+    """52.8 ms: 12.8 of communication alone, 2.9 of wait for the other rank, and 37.1 of compute."""
+    step = whole_step(with_trial(recorded_job(), 37.1))
     assert step is not None
-    assert [round(ms, 1) for ms in (step.step_ms, step.communication_ms, step.ranks_ms)] == [52.8, 12.8, 10.0]
-    low, high = step.over_bf16(37.5)
-    assert low == pytest.approx((37.5 + 12.8 - 7.5) / 52.8, rel=2e-3)
-    assert high == pytest.approx((37.5 + 22.8) / 52.8, rel=2e-3)
-    assert step.over_bf16(24.0)[0] == pytest.approx((24.0 + 12.8) / 52.8, rel=2e-3)
-    assert step.with_fp8(30.0, 24.0) == pytest.approx(52.8 / (22.8 + 24.0), rel=2e-3)
-    assert step.with_fp8(30.0, 30.0) == 1.0
+    assert [round(ms, 1) for ms in (step.step_ms, step.communication_ms, step.ranks_ms)] == [52.8, 12.8, 2.9]
+    low, high = step.over_bf16(46.4)
+    assert low == pytest.approx((46.4 + 12.8 - 9.3) / 52.8, rel=2e-3)
+    assert high == pytest.approx((46.4 + 15.7) / 52.8, rel=2e-3)
+    assert step.over_bf16(29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
+    assert step.with_fp8(37.1, 29.7) == pytest.approx(52.8 / (15.7 + 29.7), rel=2e-3)
+    assert step.with_fp8(37.1, 37.1) == 1.0
 
 
 @pytest.mark.parametrize(
     ("bf16_ms", "compute", "whole"),
     [
-        (37.5, "FP8 compute is 1.25x faster than BF16", "0.81x to 1.14x the speed of BF16"),
-        (24.0, "FP8 compute is 1.25x slower than BF16", "1.13x to 1.44x slower"),
+        (46.4, "FP8 compute is 1.25x faster than BF16", "0.95x to 1.18x the speed of BF16"),
+        (29.7, "FP8 compute is 1.25x slower than BF16", "1.16x to 1.24x slower"),
     ],
 )
 def test_the_screen_tells_both(bf16_ms: float, compute: str, whole: str) -> None:
-    report = diagnose(with_trial(recorded_job(), 30.0, bf16_ms))
+    report = diagnose(with_trial(recorded_job(), 37.1, bf16_ms))
     assert answer(report).what == f"{compute}; the whole step {whole}"
     told = (
         f"The whole step is {whole} (estimated): 24% of it is communication that no compute covers, "
-        "its GPU waits 10.0 ms for another rank."
+        "its GPU waits 2.9 ms for another rank."
     )
     assert told in answer(report).limit
     assert told in report.verdict.summary

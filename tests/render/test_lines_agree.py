@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import load_report, registry
-from fp8doctor.analysis.arms import fair_bf16
+from fp8doctor.analysis.arms import fair_bf16, ratio_on_screen
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
@@ -20,12 +20,14 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import as_sentence
 from fp8doctor.render.details import fix_in_words
 from fp8doctor.render.headline import TOO_LARGE
 from fp8doctor.render.screen import first_screen
-from fp8doctor.wording import in_ms, times
+from fp8doctor.render.timing import timing
+from fp8doctor.wording import in_ms, in_times, times
 from tests.diagnosis.test_plan_agrees import EVERY, benchmark, replayed
 
 
@@ -287,3 +289,23 @@ def test_an_estimate_of_one_rank_is_called_compute(path: Path) -> None:
         watched = watched_ms(report.facts) is not None
         assert ("FP8 compute" in f"{screen.answer.what} {screen.answer.numbers}") != watched
         assert screen.answer.limit.startswith("Estimated without communication.") != watched
+
+
+@EVERY
+def test_an_upper_bound_rests_on_the_matmuls_that_the_screen_shows(path: Path) -> None:
+    """The datasheet counts only without a profiled FP8 step, and no bound is told of matmuls that lose."""
+    report, screen, view = replayed(path)
+    found = if_recorded(timing, report.facts)
+    shown = [each.parts_ms.get("GEMMs", 0.0) for each in found.waterfalls] if found else []
+    if "Upper bound" in screen.answer.limit and shown and view.on_gpu:
+        assert min(shown) < 0
+        assert "datasheet" not in screen.answer.limit
+
+
+@EVERY
+def test_a_disturbed_time_bounds_nothing(path: Path) -> None:
+    _, screen, view = replayed(path)
+    if view.size_is_wrong:
+        assert "Upper bound" not in screen.answer.limit
+        low, high = ratio_on_screen(view.bf16, view.as_is).low, ratio_on_screen(view.bf16, view.as_is).high
+        assert f"{in_times(low)} to {in_times(high)}" in screen.answer.sure

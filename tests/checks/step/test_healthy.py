@@ -72,7 +72,7 @@ def test_what_is_left_against_the_ceiling() -> None:
     assert finding.evidence["ceiling"] == pytest.approx(92.7 / 66.6)
     assert finding.evidence["left_ms"] == pytest.approx(88.3 - 66.6)
     assert finding.explanation.endswith(
-        "Upper bound: about 1.39x, if every cast were free (measured); 21.7 ms are left to gain."
+        "Upper bound: about 1.39x, if FP8 changed only the matmuls (measured); 21.7 ms are left to gain."
     )
 
 
