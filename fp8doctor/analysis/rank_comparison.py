@@ -80,7 +80,7 @@ def _computing(observed: Observation) -> float | None:
     """
     if observed.clock != "cuda":
         return None
-    parts, scale = observed.breakdown.families_ms, observed.breakdown.get("scale", 1.0)
+    parts, scale = observed.breakdown.families_ms, float(observed.breakdown.get("scale", 1.0))
     return scale * (sum(parts.values()) - parts.get("communication", 0.0))
 
 
