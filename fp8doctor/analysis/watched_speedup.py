@@ -1,4 +1,4 @@
-"""The modelled BF16 step beside the step of the job that a script was watched in."""
+"""The modelled BF16 step compared with the step that a script was watched in."""
 
 from __future__ import annotations
 
