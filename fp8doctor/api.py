@@ -166,7 +166,7 @@ def _job(
 @contextmanager
 def _telling(progress: bool) -> Iterator[Callable[[Doing], object]]:
     """Yield a progress callback; a no-op if the output is not interactive."""
-    from fp8doctor.progress import progress_line, someone_watches
+    from fp8doctor.stages import progress_line, someone_watches
 
     if not (progress and someone_watches()):
         yield lambda doing: None

@@ -6,11 +6,12 @@ package's own, the registry supplies the same.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8doctor.areas import AREAS
 from fp8doctor.check_folders import offer_checks
@@ -82,3 +83,31 @@ def _of_files(files: Iterator[Path]) -> list[Heading] | None:
             return None
         found.append(Heading(**head.groupdict(), page=inspect.cleandoc(page)))
     return found or None
+
+
+@functools.cache
+def counts() -> dict[str, Any]:
+    """Read the counts that ship with the package."""
+    import json
+
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text("utf-8"))
+    return found
+
+
+def fired(code: str) -> str:
+    """Write a sentence on how often a check raised a warning or error on the corpus.
+
+    Empty for a check that raises neither, or is not part of this package.
+    """
+    of = counts()
+    if code not in of["checks"]:
+        return ""
+    check = of["checks"][code]
+    judged = f"rightly: {check['rightly']}, false alarms: {check['false_alarm']}"
+    open_ones = f", not judged: {check['not_judged']}" if check["not_judged"] else ""
+    waits = f"; {check['unknown']} of them it cannot judge without a trial" if check["unknown"] else ""
+    return (
+        f"Fired on {check['fired'] or 'none'} of {of['recipes']} public recipes"
+        f"{f' ({judged}{open_ones})' if check['fired'] else ''}{waits}, and on none of "
+        f"{of['untouched_models']} untouched models."
+    )

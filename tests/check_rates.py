@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fp8doctor import corpus
+from fp8doctor import headings
 from tests.clinic import patients
 from tests.markdown import table
 
@@ -92,7 +92,7 @@ def rates(code: str) -> str:
     for where, (total, by_code) in counts().items():
         of = by_code.get(code, Counter())
         rows.append((f"{total} {where}", of.total(), *(of[each] for each in HEAD[2:])))
-    known = corpus.counts()
+    known = headings.counts()
     if check := known["checks"].get(code):
         told = (check["fired"], check["rightly"], check["false_alarm"], check["not_judged"])
         rows.append((f"{known['recipes']} public recipes", *told))

@@ -19,10 +19,9 @@ from torch import nn
 
 from fp8doctor import api, inspect_model, load_report
 from fp8doctor.errors import UserError
-from fp8doctor.progress import progress_line, someone_watches
 from fp8doctor.render.timing import timing
 from fp8doctor.report import Prescription, Report
-from fp8doctor.stages import Doing
+from fp8doctor.stages import Doing, progress_line, someone_watches
 from tests.render.reports import LORA
 from tests.render.sound_html import hold_sound
 from tests.render.test_html import DEMO

@@ -118,8 +118,8 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
         course = Course()
         yield lambda doing: complain(course.line()) if course.take(doing) else None
     else:
-        from fp8doctor.progress import progress_line
         from fp8doctor.render.terminal import printable_line
+        from fp8doctor.stages import progress_line
 
         with progress_line(ascii=wants_ascii()) as tell:
             yield lambda doing: tell(replace(doing, text=printable_line(doing.text)))

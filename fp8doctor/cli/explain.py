@@ -15,8 +15,8 @@ from fp8doctor.cli.console import columns, show_json, show_page
 from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
 from fp8doctor.cli.project import ProjectCommand
-from fp8doctor.corpus import fired
 from fp8doctor.errors import UserError
+from fp8doctor.headings import fired
 
 if TYPE_CHECKING:
     from fp8doctor.glossary import Word

@@ -72,7 +72,7 @@ class Environment(Record, frozen=True, kw_only=True):
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
     fp8_arguments: tuple[str, ...] = NOT_RECORDED
-    """Arguments that ask a script for FP8, of the allow-list of `fp8doctor.examine.fp8_arguments`, such as
+    """Arguments that ask a script for FP8, of the allow-list of `fp8doctor.examine.fp8_support`, such as
     ``--fp8``. Not recorded without a script."""
     accelerate_config: AccelerateConfig | None = NOT_RECORDED
     """None without such a file. Recorded only if the machine is examined without a model."""

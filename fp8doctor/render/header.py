@@ -294,7 +294,7 @@ def _lora(facts: Facts) -> str:
 NO_TRAINED_WEIGHTS = "the weights are"
 """Start of the reason why layers were not compared on trained weights.
 
-Source: ``fp8doctor/trial/layers/optional_parts.py``.
+Source: ``fp8doctor/trial/layers/numerics.py``.
 """
 
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}

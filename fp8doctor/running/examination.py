@@ -21,8 +21,8 @@ from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.examine.environment import variables_put_back
-from fp8doctor.examine.fp8_arguments import fp8_arguments
 from fp8doctor.examine.fp8_conversion import ConversionWatch
+from fp8doctor.examine.fp8_support import fp8_arguments
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training

@@ -6,9 +6,11 @@ when the last one's cost is at most `SHARE` of the time between the two.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -21,14 +23,50 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.health.record import HealthFile, Sample, header, last_step, significant
+from fp8doctor.health.record import OPERANDS, HealthFile, Sample, header, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import StepLosses
 from fp8doctor.running.stepped_model import held
-from fp8doctor.running.trackers import log_to_trackers
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
+"""Modules of a ``SummaryWriter``."""
+
+_writers: list[weakref.ref[Any]] = []
+
+
+def log_to_trackers(sample: Sample) -> None:
+    """Log the lowest ratio and the largest shares of all layers. Failures are left out."""
+    numbers: dict[str, float] = {}
+    for operand, casts in zip(OPERANDS, zip(*sample.layers, strict=True), strict=False):
+        for name, choose in (("sqnr_db", min), ("saturated_pct", max), ("flushed_pct", max)):
+            known = [value for each in casts if each and (value := getattr(each, name)) is not None]
+            if known:
+                numbers[f"fp8doctor/{operand}_{name}"] = choose(known)
+    try:
+        run = getattr(sys.modules.get("wandb"), "run", None)
+        if run is not None:
+            run.log(numbers, commit=False)  # it joins the script's next line
+        for writer in _open_writers():
+            for name, number in numbers.items():
+                writer.add_scalar(name, number, sample.step)
+    except Exception:
+        _log.debug("a sample could not be logged", exc_info=True)
+
+
+def _open_writers() -> list[Any]:
+    """Return TensorBoard's open writers; looked for again only if none is left."""
+    found = [getattr(sys.modules.get(name), "SummaryWriter", None) for name in WRITERS]
+    if kinds := tuple(kind for kind in found if kind is not None):
+        if not any(each() for each in _writers):
+            _writers[:] = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, kinds)]
+        return [
+            each for each in (ref() for ref in _writers) if getattr(each, "file_writer", None) is not None
+        ]
+    return []
+
 
 EVERY = 100
 """Least steps between two samples if the user names none. A choice: faults are to be named within 100."""

@@ -21,10 +21,9 @@ from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.running.autocasts_opened import AutocastsOpened
-from fp8doctor.running.backwards import Backwards
 from fp8doctor.running.calls import Called, Calls
-from fp8doctor.running.capture import Capture, autocast_around, carried_loss
+from fp8doctor.running.capture import AutocastsOpened, Capture, autocast_around, carried_loss
+from fp8doctor.running.losses import Backwards
 from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.stacks.tensors import captured
 from fp8doctor.stacks.torch_private import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.examine.fp8_arguments import fp8_arguments
+from fp8doctor.examine.fp8_support import fp8_arguments
 
 
 @pytest.mark.parametrize(

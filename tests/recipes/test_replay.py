@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli
-from fp8doctor.corpus import counts, fired
+from fp8doctor.headings import counts, fired
 from tests.markdown import table
 from tests.recipes.judged import JUDGED
 from tests.recipes.parts import Recipe

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.render.text import render
-from fp8doctor.running.autocasts_opened import AutocastsOpened
+from fp8doctor.running.capture import AutocastsOpened
 from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 

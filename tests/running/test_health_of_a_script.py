@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from fp8doctor.health.record import CastHealth, Sample, read_health
-from fp8doctor.running.trackers import log_to_trackers
+from fp8doctor.running.health_monitor import log_to_trackers
 from tests.running.jobs import PLAIN_LOOP
 from tests.running.test_script import both, run, script, without_ours
 

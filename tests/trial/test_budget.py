@@ -21,10 +21,10 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial import budget_for
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.measure import bench, budget, overrun, timer
+from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.bench import Overrun, given_up
 from fp8doctor.trial.measure.budget import Budget, Cost, expected
-from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
 from tests.trial.decoder import CPU, Decoder, job
@@ -395,7 +395,7 @@ def test_it_is_given_up_when_the_time_is_over() -> None:
 
 
 def test_what_swallows_it_meets_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrun, "AGAIN_S", 1e-2)
+    monkeypatch.setattr(bench, "AGAIN_S", 1e-2)
 
     def swallow_one() -> None:
         with suppress(BaseException):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.trial.measure.finite import WatchedSteps
+from fp8doctor.trial.copies.step import WatchedSteps
 
 
 def watched(

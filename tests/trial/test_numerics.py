@@ -19,8 +19,15 @@ from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Unrecorded, Wor
 from fp8doctor.facts.paths import path_of
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import numerics
-from fp8doctor.trial.layers.numerics import Casts, Difference, layer_numerics, with_numerics
-from fp8doctor.trial.layers.optional_parts import UNEVEN, synthetic, unevenness
+from fp8doctor.trial.layers.numerics import (
+    UNEVEN,
+    Casts,
+    Difference,
+    layer_numerics,
+    synthetic,
+    unevenness,
+    with_numerics,
+)
 from fp8doctor.trial.measure.bench import Bench
 from tests import prototypes
 from tests.checks.trials import tried

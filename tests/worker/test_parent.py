@@ -19,7 +19,7 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
-from fp8doctor.folders import own_folder, remove_folders_of
+from fp8doctor.files import own_folder, remove_folders_of
 from fp8doctor.stages import Doing
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.printed import MOST, Printed
@@ -183,7 +183,7 @@ def test_a_folder_of_a_child_that_is_killed_is_removed(examine: Examine, tmp_pat
     text = """
         import os, signal
         from pathlib import Path
-        from fp8doctor.folders import own_folder
+        from fp8doctor.files import own_folder
         folder = own_folder()
         Path(folder.name, "0.json").write_text("{}")
         open("folder.pid", "w").write(folder.name)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 
 import torch
 from torch import nn
@@ -17,15 +20,13 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
-from fp8doctor.trial.copies.step import like, training_step
+from fp8doctor.trial.copies.step import WatchedSteps, like, training_step
 from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far
-from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.layout import Layout, one_graph
 from fp8doctor.trial.measure.memory_fit import taken_gib
 from fp8doctor.trial.measure.observers import HostObserver, Observer
-from fp8doctor.trial.measure.overrun import Overrun, given_up
 from fp8doctor.trial.measure.peak_memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard
@@ -33,6 +34,44 @@ from fp8doctor.trial.state.library_state import Buffers, buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
+
+AGAIN_S = 1.0
+"""Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
+
+
+class Overrun(BaseException):
+    """A build has no time left. No `Exception`: the compiler would catch it."""
+
+
+@contextmanager
+def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
+    """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
+
+    Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
+    of its own. A call into C++ ends first.
+    """
+    in_time = at - time.monotonic()
+    if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    armed = [True]
+
+    def over(number: int, frame: FrameType | None) -> None:
+        if armed:
+            raise Overrun
+
+    before = signal.signal(signal.SIGALRM, over)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(in_time, 1e-3), AGAIN_S)
+        yield
+    finally:
+        try:
+            armed.clear()
+        finally:  # the alarm may come before that
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
 
 _log = logging.getLogger("fp8doctor")
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.folders import own_folder
+from fp8doctor.files import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace
 from fp8doctor.stacks import torch_private

@@ -19,9 +19,8 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
-from fp8doctor.trial.copies.step import move, optimizer_for, own_loss, training_step
+from fp8doctor.trial.copies.step import WatchedSteps, move, optimizer_for, own_loss, training_step
 from fp8doctor.trial.measure.evidence import executed
-from fp8doctor.trial.measure.finite import WatchedSteps
 from fp8doctor.trial.measure.memory_fit import (
     exceeds,
     is_roomy,
