@@ -20,7 +20,7 @@ from fp8doctor.analysis.arms import (
     timed_a_model,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_turn, noise_in
+from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_become_even, may_turn, noise_in
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -94,9 +94,15 @@ def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
     return (*now, Pair(fp8, bf16)) if fp8 and bf16 and fp8.name != ArmName.AS_IS else now
 
 
+MAY_BE_EVEN = "on a quiet machine FP8 may be as fast as BF16"
+"""Says that a disturbed machine can have made one step slower, and not turned the answer around."""
+
+
 def verdict_when_quiet(facts: Facts) -> str:
     """Say whether a disturbed machine could have changed the verdict, or the advice."""
     now, *others = compared_pairs(facts) or (None,)
+    if now and may_become_even(now, facts.trial):
+        return MAY_BE_EVEN
     if now is None or may_turn(now, facts.trial):
         return "on a quiet machine the verdict may change"
     if any(may_turn(each, facts.trial) for each in others):

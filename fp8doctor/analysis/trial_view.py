@@ -27,7 +27,7 @@ from fp8doctor.analysis.outcome import (
     compared_pairs,
     measured_speed,
 )
-from fp8doctor.analysis.plan_end import PlanEnd, plan_end
+from fp8doctor.analysis.plan_end import PlanEnd, leaner_fp8, plan_end
 from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, family, that_help_bf16_too
@@ -119,7 +119,9 @@ class TrialView(Struct, frozen=True):
 
     @property
     def fp8_is_undecided(self) -> bool:
-        return self.deciding_fp8 is not None
+        """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
+        hidden = self.gives_up_fp8 and self.fp8_is_noise and not self.has_little_to_gain
+        return self.deciding_fp8 is not None or (hidden and if_recorded(leaner_fp8, self.facts) is None)
 
     @property
     def open_in_bf16(self) -> frozenset[str]:

@@ -122,7 +122,7 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
-    return (registry.reason_of(outcome, facts) or "its facts were not recorded").rstrip(".")
+    return (registry.reason_of(outcome, facts) or "an older version made this report").rstrip(".")
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:
@@ -150,8 +150,10 @@ def nothing_found(report: Document, nothing: str) -> str:
     told = f"{nothing} Open: {'; '.join(questions)}."
     if failed_to_time(report.facts) and (again := run_again(report.facts)):
         return f"{told} Its copies cannot be timed here: watch your script in BF16 too, and compare: {again}"
-    how = how_to_time(report)
-    return f"{told} Time it {where_to_time(report.facts)}: {how}" if how else told
+    if how := how_to_time(report):
+        return f"{told} Time it {where_to_time(report.facts)}: {how}"
+    again = run_again(report.facts)
+    return f"{told} Run it again: {again}" if again else told
 
 
 def how_to_time(report: Document) -> str:
@@ -164,9 +166,9 @@ def how_to_time(report: Document) -> str:
 
 def where_to_time(facts: Facts) -> str:
     """Say what a trial would add: a GPU, or BF16 if the job's steps ran on one."""
-    on_a_gpu = facts.get("observed.clock") == "cuda"
-    other = "BF16" if if_recorded(uses_fp8, facts) else "FP8"
-    return f"next to {other}" if on_a_gpu else "on a GPU"
+    if facts.get("observed.clock") == "cuda":
+        return f"next to {'BF16' if if_recorded(uses_fp8, facts) else 'FP8'}"
+    return "on this GPU" if facts.get("gpus") else "on a GPU"
 
 
 def more_time(facts: Facts) -> str:

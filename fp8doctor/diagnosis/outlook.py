@@ -62,7 +62,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     untold = None if known else expected_speedup(facts, report.findings)
     compiled = untold and leaves_uncompiled(untold, facts, steps)
     why = "" if known else NOT_COMPILED if compiled else why_not_modelled(facts, report.findings)
-    how = f" {_once_applied(steps)}{timed(facts)}" if why and timed(facts) else ""
+    how = f" {once_applied(steps)}{timed(facts)}" if why and timed(facts) else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
@@ -97,7 +97,8 @@ def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
         short = f"The budget{f' of {budget_s:g} s' if budget_s else ''} was too short to time"
         yield f"{short} {' and '.join(untimed)}, which may be faster{how}."
     if view.fp8_is_undecided:
-        yield f"FP8 is undecided{f': run with {option}' if option else ''}."
+        again = f"time it again: {command}" if (command := timed(view.facts)) else "time it again."
+        yield f"FP8 is undecided: {f'run with {option}.' if option else again}"
 
 
 def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
@@ -277,10 +278,11 @@ def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
 
 def _how_to_find(report: Document, steps: Sequence[Step]) -> str:
     how = timed(report.facts) if report.next and not failed_to_time(report.facts) else None
-    return f" {_once_applied(steps)}{how}" if how else ""
+    return f" {once_applied(steps)}{how}" if how else ""
 
 
-def _once_applied(steps: Sequence[Step]) -> str:
+def once_applied(steps: Sequence[Step]) -> str:
+    """Begin a sentence that ends with the command."""
     return f"Apply the fix{'es' if len(steps) > 1 else ''}, then time the step: "
 
 

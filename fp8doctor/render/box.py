@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
 from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.outcome import MAY_BE_EVEN
 from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
@@ -25,7 +27,7 @@ from fp8doctor.diagnosis.next_step import (
     timed,
     where_to_time,
 )
-from fp8doctor.diagnosis.outlook import End, outlook
+from fp8doctor.diagnosis.outlook import End, once_applied, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Treatment
 from fp8doctor.render.causes import (
@@ -72,6 +74,10 @@ ASKED_FOR = "MOD001"
 """The check that tells of FP8 that was asked for."""
 
 
+COMMAND = r"fp8doctor [\w-]+|--budget|inspect_model"
+"""What a reader can type."""
+
+
 class Answer(Struct, frozen=True):
     """The answer; what is not known is empty."""
 
@@ -115,7 +121,9 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         fix.insert(0, memory.fix)
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
-    state = state_now(report)
+    state, then = state_now(report), _then(report, steps)
+    sure = [certainty(report), _of_compute(report), _untimed(report.facts, why)]
+    told = " ".join((what, *fix, then.sentence, *sure))
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
         what=what,
@@ -124,7 +132,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         causes=frozenset(each.code for each in (*why, *([state] if state else ())) if each.code),
         memory=memory.sentence if memory and memory.may_be_too_large else "",
         fix=tuple(fix),
-        then=_then(report, steps),
+        then=then,
         limit=" ".join(
             filter(
                 None,
@@ -135,8 +143,24 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
                 ),
             )
         ),
-        sure=" ".join(filter(None, [certainty(report), _of_compute(report), _untimed(report.facts, why)])),
+        sure=" ".join(filter(None, [*sure, _how_to_be_sure(report, steps, told)])),
     )
+
+
+def _how_to_be_sure(report: Document, steps: Sequence[Step], told: str) -> str:
+    """Write the command that settles what is open, unless ``told`` has one or none can help."""
+    facts = report.facts
+    if not recorded(facts, "network") or re.search(COMMAND, told):
+        return ""
+    if MAY_BE_EVEN in told and (again := timed(facts)):
+        return f"Time it again on a quiet machine: {again}"
+    if "nothing was timed" not in told:
+        return ""
+    if TOO_LARGE in told:
+        return "Time it once it fits: torchrun ... -m fp8doctor run --stop SCRIPT ARGS..."
+    how = run_again(facts) or "call inspect_model."
+    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    return f"{once_applied(steps)}{how}" if steps and not stays else f"Time it {where_to_time(facts)}: {how}"
 
 
 def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
@@ -210,7 +234,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif report.verdict.status == "fp8_slower":
         yield "Leave FP8 off until the cause is known."
     elif report.verdict.status == "too_noisy":
-        yield f"Time again{' when the host is quiet' if BUSY_HOST in told else ' on an idle GPU'}."
+        again = f"Time again {'when the host is quiet' if BUSY_HOST in told else 'on an idle GPU'}"
+        yield f"{again}: {command}" if (command := timed(report.facts)) else f"{again}."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
     elif modelled_loss(report):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
@@ -22,6 +23,7 @@ from fp8doctor.diagnosis.expected_verdict import (
     short_of_training,
 )
 from fp8doctor.diagnosis.giving_up import COMPILATION
+from fp8doctor.diagnosis.next_step import run_again
 from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
@@ -52,6 +54,10 @@ NON_FINITE = "NUM001"
 
 
 BUSY_HOST = "STP009"
+
+
+UNKNOWN_CAUSE = "STP006"
+"""The check that tells of a gap that no other explains."""
 
 
 DISTURBED = (BUSY_HOST, "GPU004")
@@ -93,6 +99,14 @@ def state_now(report: Document) -> Finding | None:
     planned = {step.code for step in report.prescription}
     heads = [each for each in report.findings if each.code in planned]
     return next(filter(invalidates, heads), next(iter(heads), None) if expects else None)
+
+
+def as_is_ms(report: Document, expects: ModelledSpeedup) -> tuple[float, float] | None:
+    """Estimate the step as it is, low and high: the modelled one with what the fix of the title saves."""
+    saved = state.saving_ms if (state := state_now(report)) else None
+    if saved is None or saved.low <= 0 or expects.parts is None:
+        return None
+    return expects.parts.fp8_ms + saved.low, expects.parts.fp8_ms + saved.high
 
 
 class Cause(Struct, frozen=True):
@@ -194,7 +208,7 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
         causes = [idle, *(each for each in causes if each.code != IDLE)]
     none = planned or report.verdict.status == "fp8_faster"
     unfixed = (
-        [] if none else [_cause_from(each) for each in unfixed_problems(report) if each.code not in told]
+        [] if none else [_unfixed(each, report) for each in unfixed_problems(report) if each.code not in told]
     )
     shown = causes[:MOST_CAUSES] or unfixed[:1]
     codes = told.union(each.code for each in shown)
@@ -210,6 +224,14 @@ def _idle_time(report: Document) -> Cause | None:
     found = next((each for each in report.findings if each.code == IDLE), None)
     share = percent(100 * expects.ran_idle_ms / expects.ran_ms)
     return _cause_from(found) if found else Cause(f"The GPU is idle for {share} of the step.", IDLE)
+
+
+def _unfixed(finding: Finding, report: Document) -> Cause:
+    """Write a problem without a step in the plan; of one without a cause, the command that looks for it."""
+    cause, again = _cause_from(finding), run_again(report.facts)
+    if finding.code != UNKNOWN_CAUSE or not again:
+        return cause
+    return msgspec.structs.replace(cause, sentence=f"{cause.sentence} To look: {again} --trace step.json.gz")
 
 
 def _not_compiled(report: Document) -> Iterator[Finding]:

@@ -16,18 +16,21 @@ from fp8doctor.analysis.noise import (
     self_check_ratio,
     stated_doubt,
 )
-from fp8doctor.analysis.outcome import ceiling
-from fp8doctor.analysis.significance import Interval, side
+from fp8doctor.analysis.outcome import MAY_BE_EVEN, ceiling
+from fp8doctor.analysis.significance import EVEN, Interval, side
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.giving_up import planned_speedup
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.diagnosis.outlook import GAIN
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import estimate_told, state_now
+from fp8doctor.render.causes import as_is_ms, estimate_told, state_now
+from fp8doctor.render.details import numbers
 from fp8doctor.render.ended_ranks import ended_rank
+from fp8doctor.render.timing import labels
 from fp8doctor.wording import in_times, percent, plural, quotient
 
 WIDE = 1.1
@@ -36,6 +39,10 @@ most fixes of a compiled step give. A convention of this tool."""
 
 SIDES = {-1: "slower", 0: "even", 1: "faster"}
 """Side of a speedup -> what FP8 is then."""
+
+
+TOLERANCE = f"up to {EVEN:.0%} counts as even"
+"""The one sentence on what even means."""
 
 
 def certainty(report: Document) -> str:
@@ -56,13 +63,11 @@ FROM_THE_JOB = " The fault was read from the job itself."
 
 def _estimated(report: Document) -> str:
     """Say on which side of BF16 the advice is, by estimates alone."""
-    told, verdict, seen = _side(report), report.verdict, _seen(report)
-    if verdict.basis == "modelled" or "x the speed" in told:
+    told, seen = _side(report), _seen(report)
+    if report.verdict.basis == "modelled" or "x the speed" in told:
         return f"{told}. {_error(estimate_told(report))}; {seen}."
     if any(_is_modelled(step) for step in report.prescription):
         return f"{told}. The savings are estimates; {seen}."
-    if verdict.status == "no_fp8":
-        return f"Yes, for the layers that were found; {seen}."
     return f"{told}; {seen}."
 
 
@@ -75,34 +80,51 @@ def _error(expects: ModelledSpeedup | None) -> str:
 
 
 def _side(report: Document) -> str:
-    """Say on which side of 1 the estimate is, if it is further from it than its error."""
+    """Say on which side of 1 the estimates are: as it is, and with the plan unless that leaves FP8 off."""
     status, steps = report.verdict.status, report.prescription
     told = estimate_told(report)
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    untold = None if told else if_recorded(planned_speedup, report.facts, report.findings, steps)
-    if told and told.is_of_another_step and not state_now(report):
-        return "No: the step as it is has no estimate"
-    if told and told.as_is is not None and not told.recipes:
-        wins, loses = told.as_is_wins, told.as_is_loses
-    elif expects := told or untold:
-        wins, loses = expects.wins, expects.loses
-    else:
-        if stays:
-            return "Not faster: likely"
-        wins, loses = status == "fp8_faster", status == "fp8_slower"
-    size = f", {untold.range} the speed of BF16" if untold else ""
+    plan = if_recorded(planned_speedup, report.facts, report.findings, steps)
+    fixed = "in FP8 with every fix" if stays else "with all fixes" if len(steps) > 1 else "with the fix"
+    if told is None and plan:
+        return f"{_likely(plan.wins, plan.loses, fixed)}, {plan.range} the speed of BF16"
+    if told is None:
+        on_side = stays or status in ("fp8_faster", "fp8_slower")
+        side_of = "Not faster" if stays else "Faster" if status == "fp8_faster" else "Slower"
+        return f"{side_of}: likely" if on_side else "No: FP8 was not compared with BF16"
+    if told.recipes or not steps:
+        return _as_it_is(report, told, "")
+    now = _as_it_is(report, told, "as it is")
+    if plan is None or (told.as_is is not None and (stays or abs(plan.best / told.as_is - 1) < GAIN)):
+        return now
+    both = f"{now}. {_likely(plan.wins, plan.loses, fixed)}"
+    return both.replace(". No: ", "; ") if now.startswith("No: ") else both
+
+
+def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
+    """Say on which side the step as it is, or the conversion of a job without FP8."""
+    if told.recipes:
+        return _likely(told.wins, told.loses, state)
+    if told.as_is is not None:
+        return _likely(told.as_is_wins, told.as_is_loses, state)
+    now, bf16_ms = as_is_ms(report, told), told.parts.bf16_ms if told.parts else 0.0
+    if not now or not now[0] > bf16_ms > 0:
+        return "No: no estimate as it is"
+    ends = dict.fromkeys(in_times(ms / bf16_ms) for ms in now)
+    return f"Slower as it is: likely, {' to '.join(ends)}"
+
+
+def _likely(wins: bool, loses: bool, state: str) -> str:
     if wins or loses:
-        return f"{'Faster' if wins else 'Slower'}: likely{size}"
-    if told or untold:
-        return f"No: the estimate allows both{size}"
-    return "No: FP8 was not compared with BF16"
+        return f"{'Faster' if wins else 'Slower'}{state and f' {state}'}: likely"
+    return f"No: {state and f'{state} '}the estimate allows both"
 
 
 def _of_a_broken_job(report: Document) -> str:
     """Say how sure the speed with the fix is, then how the fault was seen."""
     facts, view = report.facts, trial_view(report.facts)
     ran = [each for each in facts.arms() if each.get("tried")]
-    advice = if_recorded(_with_the_fix, view) or (
+    advice = if_recorded(_with_the_fix, view, report.prescription) or (
         _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report)
     )
     if own_step_failed(facts):
@@ -115,12 +137,12 @@ def _of_a_broken_job(report: Document) -> str:
 def _not_compared(view: TrialView, doubts: str) -> str:
     """Say what is known of FP8 that was not timed next to its BF16."""
     little = view.most if view.has_little_to_gain else None
-    bound = f"Not faster: yes, by the upper bound of {little.speedup:.2f}x." if little else ""
-    unsure = f" The times are not sure: {doubts}." if doubts else ""
+    bound = f"Yes: not faster, by the upper bound of {little.speedup:.2f}x." if little else ""
+    unsure = f" The times may be off: {doubts}." if doubts else ""
     return f"{bound or 'No: FP8 was not compared with BF16.'}{unsure}"
 
 
-def _with_the_fix(view: TrialView) -> str:
+def _with_the_fix(view: TrialView, steps: Sequence[Step]) -> str:
     """Say how sure the speed of the plan's FP8 step is, else of the fastest; empty if none was timed."""
     fp8 = view.end.arm if view.end and not view.end.in_bf16 else view.fp8
     bf16 = if_recorded(fair_bf16, view.facts, fp8) if fp8 else None
@@ -128,12 +150,13 @@ def _with_the_fix(view: TrialView) -> str:
         return ""
     speed, doubts = ratio_on_screen(bf16, fp8), "; ".join(_doubts(view))
     rounds, why = f"in {plural(len(fp8.rounds_ms), 'round')}", f": {doubts}" if doubts else ""
+    fixed = labels(view.facts, numbers(steps))[fp8.name]
     if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
-        return f"{'No' if doubts else 'Yes'}: FP8 with its fixes runs at {_speed(speed)} {rounds}{why}."
+        return f"{'No' if doubts else 'Yes'}: {fixed} runs at {_speed(speed)} {rounds}{why}."
     answer, size = SIDES[side(speed.median)], _size(speed)
     if doubts:
-        return f"FP8 with its fixes is {answer}: yes. How much: no, {size} {rounds}{why}."
-    return f"Yes: FP8 with its fixes is {size} {answer} {rounds} (90% interval)."
+        return f"{fixed} is {answer}: yes. How much: no, {size} {rounds}{why}."
+    return f"Yes: {fixed} is {size} {answer} {rounds} (90% interval)."
 
 
 def _of_times(report: Document, view: TrialView) -> str:
@@ -156,16 +179,16 @@ def _of_times(report: Document, view: TrialView) -> str:
         return f"No: {_speed(speedup)} {rounds}{end}"
     answer, size = SIDES[side(speedup.median)], _size(speedup)
     if view.may_become_even and not view.side_is_wrong:
-        return f"Not {SIDES[-side(speedup.median)]}: yes. {answer.capitalize()} or equal: not sure{end}"
-    if not side(speedup.median) and (beyond := side(speedup.low) or side(speedup.high)):
-        now = " as it is" if view.end and not view.end.is_as_is else ""
-        sides = f"Not {SIDES[-beyond]}{now}: yes. {SIDES[beyond].capitalize()} or equal: not sure"
-        return f"{sides}, {size} {rounds}{end}"
+        return f"{answer.capitalize()} or even: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
+    if not side(speedup.median):
+        beyond = side(speedup.low) or side(speedup.high)
+        now = " as it is" if view.uses_fp8 and view.end and not view.end.is_as_is else ""
+        answer = f"even{f' or {SIDES[beyond]}' if beyond else ''}{now}"
+        return f"Yes: {answer}, {size} {rounds} ({TOLERANCE}){end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
     if not because:
-        named = f"{size} {answer}" if side(speedup.median) else size
-        return f"Yes: {named} {rounds} (90% interval).{advice}"
+        return f"Yes: {size} {answer} {rounds} (90% interval).{advice}"
     return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"
 
 
@@ -204,11 +227,12 @@ def _is_modelled(step: Step) -> bool:
 
 
 def _seen(report: Document) -> str:
-    steps = report.facts.get("observed.steps_ms", ())
-    other = "FP8 training" if report.verdict.status in ("no_fp8", "fp8_not_engaged") else "BF16"
-    if not steps:
-        return "nothing was timed"
-    return f"{plural(len(steps), 'step')} were timed as they ran, {other} was not"
+    facts, steps = report.facts, report.facts.get("observed.steps_ms", ())
+    if steps:
+        other = "FP8 training" if report.verdict.status in ("no_fp8", "fp8_not_engaged") else "BF16"
+        return f"{plural(len(steps), 'step')} were timed as they ran, {other} was not"
+    why = "no trial ran" if facts.get("gpus") else "no GPU here"
+    return f"nothing was timed{'' if recorded(facts, 'trial') else f' ({why})'}"
 
 
 RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated from the datasheet"}

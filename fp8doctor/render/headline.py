@@ -18,7 +18,7 @@ from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import estimate_told, gives_nan, state_now
+from fp8doctor.render.causes import as_is_ms, estimate_told, gives_nan, state_now
 from fp8doctor.render.ended_ranks import ended_rank
 from fp8doctor.wording import in_times, rounded_ms
 
@@ -191,12 +191,10 @@ def _now(report: Document, expects: ModelledSpeedup) -> str:
     """Write the step as it is: as it ran, or the modelled one with what the fix of the title saves."""
     if ran_ms := watched_ms(report.facts):
         return f"{ran_ms:,.1f} ms/step as it ran"
-    state = state_now(report)
-    saved = state.saving_ms if state and expects.parts else None
-    if saved is None or saved.low <= 0 or expects.parts is None:
+    if not (now := as_is_ms(report, expects)) or not expects.parts:
         return "no estimate as it is"
-    low, high = (rounded_ms(expects.parts.fp8_ms + ms) for ms in (saved.low, saved.high))
-    return f"about {low} to {high} ms/step as it is"
+    low, high = map(rounded_ms, now)
+    return f"about {low} to {high} ms/step as it is, the best BF16 {expects.parts.bf16_ms:,.1f}"
 
 
 def _estimate(expects: ModelledSpeedup, aside: str) -> str:

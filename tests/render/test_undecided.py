@@ -1,0 +1,52 @@
+"""A recorded screen that does not know says why, and which command finds out, in the box."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.facts import recorded
+from tests.diagnosis.test_plan_agrees import ALL, replayed
+from tests.recordings import name_of
+
+SINGLE = [path for path in ALL if path.parts[-3] != "running"]
+EVERY = pytest.mark.parametrize("path", SINGLE, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in SINGLE])
+
+UNSURE = re.compile(r"^No\b|not sure|nothing was timed|undecided|too noisy|not known|unknown")
+COMMAND = re.compile(r"fp8doctor (run |explain |trace )?[\w.-]+|--budget \d+")
+
+
+def box(path: Path) -> str:
+    _, screen, _ = replayed(path)
+    return " ".join(sentence for _, row in screen.answer.rows for sentence in row)
+
+
+@EVERY
+def test_an_answer_that_is_not_sure_has_a_command(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    if any(UNSURE.search(row) for _, rows in screen.answer.rows for row in rows):
+        assert COMMAND.search(box(path)), box(path)
+
+
+@EVERY
+def test_a_job_without_times_says_why_it_has_none(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if "nothing was timed" in screen.answer.sure:
+        tried = recorded(report.facts, "trial")
+        assert (
+            "could not time copies" if tried else "nothing was timed (no trial ran)"
+        ) in screen.answer.sure
+
+
+@EVERY
+def test_an_estimate_names_the_state_that_it_is_of(path: Path) -> None:
+    """Of a job in FP8 with a fix there are two: as it is, and with the fix."""
+    report, screen, _ = replayed(path)
+    said = screen.answer
+    if screen.fixes and report.verdict.basis == "modelled" and report.verdict.status != "no_fp8":
+        assert re.search(r"as it is|with (the fix|all fixes)", said.sure), said.sure
+    slower = re.search(r"about ([\d,.]+) to [\d,.]+ ms/step as it is, the best BF16 ([\d,.]+)", said.numbers)
+    if slower and float(slower[1].replace(",", "")) > float(slower[2].replace(",", "")):
+        assert said.sure.startswith("Slower as it is: likely")
