@@ -12,10 +12,10 @@ from fp8doctor.analysis.modelled_speedup import (
     to_convert,
     waits_for_te,
 )
-from fp8doctor.cost import rows_of
+from fp8doctor.cost import routed_rows, rows_of
+from fp8doctor.cost.cast_cost import casts_too_many_rows
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
-    casts_too_many_rows,
     consists_of_linears,
     modelled_step,
     with_linears,
@@ -48,8 +48,8 @@ def unknown_part(facts: Facts) -> str:
             f"No estimate: casts of {max(many):,} rows that are not compiled are far from any that were "
             "measured."
         )
-    if any(linear.role == "experts" for linear in linears):
-        return "No estimate: the cost model has no times of experts, whose rows a router decides."
+    if any(linear.role == "experts" and not routed_rows(linear, facts) for linear in linears):
+        return "No estimate: nothing says how many experts a token visits."
     if not fp8 and not to_convert(facts):
         return (
             "No estimate: no Linear of this model can be converted. FP8 needs sides and rows that are "

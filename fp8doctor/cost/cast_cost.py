@@ -28,6 +28,12 @@ def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
     return default_recipe(stack_of(linear), capability_of(gpu))
 
 
+def casts_too_many_rows(linear: Linear, rows: int) -> bool:
+    """Return whether its uncompiled casts are far larger than the measured ones."""
+    eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
+    return eager and rows > MOST_ROWS_CAST_EAGERLY
+
+
 def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
     """Read the compute capability as numbers."""
     return tuple(map(int, gpu.compute_capability.split(".")))

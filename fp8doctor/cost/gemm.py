@@ -88,10 +88,13 @@ times: 10,000 Linears, no two alike, have to fit. Each takes about 0.3 kB."""
 
 
 @lru_cache(maxsize=KEPT)
-def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP) -> float | None:
+def gemm_ms(
+    m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_A_STEP, groups: int = 1
+) -> float | None:
     """Model one (M, K) x (K, N) matmul with BF16 output: launch, compute or memory.
 
-    None if ``fp8`` is asked for and the GPU has no FP8 tensor cores.
+    It is one of ``groups`` in the same kernel. None if ``fp8`` is asked for and the GPU has no FP8 tensor
+    cores.
     """
     if fp8 and gpu.fp8_tflops is None:
         return None
@@ -103,7 +106,8 @@ def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_
     aligned = 1.0 if not (m % MULTIPLE or k % MULTIPLE or n % MULTIPLE) else UNALIGNED
     per_multiprocessor = peak * pace.clock * aligned * 1e9 / gpu.multiprocessors
     compute = min(
-        ceil(ceil(m / rows) * ceil(n / columns) * split / gpu.multiprocessors)
+        ceil(groups * ceil(m / rows) * ceil(n / columns) * split / gpu.multiprocessors)
+        / groups
         * (2.0 * rows * columns * k / split / per_multiprocessor + pace.tile_ms)
         + (
             memory_ms(8.0 * split * m * n, gpu) if split > 1 else 0.0
@@ -113,7 +117,9 @@ def gemm_ms(m: int, k: int, n: int, gpu: GpuSpec, *, fp8: bool, pace: Pace = IN_
         if split == 1 or k >= split * SHORTEST_SPLIT
     )
     operand_bytes = 1 if fp8 else 2
-    return KERNEL_LAUNCH_MS + max(compute, memory_ms(operand_bytes * (m * k + k * n) + 2 * m * n, gpu))
+    return KERNEL_LAUNCH_MS / groups + max(
+        compute, memory_ms(operand_bytes * (m * k + k * n) + 2 * m * n, gpu)
+    )
 
 
 def step_gemms_ms(
@@ -125,6 +131,7 @@ def step_gemms_ms(
     fp8: bool,
     weight_gradient: bool = True,
     recipe: Recipe | str | None = None,
+    groups: int = 1,
 ) -> float | None:
     """Model the matmuls of one Linear in one step: output and gradients.
 
@@ -134,19 +141,19 @@ def step_gemms_ms(
     of, m = recipe if isinstance(recipe, Recipe) else named(recipe), aligned_tokens(m)
     shapes = [(m, k, n), (m, n, k), (k, m, n)][: 3 if weight_gradient else 2]
     times = [
-        scaled_gemm_ms(*shape, gpu, of)
+        scaled_gemm_ms(*shape, gpu, of, groups=groups)
         if fp8 and not (index == 2 and of.weight_gradient_in_16_bits)
-        else gemm_ms(*shape, gpu, fp8=False)
+        else gemm_ms(*shape, gpu, fp8=False, groups=groups)
         for index, shape in enumerate(shapes)
     ]
     return None if None in times else sum(time for time in times if time is not None)
 
 
 def scaled_gemm_ms(
-    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe, *, pace: Pace = IN_A_STEP
+    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe, *, pace: Pace = IN_A_STEP, groups: int = 1
 ) -> float | None:
     """Model one matmul of a recipe; None if the GPU has no tensor cores for it."""
-    time = gemm_ms(m, k, n, gpu, fp8=True, pace=pace)
+    time = gemm_ms(m, k, n, gpu, fp8=True, pace=pace, groups=groups)
     if time is None or gpu.fp8_tflops is None or (recipe.in_fp4 and gpu.fp4_tflops is None):
         return None
     peak = gpu.fp4_tflops if recipe.in_fp4 and gpu.fp4_tflops else gpu.fp8_tflops

@@ -2,9 +2,9 @@
 
 It is rough where the facts are. Attention is recognized by the names of its projections, the width of its
 heads is assumed, and norms, activations and residuals are counted by the inputs and outputs of the Linears
-around them. There is no guess where it has no numbers: experts, emulated FP8, stacks and recipes that were
-not measured, and 32-bit weights without autocast give None. All constants: one H200, torch 2.11, torchao
-0.18, TE 2.20.2, November 2026; bytes are effective, as in `fp8doctor.cost.cast_cost`.
+around them. There is no guess where it has no numbers: experts whose rows are unknown, emulated FP8, stacks
+and recipes that were not measured, and 32-bit weights without autocast give None. All constants: one H200,
+torch 2.11, torchao 0.18, TE 2.20.2, November 2026; bytes are effective, as in `fp8doctor.cost.cast_cost`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,16 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, layer_casts_ms, recipe_on
+from fp8doctor.cost.cast_cost import casts_too_many_rows, recipe_on
 from fp8doctor.cost.gemm import aligned_tokens, gemm_ms, scaled_gemm_ms, step_gemms_ms
+from fp8doctor.cost.grouped import (
+    casts_of,
+    in_one_kernel,
+    launches,
+    published_ms,
+    routed_rows,
+    rows_of_one,
+)
 from fp8doctor.cost.matmul_counts import (
     RECOMPUTED,
     TE_RECOMPUTE_HOST_MS,
@@ -118,13 +126,15 @@ def modelled_step(
     how, autocast = uncompiled(facts), facts.get("training.autocast") == "bfloat16"
     for linear in facts.network.linears:
         rows, calls = rows_of(linear, facts), calls_of(linear, facts)
+        if linear.get("role") == "experts":
+            rows, calls = routed_rows(linear, facts), 1
         fp32 = multiplies_in_fp32(linear, facts)
         parts = layer_ms(linear, rows, gpu, how, fp32=fp32, autocast=autocast) if rows else None
         if parts is None:
             return None
         for family, time in parts.items():
             families[family] += calls * time
-        count = calls * gemms(linear)
+        count = calls * launches(linear)
         host += count * HOST_MS["compiled" if linear.compiled is not None else "eager"]
         kernels += count * KERNELS
         if linear.use == "training":
@@ -163,29 +173,34 @@ def layer_ms(
     recipe = recipe_on(linear, gpu) if fp8 else None
     features = linear.get("features", {})
     if (
-        linear.role == "experts"
-        or features.get("emulate")
+        features.get("emulate")
         or features.get(OWN_FORWARD)
         or linear.use == "storage"
         or casts_too_many_rows(linear, rows)
         or (linear.dtype == "float32" and linear.adapter != "adapter" and not autocast)
     ):
         return None
-    m, k, n = rows, linear.in_features, linear.out_features
+    m, k, n = rows_of_one(linear, rows), linear.in_features, linear.out_features
     eager = linear.compiled is None
     scaled = RECIPES.get((linear.stack, recipe or ""), UNKNOWN)
-    cast = layer_casts_ms(scaled, m, k, n, gpu, compiled=not eager) if fp8 else 0.0
+    cast = casts_of(linear, scaled, m, gpu, compiled=not eager) if fp8 else 0.0
     if cast is None:
         return None
     thrown_away = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or thrown_away
     tall = aligned_tokens(m)
-    forward = scaled_gemm_ms(tall, k, n, gpu, scaled) if fp8 else gemm_ms(tall, k, n, gpu, fp8=False)
-    both = step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=scaled)
+    groups = in_one_kernel(linear)
+    both = step_gemms_ms(m, k, n, gpu, fp8=fp8, weight_gradient=trained, recipe=scaled, groups=groups)
+    forward = gemm_ms(tall, k, n, gpu, fp8=False, groups=groups)
+    if fp8:
+        forward = scaled_gemm_ms(tall, k, n, gpu, scaled, groups=groups)
+    if groups > 1 and gpu.compute_capability.startswith("10."):
+        known = published_ms(m, k, n, gpu, scaled if fp8 else None)
+        forward, both = (known[0], sum(known[: 2 + trained])) if known else (None, None)
     if forward is None or both is None:
         return None
     again = is_recomputed(linear)
-    around = between_ms(linear, rows, gpu, eager_how if eager else "compiled")
+    around = between_ms(linear, m, gpu, eager_how if eager else "compiled")
     if linear.dtype == "float32" and autocast:
         around += memory_ms(WEIGHT_CAST_BYTES * k * n, gpu)
     if not eager and linear.get("bias"):
@@ -208,12 +223,6 @@ def layer_ms(
         "cast": count * cast,
         "pointwise": count * around,
     }
-
-
-def casts_too_many_rows(linear: Linear, rows: int) -> bool:
-    """Return whether its uncompiled casts are far larger than the measured ones."""
-    eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
-    return eager and rows > MOST_ROWS_CAST_EAGERLY
 
 
 def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:

@@ -13,14 +13,11 @@ def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
     linear = layer.linear
     if recipe is None:
         return False
-    if linear.role == "experts":
-        return bool(recipe.grouped_cast_bytes)
-    return (
-        would_be_converted(linear)
-        and layer.rows % FP8_MULTIPLE == 0
-        and linear.in_features % recipe.multiple == 0
-        and linear.out_features % recipe.multiple == 0
-    )
+    if linear.role == "experts":  # torchao's converter leaves them out, and rowwise experts are slower
+        taken = STACKS[recipe.stack].own_kernels or recipe.name == "mxfp8"
+    else:
+        taken = would_be_converted(linear) and layer.rows % FP8_MULTIPLE == 0
+    return taken and linear.in_features % recipe.multiple == 0 and linear.out_features % recipe.multiple == 0
 
 
 def converts_any(share: Share, recipe: Recipe) -> bool:

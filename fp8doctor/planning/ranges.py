@@ -14,7 +14,7 @@ OFF = {
     ("torchao", "row", "Hopper"): 0.15,
     ("transformer_engine", "tensor", "Hopper"): 0.11,
     ("transformer_engine", "block", "Hopper"): 0.15,
-    ("transformer_engine", "tensor", "Blackwell"): 0.15,
+    ("transformer_engine", "tensor", "Blackwell"): 0.16,
     ("transformer_engine", "tensor", "Ada"): 0.15,
 }
 """Stack, elements of a scale, GPUs -> share that a compiled estimate may be off.

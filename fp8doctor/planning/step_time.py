@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import BALANCE
 from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY
-from fp8doctor.cost.grouped import BF16_EFFICIENCY, MXFP8_EFFICIENCY, grouped_casts_ms
+from fp8doctor.cost.grouped import launches, rows_of_one
 from fp8doctor.cost.step_cost import (
     GAP_MS,
     HOST_MS,
@@ -71,21 +71,18 @@ def step_of(
     host = kernels = 0.0
     for layer in share.layers:
         own = recipe if is_converted(layer, recipe) else None
-        times: dict[Part, float] | None
-        if layer.linear.role == "experts":
-            calls, times = layer.count, experts_ms(layer, gpu, own, options)
-        else:
-            calls = layer.count * layer.linear.get("gemms", 1)
-            times = linear_ms(layer, share, options, gpu, own, compiled=compiled)
+        times = linear_ms(layer, share, options, gpu, own, stack=stack, compiled=compiled)
         if times is None:
             return None
+        one = replace(layer.linear, stack=stack)
+        calls = layer.count * launches(one)
         for part, ms in times.items():
             parts[part] += layer.count * ms
         host += calls * HOST_MS["compiled" if compiled else "eager"]
         kernels += calls * KERNELS
         if own is not None:
             launch = STACKS[own.stack].compiled if compiled else STACKS[own.stack].eager
-            host += calls * launch.host_ms
+            host += layer.count * launches(one, weights_cast(own, options)) * launch.host_ms
             kernels += calls * launch.kernels
     parts["attention"] = attention_ms(as_checkpointed(share, options), gpu) / options.tp / options.pp
     parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
@@ -108,7 +105,14 @@ def as_checkpointed(share: Share, options: Options) -> Facts:
 
 
 def linear_ms(
-    layer: Layer, share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, compiled: bool
+    layer: Layer,
+    share: Share,
+    options: Options,
+    gpu: GpuSpec,
+    recipe: Recipe | None,
+    *,
+    stack: str,
+    compiled: bool,
 ) -> dict[Part, float] | None:
     """Model one call of a layer and its surroundings."""
     linear = replace(
@@ -117,12 +121,12 @@ def linear_ms(
         checkpointed=None,
         dtype="bfloat16",
         use="training" if recipe else "none",
-        stack=recipe.stack if recipe else "torch",
+        stack=recipe.stack if recipe else stack,
         recipe=recipe.name if recipe else None,
         features={},
     )
     how = uncompiled(share.facts)
-    if recipe and not compiled and layer.rows > MOST_ROWS_CAST_EAGERLY:
+    if recipe and not compiled and rows_of_one(linear, layer.rows) > MOST_ROWS_CAST_EAGERLY:
         return None
     times = layer_ms(linear, layer.rows, gpu, how)
     again = RECOMPUTED[options.checkpointing]
@@ -141,25 +145,14 @@ def linear_ms(
     casts = times["cast"]
     if recipe and recipe.cast_bytes:
         sides = linear.in_features, linear.out_features
-        saved = memory_ms(recipe.cast_bytes.weight * prod(sides), gpu) * (1 - weights_cast(recipe, options))
+        weights = prod(sides) * linear.get("gemms", 1)
+        saved = memory_ms(recipe.cast_bytes.weight * weights, gpu) * (1 - weights_cast(recipe, options))
         if linear.requires_grad is False:  # nothing is cast for a weight gradient
             moved = recipe.cast_bytes.activation * layer.rows * sum(sides)
             saved += memory_ms(moved * (1 - recipe.frozen_cast_share), gpu)
         casts -= min(casts, saved)
-    return {"matmuls": gemm, "casts": casts, "pointwise": between}
-
-
-def experts_ms(layer: Layer, gpu: GpuSpec, recipe: Recipe | None, options: Options) -> dict[Part, float]:
-    """Model the grouped matmuls of one expert weight, with their casts."""
-    k, n, count = layer.linear.in_features, layer.linear.out_features, layer.linear.get("gemms", 1)
-    one = 2.0 * layer.rows * k * n / 1e9
-    trained = layer.linear.requires_grad is not False
-    again = RECOMPUTED[options.checkpointing]
-    if recipe is None or gpu.fp8_tflops is None:
-        return {"experts": (2 + trained + again) * one / (gpu.bf16_tflops * BF16_EFFICIENCY)}
-    output, inputs, weights = (one / (gpu.fp8_tflops * each) for each in MXFP8_EFFICIENCY)
-    casts = grouped_casts_ms(recipe, layer.rows, k, n, count, gpu)
-    return {"experts": output * (1 + again) + inputs + (weights if trained else 0.0), "casts": casts}
+    part: Part = "experts" if linear.role == "experts" and recipe is None else "matmuls"
+    return {part: gemm, "casts": casts, "pointwise": between}
 
 
 def optimizer_ms(share: Share, options: Options, gpu: GpuSpec) -> float:

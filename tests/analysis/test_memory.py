@@ -103,7 +103,7 @@ def test_a_model_too_large_for_the_gpu_leads_the_screen() -> None:
         "BF16 takes 227 GiB, FP8 227; the GPU has 140 (estimated). Weights, gradients and optimizer state "
         "alone take 227."
     )
-    assert said.fix == ("Shard it over 2 GPUs or more (FSDP), or train fewer parameters (LoRA).",)
+    assert said.fix[0] == "Shard it over 2 GPUs or more (FSDP), or train fewer parameters (LoRA)."
 
 
 def with_batch(facts: Facts, times: int) -> Facts:

@@ -52,6 +52,8 @@ ASSUMED = {
     "recipes set it (grad_reduce_in_fp32)",
     "dgxc-h100-maxtext70b": "full rematerialization, which the published BF16 time implies",
     "dgxc-h100-lora": "rank 8 on query, key and value, as NeMo's finetune_performance_optimizations sets it",
+    "dgxc-h100-maverick, mlm-qwen3-30b-h100": "no CUDA graphs, which the published FP8 alone has",
+    "mbridge-deepseekv3-gb300": "nothing is recomputed",
     "dgxc-gb200": "as on H100; the README does not name the recipe",
     "llmq": "no recomputation, the loss in place of the logits; BF16 may have had another micro-batch",
     "gpt, nemotron, mpt": "no biases; heads as wide as the model's width divided by their number",
@@ -180,6 +182,8 @@ def step_ms(job: dict[str, Any], options: Options) -> float:
     if job["unit"] == "s/step":
         return 1e3 * float(job["bf16"])
     tokens = options.batch * options.seq * options.dp * options.accumulate
+    if job["unit"] == "TFLOP/s/GPU":
+        return tokens * float(job["flops_per_token"]) / options.gpus / float(job["bf16"]) / 1e9
     return 1e3 * tokens / (options.gpus if "GPU" in job["unit"] else 1) / float(job["bf16"])
 
 

@@ -38,8 +38,8 @@ ENDS = {
     "step: fp8doctor e5m2_forward.py",
     "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), "
     "too uncertain to tell.",
-    "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the cost model has no times of "
-    "experts, whose rows a router decides. Apply the fix, then time the step: fp8doctor experts_in_bf16.py",
+    "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: the fix of MOD004 changes the "
+    "layers in FP8 or their shapes. Apply the fix, then time the step: fp8doctor experts_in_bf16.py",
     "mlp": "With this fix: about 3.0x faster than now, about 1.16x the speed of the best BF16 (estimated for "
     "H200).",
     "mlp_large": "With this fix: about 1.35x faster than now, which is the best BF16 (estimated for H200).",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from fp8doctor.cost import gpu_spec
+from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.planned import facts_of
-from fp8doctor.planning.communication import tensor_exposed
+from fp8doctor.planning.communication import experts_ms, tensor_exposed
 from fp8doctor.planning.converted import weights_cast
 from fp8doctor.planning.estimates import rows
 from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.share import share_of
 from fp8doctor.recipes import RECIPES
 from tests.configurations import LLAMA_8B
 
@@ -41,6 +43,17 @@ def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
 @pytest.mark.parametrize(("gpu", "joined"), [("H100", 8), ("B200", 8), ("GB200", 72)])
 def test_links_join_a_host_or_a_rack(gpu: str, joined: int) -> None:
     assert gpu_spec(gpu).link_gpus == joined
+
+
+def test_tokens_leave_a_host_through_one_adapter_and_stay_on_it_for_its_links() -> None:
+    """Ranks of tensor parallelism exchange their part of the tokens."""
+    facts = facts_of({"model_type": "qwen3_moe", "num_hidden_layers": 2}, None, None)
+    times = {}
+    for ep, tp in ((8, 1), (16, 1), (8, 2)):
+        options = Options(dp=16, tp=tp, ep=ep)
+        times[ep, tp] = experts_ms(share_of(in_bf16(facts), options), options, gpu_spec("H100"))
+    assert times[16, 1] / times[8, 1] == pytest.approx((8 / 16 / 50) / (7 / 8 / 450))
+    assert times[8, 2] / times[16, 1] == pytest.approx(1 / 2)
 
 
 def test_the_range_is_wider_if_host_and_gpu_take_as_long() -> None:
