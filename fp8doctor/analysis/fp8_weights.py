@@ -144,7 +144,7 @@ def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, not
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
-    """Write the lines that convert to these layers' MXFP8 without losing a bias.
+    """Write the lines that convert these layers to MXFP8 without losing a bias.
 
     ``kept`` is a condition on ``name``. Only real kernels are named.
     """
@@ -154,7 +154,8 @@ def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
     wanted = "isinstance(layer, nn.Linear)"
     if not any(map(adds_bias, converted)):
         wanted += " and layer.bias is None"
-    experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in converted if is_grouped(linear))
+    grouped = filter(is_grouped, converted or linears)
+    experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in grouped)
     if experts:
         wanted = f"({wanted} or type(layer).__name__ in {tuple(experts)})"
     wanted = " and ".join(filter(None, (wanted, kept)))

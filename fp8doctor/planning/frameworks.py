@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
-from fp8doctor.analysis.fp8_weights import quantize_mxfp8
+from fp8doctor.analysis.fp8_weights import is_grouped, quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis import torchtitan
@@ -30,6 +30,11 @@ accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe], dynam
 TRL = """\
 export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO
 # and SFTConfig(bf16=False, fp16=False, torch_compile=True): with its default, bf16, nothing is converted"""
+
+TORCHTITAN_EXPERTS = """
+from torchtitan.components.quantization import MXFP8GroupedExpertsConverter
+# after it in the same list:
+MXFP8GroupedExpertsConverter.Config(model_compile_enabled=True)"""
 
 MEGATRON = {
     "delayed": "--fp8-format hybrid --fp8-recipe delayed",
@@ -78,8 +83,10 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
 def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
     """Write the lines of torchao's MXFP8, which is a prototype."""
     layers = [each for each in facts.network.linears if would_be_converted(each)]
-    yield "pytorch", with_imports(f"{quantize_mxfp8(layers)}\n{compile_treatment(facts, layers).code}")
-    yield "torchtitan", torchtitan.converter("mxfp8", ())
+    experts = [each for each in facts.network.linears if is_grouped(each)]
+    lines = quantize_mxfp8([*layers, *experts])
+    yield "pytorch", with_imports(f"{lines}\n{compile_treatment(facts, layers).code}")
+    yield "torchtitan", torchtitan.converter("mxfp8", ()) + (TORCHTITAN_EXPERTS if experts else "")
 
 
 def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:

@@ -117,6 +117,15 @@ def test_torchtitan_gets_the_arguments_of_its_code() -> None:
     assert all("model_registry(..., converters=[...])" in each for each in (rowwise, mxfp8))
 
 
+def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
+    facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
+    row = Row(gpu="B200", stack="torchao", recipe="mxfp8", compiled=True, gpu_memory_gib=180)
+    found = setups(facts, row, Options())
+    assert "type(layer).__name__ in ('MixtralExperts',)" in found["pytorch"]
+    assert "MXFP8GroupedExpertsConverter.Config(" in found["torchtitan"]
+    assert "Experts" not in "".join(lines("torchao", "mxfp8").values())
+
+
 def test_megatron_has_every_recipe_of_transformer_engine() -> None:
     """Megatron-LM d98e8a6: transformer_config.py, core/transformer/moe/README.md."""
     assert lines("te", "delayed")["megatron"].endswith("--bf16 --fp8-format hybrid --fp8-recipe delayed")
