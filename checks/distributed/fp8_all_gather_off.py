@@ -94,7 +94,7 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) 
         },
         treatment=Treatment(
             name="float8-all-gather",
-            summary="set the flag at conversion, before fully_shard",
+            summary="convert with enable_fsdp_float8_all_gather=True, before fully_shard",
             code=with_flag(facts),
         ),
     )

@@ -154,8 +154,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="train-in-fp8",
-            summary="load BF16 weights and convert them for FP8 training; or keep FP8 weights only to save "
-            "memory",
+            summary="load BF16 weights and convert them for FP8 training",
             code=lines(facts),
         )
         if trained

@@ -79,8 +79,7 @@ configurations in transformers 5.23; quanto, quark and compressed-tensors know F
 
 ONE_OF_THEM = Treatment(
     name="one-precision",
-    summary="for speed, load the base in BF16 and train in FP8; for memory, keep it quantized and train in "
-    "BF16",
+    summary="load the base in BF16, and convert that",
     code="model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)   # for speed, with FP8\n"
     'accelerator = Accelerator(mixed_precision="bf16")                         # for memory, with the '
     "quantized base",

@@ -81,7 +81,7 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
     }
     return Finding(
         severity=None if uses_accelerate(facts) else "warning",
-        title=f"ACCELERATE_FP8_BACKEND={named} is set, but the precision is {decided}",
+        title=f"ACCELERATE_FP8_BACKEND={named} is set, but the precision is {decided}{_in_fp8(facts)}",
         explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
         evidence={
             "backend": named,
@@ -90,11 +90,18 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="name the backend only together with FP8",
+            summary="unset ACCELERATE_FP8_BACKEND, or set the precision to fp8 too",
             code="unset ACCELERATE_FP8_BACKEND   # or, for FP8: accelerate launch --mixed_precision fp8 "
             f"with ACCELERATE_FP8_BACKEND={named}",
         ),
     )
+
+
+def _in_fp8(facts: Facts) -> str:
+    """Say how many layers run in FP8 in spite of that; empty if that is not known."""
+    linears = facts.get("network.linears", ())
+    some = sum(each.get("use") == "training" for each in linears)
+    return f": {some or 'none'} of {plural(len(linears), 'Linear')} in FP8" if linears else ""
 
 
 def by_order(facts: Facts) -> Finding | NotApplicable | None:

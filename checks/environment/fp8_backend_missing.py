@@ -131,7 +131,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
         },
         treatment=Treatment(
             name="install-fp8-backend",
-            summary="install what the error names",
+            summary=f"repair the import of {package}, which raises {error.partition(':')[0]}",
             code=known.lines
             if known
             else transformer_engine_line(facts)

@@ -53,8 +53,8 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
     when = f"{plural(own, 'time')} so far" if own else f"{plural(step or 0, 'time')} in the warm-up"
     return Finding(
-        title=f"{'This process' if own else 'The step'} filled the GPU's memory: "
-        f"the allocator retried {when}",
+        title=f"The allocator ran out of free memory {'in this process' if own else 'in the step'}, and "
+        f"retried {when}",
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
         evidence={

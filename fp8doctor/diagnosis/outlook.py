@@ -245,7 +245,9 @@ def _without_fp8(expects: ModelledSpeedup, current: ModelledSpeedup | None) -> s
         return f"The step runs in the best BF16; FP8 would be {slower} {basis}."
     if 1 / now < 1 + EVEN:
         return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
-    faster = f"About {_between(*gains)} faster than now"
+    bf16_ms = current.parts.bf16_ms if current and current.parts else None
+    step = f" ({bf16_ms / now:,.1f} ms/step; {bf16_ms:,.1f} in the best BF16)" if bf16_ms else ""
+    faster = f"About {_between(*gains)} faster than now{step}"
     if in_times(1 / now) == in_times(1 / expects.best):
         return f"{faster} {basis}."
     return f"{faster}. FP8 with every fix would be {slower} than that {basis}."

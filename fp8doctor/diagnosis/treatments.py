@@ -87,13 +87,16 @@ def nothing_helps(loses: bool) -> str:
 
 def _compile_untimed(facts: Facts) -> str:
     """Return the line that compiles an untimed BF16, the user's if it covers all."""
+    return KEEP_OWN_COMPILE if _is_compiled(facts) else "model = torch.compile(model)   # or block by block"
+
+
+def _is_compiled(facts: Facts) -> bool:
+    """Return whether the user compiles the whole model, or all of its blocks, with kernels."""
     marks = facts.get("training.compile_marks", ())
     whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
     every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
     backends = {mark.backend for mark in marks if recorded(mark, "backend")}
-    if every and not backends.intersection(BACKENDS_WITHOUT_KERNELS):
-        return KEEP_OWN_COMPILE
-    return "model = torch.compile(model)   # or block by block"
+    return every and not backends.intersection(BACKENDS_WITHOUT_KERNELS)
 
 
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
@@ -113,6 +116,8 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     if bf16.name == ArmName.BF16:
         return own
     blocks = facts.network.blocks
+    if not own and blocks and blocks_are_compiled(facts.network) and _is_compiled(facts):
+        return [KEEP_OWN_COMPILE]
     return [*own, *(compile_all_without_cache(facts) if blocks else ["model = torch.compile(model)"])]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import recorded
 from tests.diagnosis.test_plan_agrees import ALL, replayed
 from tests.recordings import name_of
@@ -50,3 +51,25 @@ def test_an_estimate_names_the_state_that_it_is_of(path: Path) -> None:
     slower = re.search(r"about ([\d,.]+) to [\d,.]+ ms/step as it is, the best BF16 ([\d,.]+)", said.numbers)
     if slower and float(slower[1].replace(",", "")) > float(slower[2].replace(",", "")):
         assert said.sure.startswith("Slower as it is: likely")
+
+
+@EVERY
+def test_faster_than_now_has_a_now_in_ms_or_none_is_known(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    told = box(path)
+    if "x faster than now" in told:
+        assert re.search(r"[\d.] ms", f"{screen.answer.numbers} {told}")
+
+
+@EVERY
+def test_no_fix_compiles_what_is_compiled_or_calls_fp8_what_is_not(path: Path) -> None:
+    """Blocks that the user compiles stay as they are; and what leads to FP8 trains in it."""
+    report, _, view = replayed(path)
+    blocks = report.facts.network.blocks if recorded(report.facts, "network") else ()
+    compiled = blocks and all(each.get("compiled") == each.count for each in blocks)
+    bf16 = view.end is None or not view.end.in_bf16 or view.end.arm.name == "bf16_compiled"
+    without = {each.code for each in report.findings if each.severity != "info"} & {"CMP002", "CMP005"}
+    if compiled and bf16 and not without:
+        stays = [step.treatment.code for step in report.prescription if step.treatment.name == STAY_IN_BF16]
+        assert not [code for code in stays if ".compile()" in code and "leave out your own" not in code]
+    assert not re.search(r"To train in FP8: [^.]*train in BF16", told := box(path)), told

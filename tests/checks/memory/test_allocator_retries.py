@@ -44,7 +44,9 @@ def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.training.alloc_retries == 12
     finding = allocator_retries(facts)
     assert isinstance(finding, Finding)
-    assert finding.title == "This process filled the GPU's memory: the allocator retried 12 times so far"
+    assert (
+        finding.title == "The allocator ran out of free memory in this process, and retried 12 times so far"
+    )
     assert finding.treatment is not None
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
