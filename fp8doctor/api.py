@@ -17,7 +17,6 @@ from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.loading.given_batch import core, describe, resolve
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -27,6 +26,7 @@ from fp8doctor.loading.job import (
     is_trainer,
     plan_of,
 )
+from fp8doctor.loading.synthetic_batch import core, describe, resolve
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stacks.torch_private import without_modes

@@ -1,17 +1,90 @@
-"""Datasheets: peak rates, and the choice of the GPU whose costs are modelled."""
+"""Datasheets: peak rates, and the choice of the GPU whose costs are modelled.
+
+Those of AMD's GPUs bound rates and speedups and model no times: the cost model's efficiencies were never
+measured on an AMD GPU.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import Struct
 
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
-    from fp8doctor.amd_gpus import AmdSpec
     from fp8doctor.facts import Facts
+
+
+class AmdSpec(Struct, frozen=True):
+    """Datasheet numbers of one GPU, dense (without sparsity)."""
+
+    name: str
+    product: str
+    """Regular expression for ``torch.cuda.get_device_name``."""
+    architecture: str
+    bf16_tflops: float
+    fp8_tflops: float
+    memory_gib: float
+    formats: Literal["fnuz", "ocp"]
+    """FP8 format: ``float8_e4m3fnuz`` (maximum 240) or ``float8_e4m3fn`` (OCP, 448).
+
+    torchao chooses the right one (``Float8TypeConfig`` in 0.18).
+    """
+    source: str
+
+    @property
+    def compute_capability(self) -> str:
+        """Empty: only NVIDIA counts them."""
+        return ""
+
+
+TORCH = "AMD's data sheet, as torch 2.13 quotes it in torch/_inductor/analysis/device_info.py"
+
+AMD_GPUS = (
+    AmdSpec("MI300A", r"AMD Instinct MI300A", "gfx942", 980.6, 1961.2, 128, "fnuz", TORCH),
+    AmdSpec("MI300X", r"AMD Instinct MI300X", "gfx942", 1307.4, 2614.9, 192, "fnuz", TORCH),
+    AmdSpec(
+        "MI325X",
+        r"AMD Instinct MI325X",
+        "gfx942",
+        1307.4,
+        2614.9,
+        256,
+        "fnuz",
+        "AMD's page of the MI325X, for which torchtitan's get_peak_flops takes the MI300X's number",
+    ),
+    AmdSpec("MI350X", r"AMD Instinct MI350X", "gfx950", 2309.6, 4614.0, 288, "ocp", TORCH),
+    AmdSpec(
+        "MI355X",
+        r"AMD Instinct MI355X",
+        "gfx950",
+        2500.0,
+        5000.0,
+        288,
+        "ocp",
+        "BF16: AMD's page of the MI355X, quoted by torchtitan's get_peak_flops; FP8: AMD at ISSCC 2026",
+    ),
+)
+
+
+def visible_amd(facts: Facts) -> AmdSpec | None:
+    """Find the datasheet of the first visible AMD GPU; None if another GPU is assumed."""
+    if facts.get("assumed_gpu"):
+        return None
+    gpus = facts.get("gpus", ())
+    names = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
+    return next((spec for name in names for spec in AMD_GPUS if re.fullmatch(spec.product, name)), None)
+
+
+def amd_gpu(name: str) -> AmdSpec | None:
+    """Find a datasheet by its name, in any case, with or without the vendor's; None if it is not AMD's."""
+    bare = re.sub(r"[\W_]", "", name.upper())
+    bare = re.sub(r"^(AMD)?(INSTINCT)?|OAM$", "", bare)
+    return next((spec for spec in AMD_GPUS if spec.name == bare), None)
 
 
 class GpuSpec(NamedTuple):
@@ -76,7 +149,7 @@ GPUS = (
 # fmt: on
 """One row per board: NVL, PCIe, laptop and other memory sizes are separate.
 
-A GPU without a row has no datasheet here. AMD GPUs are in `fp8doctor.amd_gpus`.
+A GPU without a row has no datasheet here. AMD's are in `AMD_GPUS`.
 
 Memory is the datasheets' GB, which NVML shows as about as many GiB. PCIe is x16: 32 GB/s in generation 4,
 64 in 5. The NVLink of H100 NVL joins pairs, that of H200 NVL four GPUs.
@@ -122,8 +195,6 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if wanted in _names(spec) or _is_product_in_short(wanted, spec):
             return spec
-    from fp8doctor.amd_gpus import AMD_GPUS, amd_gpu
-
     if amd := amd_gpu(name):
         raise UserError(
             f"fp8doctor has no estimates for AMD GPUs such as {amd.name}: no matmul was timed on one"
@@ -142,8 +213,6 @@ def gpu_spec(name: str) -> GpuSpec:
 
 def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec | AmdSpec]:
     """Find the datasheets of GPUs, each once; a string separates them by commas. Raises `UserError`."""
-    from fp8doctor.amd_gpus import amd_gpu
-
     named = names.split(",") if isinstance(names, str) else names
     if not (found := dict.fromkeys(amd_gpu(each) or gpu_spec(each) for each in named if each.strip())):
         raise UserError("--gpu names no GPU")

@@ -128,8 +128,8 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
         return examine(config_job(read_config(target), Path(target).name, batch=batch, seq=seq))
     if isinstance(config, (str, Path)):
         raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
-    from fp8doctor.loading.given_batch import describe, resolve
     from fp8doctor.loading.job import Job
+    from fp8doctor.loading.synthetic_batch import describe, resolve
     from fp8doctor.trial import with_rows
 
     if not hasattr(config, "named_modules"):

@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.amd_gpus import AMD_GPUS
 from fp8doctor.analysis.modelled_speedup import ERROR, HELD_OUT_JOBS, MEDIAN_ERROR, OFF, WORST_ERROR
 from fp8doctor.cost import (
     GPUS,
@@ -40,6 +39,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workload
+from fp8doctor.gpus import AMD_GPUS
 from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover
 from fp8doctor.render.certainty import certainty

@@ -6,7 +6,6 @@ Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies.
 tests/benchmarks/cost_model.py.
 """
 
-from fp8doctor.amd_gpus import visible_amd
 from fp8doctor.cost.cast_cost import casts_ms, weight_casts_ms
 from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
 from fp8doctor.cost.gemm import LinearCost, amdahl, gemm_ms, large_gemm_speedup, linear_cost, step_gemms_ms
@@ -20,7 +19,7 @@ from fp8doctor.cost.matmul_counts import (
     rows_seen,
     step_tokens,
 )
-from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
+from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu, visible_amd
 
 __all__ = [
     "GPUS",

@@ -24,10 +24,6 @@ class Observation(Record, frozen=True, kw_only=True):
     host_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, the same from end to end on the host, where it waits for the GPU included; None if the
     host timed the steps anyway."""
-    launch_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step on the host, from the first call of the model to the end of the optimizer's step: what it
-    takes to launch the step's work, longer where the host waits for the GPU meanwhile. None without a GPU and
-    if no call was seen."""
     behind_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, how much later than the host the GPU came to its end: about 0 if the GPU waits for the
     host. None without a GPU."""

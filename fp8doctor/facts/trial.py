@@ -315,9 +315,6 @@ class Trial(Record, frozen=True, kw_only=True):
     """FP8 layers one by one; empty if the model has none."""
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
-    compiled_ahead: dict[str, float | None] = NOT_RECORDED
-    """Variant -> seconds to compile it in a background process; None if it was not compiled there. Only
-    recorded by older versions, which had such processes."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
     """Budget in which the variants that were left out for time are expected to fit too, or those that decide

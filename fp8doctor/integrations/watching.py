@@ -20,7 +20,7 @@ from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
-from fp8doctor.loading.given_batch import core
+from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.report import Report, ReportFailed
 from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
 from fp8doctor.stages import STEPS, WARMUP

@@ -23,7 +23,6 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
 from fp8doctor.known_errors import recognise
 from fp8doctor.loading.find_model import ModelCandidate, blamed, build, find, takes_layers, user_frames
-from fp8doctor.loading.given_batch import describe, resolve
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -34,6 +33,7 @@ from fp8doctor.loading.job import (
     is_training_arguments,
     plan_of,
 )
+from fp8doctor.loading.synthetic_batch import describe, resolve
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.loading.trainer import prepare
 from fp8doctor.stacks.torch_private import behind_compile

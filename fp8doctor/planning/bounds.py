@@ -7,9 +7,9 @@ casts' bytes, and how slow they are is unknown.
 
 from __future__ import annotations
 
-from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.cost.gemm import amdahl
 from fp8doctor.cost.step_cost import attention_flops
+from fp8doctor.gpus import AmdSpec
 from fp8doctor.planning.converted import gathers_fp8, is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Share

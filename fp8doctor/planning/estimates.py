@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.recipe_support import runs_on_amd
 from fp8doctor.cost.cast_cost import capability_of
@@ -17,7 +16,7 @@ from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu
 from fp8doctor.facts.record import Record
-from fp8doctor.gpus import GpuSpec, gpu_specs
+from fp8doctor.gpus import AmdSpec, GpuSpec, gpu_specs
 from fp8doctor.planning.bounds import speedup_bound
 from fp8doctor.planning.converted import converts_any
 from fp8doctor.planning.job_options import STACKS, Options

@@ -7,11 +7,10 @@ what lies before it, unless the weight gradient stays in BF16. tests/planning/te
 
 from __future__ import annotations
 
-from fp8doctor.amd_gpus import AmdSpec
 from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
-from fp8doctor.gpus import GpuSpec
+from fp8doctor.gpus import AmdSpec, GpuSpec
 from fp8doctor.planning.converted import is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Layer, Share

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.loading.given_batch import core
+from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import without_modes
 from fp8doctor.trial.state.library_state import open_autocast

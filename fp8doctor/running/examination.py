@@ -27,8 +27,8 @@ from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training
 from fp8doctor.facts.training import UNNAMED
-from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
+from fp8doctor.loading.synthetic_batch import Batch, describe
 from fp8doctor.running.script_messages import Message, Progress, WatchOptions
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import Ownership

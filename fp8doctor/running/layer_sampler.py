@@ -34,14 +34,12 @@ from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
+from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.layers.numerics import Called, results
 from fp8doctor.trial.state.library_state import open_autocast
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
-
-WRAPPERS = (torch_private.COMPILED_CHILD, torch_private.CHECKPOINTED_CHILD, torch_private.FSDP1_CHILD)
-"""Children that are no part of a layer's name for its user."""
 
 ROWS = 16
 """Multiple that torch's FP8 matmul wants of each side."""
@@ -78,7 +76,7 @@ class LayerSampler:
             recipe = found.recipe if isinstance(found.recipe, str) else None
             unseen = unseen or _why_unseen(module, found.stack, region)
             self.layers.append(
-                HealthLayer(shown(name), class_name(type(module)), found.stack, recipe, unseen)
+                HealthLayer(cleaned(name), class_name(type(module)), found.stack, recipe, unseen)
             )
             self._modules.append((weakref.ref(module), region))
 
@@ -296,11 +294,6 @@ def _db(ratio: float) -> float | None:
     """Convert a ratio of norms."""
     found = decibels(ratio**2)
     return None if found is None else round(found, 2)
-
-
-def shown(name: str) -> str:
-    """Return a module's name without those of wrappers."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _floating(values: Any) -> torch.Tensor | None:

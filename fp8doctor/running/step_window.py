@@ -156,7 +156,6 @@ class StepWindow:
             warmup=self.warmup,
             clock="cuda" if clock.on_gpu else "host",
             host_ms=tuple(clock.host_ms(*each) for each in spans) if clock.on_gpu else None,
-            launch_ms=tuple(clock.host_ms(*each) for each in launches) if called and clock.on_gpu else None,
             behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
             data_ms=tuple(sum(clock.ms(*wait) for wait in each.waits) for each in steps)
             if any(each.waits for each in steps)

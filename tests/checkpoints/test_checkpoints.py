@@ -24,8 +24,7 @@ from torchao.prototype.safetensors.safetensors_support import flatten_tensor_sta
 from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
 from fp8doctor.checkpoints.conclusions import Conclusions, conclude, differences
-from fp8doctor.checkpoints.headers import read_checkpoint
-from fp8doctor.checkpoints.pickled import read_pickle
+from fp8doctor.checkpoints.headers import read_checkpoint, read_pickle
 from fp8doctor.errors import UserError
 from tests.cli.command import fp8doctor
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.given_batch import Batch, describe, extent, resolve
 from fp8doctor.loading.job import TrainerPlan
+from fp8doctor.loading.synthetic_batch import Batch, describe, extent, resolve
 
 
 def described(model: nn.Module, batch: Batch) -> Workload:

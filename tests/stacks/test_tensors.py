@@ -17,8 +17,8 @@ from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
 from fp8doctor.facts import Target, Workload
-from fp8doctor.loading.given_batch import Batch, describe
 from fp8doctor.loading.job import Job
+from fp8doctor.loading.synthetic_batch import Batch, describe
 from fp8doctor.stacks.tensors import named_tensors, tensors, with_tensors
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import move
