@@ -6,6 +6,7 @@ import functools
 import re
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,12 +29,19 @@ Source: METADATA of torchao 0.18.0.
 """
 
 
-KINDS = ("raised", "generic", "follows", "logged")
+KINDS = ("raised", "generic", "class", "follows", "logged")
 """Kinds of messages, the most relevant first.
 
 ``generic``: many causes, and the fix is a command that narrows them; only ``explain`` shows these.
+``class``: the last exception says what is wrong in words that many libraries use; only if none else is known.
 ``follows``: another error usually caused it.
 """
+
+LONGEST_EXCEPTION = 2000
+"""Longest text in which a class is looked for, in characters from the last exception on."""
+
+PLACE = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
+"""A place in cause and lines for what the pattern's group of this name found, or for what is behind ``|``."""
 
 FOLDER = Path(__file__).with_name("messages")
 """Tables of the messages, one file for each library."""
@@ -54,6 +62,15 @@ EXCEPTION = re.compile(
 """The beginning of an exception, except one that only tells of another process's."""
 
 
+OF_AN_ERROR = re.compile(
+    r"error|exception|assert|fail|killed|\b(must|expect|unable|can ?not|unsupported|not)\b", re.I
+)
+"""Words of a message that names no exception."""
+
+FRAME = re.compile(r'\bFile "[^"\n]{0,300}-packages[/\\](\w+)[/\\.]')
+"""A frame of a traceback in an installed package."""
+
+
 class KnownError(NamedTuple):
     """A message that a library raises or logs in FP8 jobs."""
 
@@ -71,6 +88,14 @@ class KnownError(NamedTuple):
     codes: tuple[str, ...] = ()
     """Checks that find the cause in advance."""
     kind: str = KINDS[0]
+
+    def filled(self, names: Mapping[str, str]) -> KnownError:
+        """Write names into its places; places without a name get their default, or dots."""
+        cause, lines = (
+            PLACE.sub(lambda place: names.get(place[1]) or place[2] or "...", text)
+            for text in (self.cause, self.lines)
+        )
+        return self._replace(cause=cause, lines=lines)
 
 
 @functools.cache
@@ -96,7 +121,7 @@ def recognise(text: str) -> tuple[KnownError, ...]:
 
     Errors stand before messages that follow from another and before warnings; of each, the last first.
     """
-    return tuple(error for error in recognise_all(text) if error.kind != "generic")
+    return tuple(error for error in recognise_all(text) if error.kind not in ("generic", "class"))
 
 
 def recognise_all(text: str) -> tuple[KnownError, ...]:
@@ -111,22 +136,55 @@ def fatal_is_known(text: str) -> bool:
     return any(end > len(" ".join(cleaned[:begins].split())) for *_, end in _found(text))
 
 
+def _last_exception(cleaned: str) -> tuple[int, str]:
+    """Return where the last exception begins, and its text with the line of code that raised it.
+
+    A text without one is returned whole if it reads like a message, else nothing.
+    """
+    raised = max((match.start() for match in EXCEPTION.finditer(cleaned)), default=None)
+    if raised is None:
+        return 0, " ".join(cleaned.split()) if OF_AN_ERROR.search(cleaned) and "?" not in cleaned else ""
+    begins = max(cleaned.rfind("\n", 0, max(raised - 1, 0)), 0)
+    return len(" ".join(cleaned[:begins].split())), " ".join(cleaned[begins:].split())
+
+
+def _class_of(told: str, text: str) -> list[tuple[KnownError, int]]:
+    """Find the first class that fits an exception."""
+    for error in known_errors() if len(told) <= LONGEST_EXCEPTION else ():
+        if error.kind == "class" and (match := re.search(error.pattern, told)):
+            return [(_filled(error, match, text), len(text))]
+    return []
+
+
+def _filled(error: KnownError, match: re.Match[str], text: str) -> KnownError:
+    """Write what a match found, and the package whose file raised, into the places of a message."""
+    names = {key.rstrip("0123456789"): found for key, found in match.groupdict().items() if found}
+    packages = FRAME.findall(text)
+    return error.filled({"library": packages[-1], **names} if packages else names)
+
+
 @functools.lru_cache(maxsize=1)
 def _found(text: str) -> list[tuple[KnownError, int]]:
     """Find each known message and where its last occurrence ends."""
-    text = " ".join(_cleaned(text).split())
-    spans = {
-        error: matches[-1].span()
+    cleaned = _cleaned(text)
+    text = " ".join(cleaned.split())
+    last = {
+        error: matches[-1]
         for error in known_errors()
-        if (matches := list(re.finditer(error.pattern, text)))
+        if error.kind != "class" and (matches := list(re.finditer(error.pattern, text)))
     }
+    named = [each.span() for error, each in last.items() if error.kind != "generic"]
     found = [
-        (error, end)
-        for error, (start, end) in spans.items()
+        (_filled(error, match, cleaned), match.end())
+        for error, match in last.items()
         if error.kind != "generic"
-        or not any(start < b and a < end for other, (a, b) in spans.items() if other.kind != "generic")
+        or not any(match.start() < end and start < match.end() for start, end in named)
     ]
-    return sorted(found, key=lambda each: (KINDS.index(each[0].kind), -each[1]))
+    found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[1]))
+    if found and found[0][0].kind in KINDS[:2]:
+        return found
+    begins, told = _last_exception(cleaned)
+    return found if any(end > begins for _, end in found) else [*_class_of(told, cleaned), *found]
 
 
 def _cleaned(text: str) -> str:

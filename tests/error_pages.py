@@ -50,7 +50,7 @@ def index(libraries: dict[str, list[KnownError]]) -> str:
 def page(library: str, errors: list[KnownError]) -> str:
     """Write the messages of one library, errors before warnings."""
     ordered = sorted(errors, key=lambda each: KINDS.index(each.kind))
-    return "\n".join((HEAD.format(library=library), *map(entry, ordered)))
+    return "\n".join((HEAD.format(library=library), *map(entry, (each.filled({}) for each in ordered))))
 
 
 def entry(error: KnownError) -> str:

@@ -158,6 +158,7 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     "te_grouped_delayed": lambda facts: delayed(
         each for each in in_te(facts) if each.kind.endswith(".GroupedLinear")
     ),
+    "te_experts": lambda facts: [each for each in in_te(facts) if each.role == "experts"],
     "te_mxfp8_hybrid": lambda facts: [
         each
         for each in in_te(facts)

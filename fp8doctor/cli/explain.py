@@ -94,7 +94,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
-    elif not is_log and (word := _word_within(text)):
+    elif (not is_log or len(text) <= LONGEST_MESSAGE) and (word := _word_within(text)):
         _show_word(format, *word, catalogue)
     elif not _show_related(format, _message(text), catalogue):
         raise UserError(_not_known(text, catalogue))
@@ -181,7 +181,9 @@ def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bo
     ]
     counts = {check.code: sum(_count(name, check.page) for name in wanted) for check in catalogue}
     pages = sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
-    if errors := [each for each in known_errors() if any(_count(name, each.says) for name in wanted)]:
+    if errors := [
+        each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in wanted)
+    ]:
         _show_errors(
             format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:", related=True
         )
@@ -237,6 +239,9 @@ def _show_errors(
     related: bool = False,
 ) -> None:
     """Show known errors: those that only share a name come without advice, further warnings as one line."""
+    from fp8doctor.facts.scrub import scrub
+
+    errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in errors]
     data: dict[str, Any] = {"errors": [error._asdict() for error in errors]}
     if related:
         data["related"] = True
@@ -250,7 +255,7 @@ def _show_errors(
 
 
 def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool) -> str:
-    """Describe an error in the table's words; nothing of the user's text is repeated."""
+    """Describe an error in the table's words; only names that its pattern asks for are repeated."""
     from fp8doctor.render.terminal import in_width
 
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
