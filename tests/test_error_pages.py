@@ -20,7 +20,7 @@ def test_pages_are_what_the_table_says() -> None:
 def test_every_message_has_one_heading_and_its_words() -> None:
     headings = [line for page in PAGES.values() for line in page.splitlines() if line.startswith("## ")]
     assert sorted(headings) == sorted(f"## {check_pages.prose(each.says)}" for each in known_errors())
-    for error in known_errors():
+    for error in (each.filled({}) for each in known_errors()):
         page = PAGES[f"{error_pages.file_name(error.library)}.md"]
         assert check_pages.prose(error.cause) in page
         assert error.lines.strip("\n") in page

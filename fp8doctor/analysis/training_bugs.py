@@ -158,7 +158,11 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     "te_grouped_delayed": lambda facts: delayed(
         each for each in in_te(facts) if each.kind.endswith(".GroupedLinear")
     ),
-    "te_experts": lambda facts: [each for each in in_te(facts) if each.role == "experts"],
+    "te_experts": lambda facts: [
+        each
+        for each in in_te(facts)
+        if each.role == "experts" and each.kind.endswith(".Linear") and OPERATIONS not in each.kind
+    ],
     "te_mxfp8_hybrid": lambda facts: [
         each
         for each in in_te(facts)

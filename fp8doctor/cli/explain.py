@@ -94,7 +94,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
-    elif (not is_log or len(text) <= LONGEST_MESSAGE) and (word := _word_within(text)):
+    elif (not is_log or _is_a_question(text)) and (word := _word_within(text)):
         _show_word(format, *word, catalogue)
     elif not _show_related(format, _message(text), catalogue):
         raise UserError(_not_known(text, catalogue))
@@ -154,6 +154,12 @@ def _word_within(text: str) -> tuple[str, Word] | None:
     from fp8doctor import glossary
 
     return None if _is_of_an_error(text) else glossary.within(text)
+
+
+def _is_a_question(text: str) -> bool:
+    from fp8doctor.known_errors import OF_AN_ERROR
+
+    return len(text) <= LONGEST_MESSAGE and not OF_AN_ERROR.search(text)
 
 
 def _is_of_an_error(text: str) -> bool:
