@@ -226,6 +226,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         how = "measured" if measured else "estimated"
         still = "" if expects.wins or expects.loses else f" FP8 may be faster.{_how_to_find(report, steps)}"
         return f"{beginning}: {gain} ({how}).{still}" if gain else _unknown_gain(report, steps)
+    alone = [n for n, step in enumerate(steps, 1) if _is_not_modelled(step)]
+    advice += f"; without {_numbered(alone)}" if 0 < len(alone) < len(steps) else ""
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, which is" if is_best and expects.best > 1 else ""
     than = faster or f"{expects.best:.2f}x the speed of"
@@ -234,6 +236,12 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     told = not steps or gain or is_best or report.verdict.status in GRAVE
     later = "" if told else f" The gain over now was not estimated.{_how_to_find(report, steps)}"
     return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
+
+
+def _is_not_modelled(step: Step) -> bool:
+    """Return whether a check estimated what it saves, and the model of the fixed step does not hold it."""
+    compiles = traits(step.treatment.name).compiles
+    return step.saving_ms is not None and not compiles and not changes_fp8(step)
 
 
 def _without_fp8(expects: ModelledSpeedup, current: ModelledSpeedup | None) -> str:

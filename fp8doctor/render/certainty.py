@@ -198,7 +198,8 @@ def _size(speedup: Interval) -> str:
         return _speed(speedup)
     low, high = speedup.low, speedup.high
     ends = (1 / high, 1 / low) if speedup.median < 1 else (low, high)
-    return " to ".join(dict.fromkeys(map(in_times, ends)))
+    told = dict.fromkeys(map(in_times, ends))
+    return " to ".join(told if len(told) > 1 else dict.fromkeys(f"{each:.2f}x" for each in ends))
 
 
 def _speed(speedup: Interval) -> str:

@@ -73,3 +73,13 @@ def test_no_fix_compiles_what_is_compiled_or_calls_fp8_what_is_not(path: Path) -
         stays = [step.treatment.code for step in report.prescription if step.treatment.name == STAY_IN_BF16]
         assert not [code for code in stays if ".compile()" in code and "leave out your own" not in code]
     assert not re.search(r"To train in FP8: [^.]*train in BF16", told := box(path)), told
+
+
+@EVERY
+def test_an_interval_has_two_ends_and_an_estimate_says_which_fix_it_lacks(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    said = screen.answer
+    assert not re.search(r"(?<!to )\b\d+\.\dx (faster|slower) in \d+ rounds", said.sure)
+    lone = [each.number for each in screen.fixes if each.aside.endswith("estimated for H200")]
+    if "With all fixes" in said.then.sentence and len(screen.fixes) > len(lone) == 1:
+        assert f"without fix {lone[0]}" in said.then.sentence
