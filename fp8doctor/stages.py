@@ -1,4 +1,4 @@
-"""The stages of an examination in users' words, and its progress."""
+"""The stages of an examination in users' words, its progress, and the line on stderr that shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read a project's default options from ``[tool.fp8doctor]`` in pyproject.toml."""
+"""Read default options from ``[tool.fp8doctor]`` in pyproject.toml, if the file can be trusted."""
 
 from __future__ import annotations
 

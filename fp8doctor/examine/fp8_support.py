@@ -1,7 +1,8 @@
 """Try if FP8 works here: the import of Accelerate's backend, torchao's recipes.
 
 Importing Transformer Engine or torchao changes a process, so a separate process with the same ``sys.path``
-and environment tries it. A loaded module counts as tried.
+and environment tries it. A loaded module counts as tried. Arguments of a script that ask for FP8 are found
+here too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the training state: autocast, Accelerate, Trainer, optimizer."""
+"""Read the training state: autocast, Accelerate and its config file, Trainer, optimizer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Make a random batch from what the model shows of its inputs.
+"""Resolve the batch of a step: the user's, or a random one from what the model shows of its inputs.
 
-It is on the model's device (also meta) and leaves global random states alone.
+A random batch is on the model's device (also meta) and leaves global random states alone.
 """
 
 from __future__ import annotations

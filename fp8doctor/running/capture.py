@@ -1,4 +1,4 @@
-"""Capture one batch of the script, and the gradient at the model's output.
+"""Capture one batch of the script, the gradient at the model's output, and autocasts that are opened.
 
 With that gradient a copy needs no loss function: sum(output * gradient) gives every parameter the same
 gradient.

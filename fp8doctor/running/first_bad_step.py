@@ -4,6 +4,8 @@ The loss is read before the optimizer steps, when its forward is long done. The 
 gave it, so the batch runs forward once more, and the first module with an output that is not finite is named.
 Gradients that are not finite show in the next step's loss, so nothing waits for them. A backward pass spoils
 all layers before the one where it started, so the last spoiled layer is named.
+
+`LongWatch` looks for it to the script's end, and samples FP8's health if asked for.
 """
 
 from __future__ import annotations

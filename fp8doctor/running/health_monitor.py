@@ -1,7 +1,8 @@
 """Sample FP8's health every so many steps of a training, and append it to a file.
 
 Between samples nothing is left on the script's modules. If the user names no distance, the next sample comes
-when the last one's cost is at most `SHARE` of the time between the two.
+when the last one's cost is at most `SHARE` of the time between the two. Trackers that the script has open get
+the worst layer's numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build a variant at every depth, in replicas that share weights, and warm it up."""
+"""Build a variant at every depth, in replicas that share weights, warm it up, or give up in time."""
 
 from __future__ import annotations
 
