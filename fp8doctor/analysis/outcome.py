@@ -23,6 +23,7 @@ from fp8doctor.analysis.arms import (
 from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_become_even, may_turn, noise_in
 from fp8doctor.analysis.significance import EVEN, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
+from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     LEFT_OUT_FOR_TIME,
@@ -113,6 +114,11 @@ def verdict_when_quiet(facts: Facts) -> str:
 def fp8_never_ran(trial: Trial) -> bool:
     """Return whether the step as it is ran without a single FP8 matmul."""
     return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
+
+
+def own_words(facts: Facts) -> str:
+    """Choose words for the step as it is: copies of a watched script's step are not how it runs."""
+    return AS_COPIED if facts.get("observed.steps_ms") and facts.arms() else AS_YOU_RUN_IT
 
 
 def watched_job(facts: Facts) -> str:

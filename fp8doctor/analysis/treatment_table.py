@@ -278,7 +278,8 @@ def that_help_bf16_too(names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if traits(name).helps_bf16_too)
 
 
-AS_YOU_RUN_IT = "as you run it"
+AS_YOU_RUN_IT, AS_COPIED = "as you run it", "as is (copy)"
+"""Words for the step as it is: of a job that the trial ran itself, and of a watched script's copy."""
 
 VARIANTS: dict[str, str] = {
     ArmName.BF16: "BF16",

@@ -14,6 +14,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.rank_comparison import exposed_ms, exposed_of_ranks
 from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import in_ms, in_times, percent
@@ -80,10 +81,14 @@ class WholeStep(Struct, frozen=True):
 
 
 def timed_alone(facts: Facts) -> bool:
-    """Tell if the timed copies lack the communication that the job has."""
+    """Tell if the timed copies lack the communication that the job has, or take less than its own step."""
+    spread = _is_spread(facts) and bool(facts.get("trial.arms", ()))
+    return spread or bool(if_recorded(script_overhead, facts))
+
+
+def _is_spread(facts: Facts) -> bool:
     distributed = facts.get("training.distributed")
-    spread = distributed is not None and (distributed.world_size > 1 or distributed.wrapper is not None)
-    return spread and bool(facts.get("trial.arms", ()))
+    return distributed is not None and (distributed.world_size > 1 or distributed.wrapper is not None)
 
 
 def whole_step(facts: Facts) -> WholeStep | None:
@@ -111,13 +116,15 @@ def whole_speedup(
 ) -> tuple[float, float] | None:
     """Bound the whole step's speedup over the best BF16; None if the copies are all of it, or it is unknown.
 
-    ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get.
+    ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get. Of a
+    job of one process only the most is known: BF16 may wait as long as FP8.
     """
     step = if_recorded(whole_step, facts) if timed_alone(facts) and bf16_ms else None
     if step is None or bf16_ms is None or not step.is_known:
         return None
     if now:
-        return step.over_bf16(step.copy_ms * now)
+        low, high = step.over_bf16(step.copy_ms * now)
+        return (low if _is_spread(facts) else 0.0), high
     return (0.0, step.with_fp8(bf16_ms, bf16_ms / later)) if later else None
 
 

@@ -13,6 +13,7 @@ from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
 from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.outcome import own_words
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
 from fp8doctor.analysis.treatment_table import (
     CUDA_GRAPHS,
@@ -231,7 +232,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
         little = view.most if view.has_little_to_gain else None
         why = f"cannot give more than {little.speedup:.2f}x here" if little else "no other FP8 was timed"
-        return f"FP8 takes {took} as you run it, and {why}"
+        return f"FP8 takes {took} {own_words(view.facts)}, and {why}"
     if end.changes:
         fixed = f"with every fix it takes {in_ms(end.arm.step_ms)}"
         return f"{fixed}, the fastest FP8 that was timed {took}{noise}"

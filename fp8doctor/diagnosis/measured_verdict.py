@@ -10,6 +10,7 @@ from fp8doctor.analysis.arms import arm, changes_in_bf16, fair_bf16, is_finite, 
 from fp8doctor.analysis.modelled_speedup import bf16_for_timed_step
 from fp8doctor.analysis.noise import is_noise, stated_doubt
 from fp8doctor.analysis.outcome import MeasuredSpeed, Speed, fp8_never_ran
+from fp8doctor.analysis.step_difference import watched_on_gpu
 from fp8doctor.analysis.treatment_table import TE_AUTOCAST, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost import micro_batches, step_tokens
@@ -50,7 +51,9 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     if measured is None:
         return _without_bf16(view, view.as_is, is_what_it_seems(findings))
     tokens_per_s = _tokens_per_s(facts, view.as_is)
-    rate = f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s else ""
+    rate = (
+        f" ({tokens_per_s:,.0f} tokens/s)" if tokens_per_s and not if_recorded(watched_on_gpu, facts) else ""
+    )
     noisy = measured.status == "too_noisy"
     now = _too_noisy(measured, rate) if noisy else _speed(measured, rate)
     most = "" if noisy or measured.bound else _most(view)
@@ -141,9 +144,10 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
 
 
 def _tokens_per_s(facts: Facts, as_is: Arm) -> float | None:
-    """Compute the tokens of a whole step, with all its micro-batches, by its time."""
-    tokens = step_tokens(facts)
-    return tokens * micro_batches(facts) / as_is.step_ms * 1e3 if tokens and as_is.step_ms else None
+    """Compute the tokens of a whole step, with all its micro-batches, by its time: a watched script's own."""
+    watched = if_recorded(watched_on_gpu, facts)
+    tokens, step_ms = step_tokens(facts), (watched or as_is).step_ms
+    return tokens * micro_batches(facts) / step_ms * 1e3 if tokens and step_ms else None
 
 
 def without_fp8(view: TrialView, as_is: Arm, finding: str = "This model uses no FP8.") -> Verdict:

@@ -176,11 +176,12 @@ def numbers_told(report: Document) -> str:
     watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
     where = ON_CPU if timed_on_cpu(report.facts) else " on copies" if watched else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        now = " as you run it" if verdict.basis == "measured" and verdict.achievable_speedup else ""
+        now = " as you run it" if verdict.basis == "measured" and not watched else ""
         return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
         best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
-        return f"{verdict.step_ms:,.1f} ms/step as you run it, {best}, measured{where}"
+        now = "" if watched else " as you run it"
+        return f"{verdict.step_ms:,.1f} ms/step{now}, {best}, measured{where}"
     if verdict.basis == "modelled":
         best = f"{verdict.bf16_step_ms:,.1f}, estimated"
         return f"{verdict.step_ms:,.1f} ms/step, measured{where}, vs {best}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.noise import script_interval, self_check_ratio
-from fp8doctor.analysis.outcome import watched_job
+from fp8doctor.analysis.outcome import own_words, watched_job
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
@@ -196,8 +196,8 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
 
 def labels(facts: Facts, fixes: Mapping[str, int] | None = None) -> dict[str, str]:
     """Name every variant of a trial, by the numbers of the fixes that are in it."""
-    fp8 = _trains_in_fp8(facts)
-    return {arm.name: variant_of(arm, facts.arms(), fp8, fixes) for arm in facts.arms()}
+    fp8, own = _trains_in_fp8(facts), own_words(facts)
+    return {arm.name: variant_of(arm, facts.arms(), fp8, fixes, own) for arm in facts.arms()}
 
 
 def _trains_in_fp8(facts: Facts) -> bool:

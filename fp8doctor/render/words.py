@@ -7,7 +7,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, VARIANTS, family, in_words, variant
+from fp8doctor.analysis.treatment_table import (
+    AS_YOU_RUN_IT,
+    COMPILE_BLOCKS,
+    VARIANTS,
+    family,
+    in_words,
+    variant,
+)
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import ArmName, in_any_window
 from fp8doctor.finding import Basis
@@ -32,7 +39,9 @@ AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
 """Areas of checks -> what they are about; the others are words."""
 
 
-def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, plan: Mapping[str, int] | None) -> str:
+def variant_of(
+    arm: Arm, arms: Sequence[Arm], fp8: bool, plan: Mapping[str, int] | None, own: str = AS_YOU_RUN_IT
+) -> str:
     """Name a variant with its fixes; ``plan`` are those of the plan, None if that is unknown."""
     fixes = plan or {}
     if in_any_window(arm.name) == ArmName.PRESCRIBED:
@@ -42,10 +51,12 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, plan: Mapping[str, int]
             named = f"FP8, {', '.join(map(in_words, made_of))}"
         return named or variant(ArmName.PRESCRIBED, fp8)
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
-        return variant(arm.name, fp8)
+        return variant(arm.name, fp8, own=own)
     alone = _treatments(arm)
     again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
-    name = variant(arm.name, fp8, change="by block" if again else "")  # it is compiled now, in another form
+    name = variant(
+        arm.name, fp8, own=own, change="by block" if again else ""
+    )  # it is compiled now, in another form
     base = arm.get("base")
     by_block = base == COMPILE_BLOCKS
     if base is None or not (by_block or in_any_window(base) == ArmName.PRESCRIBED):

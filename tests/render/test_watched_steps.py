@@ -13,6 +13,7 @@ from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, exposed_of_ran
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.analysis.watched_speedup import watched_ms
+from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import estimate_told
@@ -198,3 +199,28 @@ def test_idle_time_is_promised_away_only_as_the_best_case(path: Path) -> None:
     if expects is not None and expects.parts and idle_ms > 0.1 * step_ms:
         unknown_ms = step_ms - expects.modelled_ms if expects.modelled_ms else idle_ms
         assert step_ms / least >= min(idle_ms, max(0.0, unknown_ms))
+
+
+@EVERY
+def test_only_the_scripts_own_step_is_as_you_run_it(path: Path) -> None:
+    """A copy does not run as the script does: it has no data, no logging and no other rank."""
+    report, screen, _ = replayed(path)
+    steps = report.facts.get("observed.steps_ms") if report.facts.arms() else None
+    if not steps:
+        return
+    answer = screen.answer
+    told = " ".join((answer.what, answer.numbers, *answer.why, *answer.fix, answer.then.sentence))
+    assert "as you run it" not in told
+    assert not [each.label for each in screen.variants if "as you run it" in each.label]
+    rate = next((line for name, line in screen.facts if name == "Tokens/s"), "")
+    tokens = step_tokens(report.facts)
+    if rate and tokens:
+        own = tokens * micro_batches(report.facts) / median(steps) * 1e3
+        assert float(rate.split()[0].replace(",", "")) == pytest.approx(own, rel=0.001)
+
+
+@EVERY
+def test_a_copy_far_shorter_than_its_script_is_called_compute(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.verdict.basis == "measured" and if_recorded(script_overhead, report.facts):
+        assert re.search(r"FP8 compute .*; the whole step |^The timing is too noisy", screen.answer.what)
