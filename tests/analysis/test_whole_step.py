@@ -136,7 +136,7 @@ def test_without_a_profiled_step_compute_is_all() -> None:
 def test_a_job_of_one_process_is_told_nothing() -> None:
     facts = recorded_job()
     training = msgspec.structs.replace(facts.training, distributed=None)
-    alone = msgspec.structs.replace(with_trial(facts, 32.0), training=training)
+    alone = msgspec.structs.replace(with_trial(facts, 52.8, 66.0), training=training)
     assert not timed_alone(alone)
-    assert whole_step_in_words(alone, 1.25, None, 40.0) == ""
+    assert whole_step_in_words(alone, 1.25, None, 66.0) == ""
     assert answer(diagnose(alone)).what == "FP8 is 1.25x faster than BF16"
