@@ -35,7 +35,7 @@ def only(text: str) -> KnownError:
         ("NameError: name 'tex' is not defined", "Nothing defined tex."),
         (
             "AttributeError: 'Linear' object has no attribute 'fp8_meta'",
-            "expects fp8_meta, and a Linear has none",
+            "expects fp8_meta, which Linear does not have",
         ),
         (
             "NotImplementedError: LoRA is not supported with FP8 weights",
@@ -68,6 +68,10 @@ def test_names_of_general_errors_come_from_the_log() -> None:
         "ZeroDivisionError: division by zero",
         "KeyError: 'train'",
         "IndexError: list index out of range",
+        "TritonMissing: Either the package is not installed or it is too old.",
+        "AttributeError: 'NoneType' object has no attribute 'dtype'",
+        "ncclInvalidArgument: Invalid value for an argument. Last error: FP8 reduction begins with sm90",
+        "MXFP8 block scaling is not available on HPU.",
         "ValueError: too many values to unpack (expected 2)",
         "FileNotFoundError: [Errno 2] No such file or directory: 'config.yaml'",
         "ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded",
