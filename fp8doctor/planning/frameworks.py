@@ -49,7 +49,7 @@ MEGATRON = {
 def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
     """Return the lines of each framework that can train this row."""
     if row.stack == "te":
-        return dict(_transformer_engine(row))
+        return dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
     return dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
 
 
@@ -89,19 +89,20 @@ def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "torchtitan", torchtitan.converter("mxfp8", ()) + (TORCHTITAN_EXPERTS if experts else "")
 
 
-def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:
+def _transformer_engine(row: Row, *, experts: bool) -> Iterator[tuple[str, str]]:
     """Write the lines of Transformer Engine, whose layers the model is built of."""
     config = recipe_of(row).config
+    grouped = "# te.GroupedLinear for its experts;\n" if experts else ""
     if config:
         yield (
             "te",
             with_imports(
                 "# te.Linear, te.LayerNormLinear or te.TransformerLayer in the model;\n"
-                "# te.fp8_autocast before Transformer Engine 2.9\n"
+                f"{grouped}# te.fp8_autocast before Transformer Engine 2.9\n"
                 f"with te.autocast(enabled=True, recipe={config}):\n    output = model(**batch)"
             ),
         )
-    if row.recipe in ("delayed", "mxfp8"):
+    if row.recipe in ("delayed", "mxfp8") and not experts:  # it converts Linears only
         recipe = f"TERecipeKwargs(use_mxfp8_block_scaling={row.recipe == 'mxfp8'})"
         yield (
             "accelerate",
@@ -113,5 +114,6 @@ def _transformer_engine(row: Row) -> Iterator[tuple[str, str]]:
     if row.recipe in MEGATRON:
         yield (
             "megatron",
-            f"--transformer-impl transformer_engine --bf16 {MEGATRON[row.recipe]}",
+            f"--transformer-impl transformer_engine --bf16 {MEGATRON[row.recipe]}"
+            f"{' --moe-grouped-gemm' if experts else ''}",
         )

@@ -126,6 +126,18 @@ def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
     assert "Experts" not in "".join(lines("torchao", "mxfp8").values())
 
 
+def test_experts_of_transformer_engine_are_grouped_linears() -> None:
+    """accelerate's convert_model swaps Linears and norms; Megatron-LM d98e8a6: --moe-grouped-gemm."""
+    facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
+    found = setups(
+        facts, Row(gpu="H100", stack="te", recipe="delayed", compiled=True, gpu_memory_gib=80), Options()
+    )
+    assert "te.GroupedLinear" in found["te"]
+    assert found["megatron"].endswith("--moe-grouped-gemm")
+    assert "accelerate" not in found
+    assert "grouped" not in "".join(lines("te", "delayed").values()).lower()
+
+
 def test_megatron_has_every_recipe_of_transformer_engine() -> None:
     """Megatron-LM d98e8a6: transformer_config.py, core/transformer/moe/README.md."""
     assert lines("te", "delayed")["megatron"].endswith("--bf16 --fp8-format hybrid --fp8-recipe delayed")
