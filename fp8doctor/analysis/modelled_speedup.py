@@ -26,7 +26,7 @@ from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
-HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 39, 0.029, 0.32
+HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 42, 0.029, 0.32
 """Jobs on an H200 of which no constant of the cost model comes, and how far its speedups were off there.
 Source: tests/benchmarks/results/cost_model_h200.md; `tests.test_cost` counts them again."""
 

@@ -214,7 +214,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
         return f"FP8 cannot give more than about {most} here"
     budget_s = view.facts.trial.get("budget_s")
     if view.deciding_fp8 and budget_s:
-        return f"the budget of {budget_s:g} s was too short to time {_untimed(view.deciding_fp8)}"
+        return f"the budget of {budget_s:g} s was too short to time {_untimed(view.deciding_fp8, view.as_is)}"
     every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
     timed = list(filter(is_finite, every))
     if every and not timed:
@@ -241,10 +241,12 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     return f"the fastest FP8 that was timed takes {took}{noise}"
 
 
-def _untimed(fp8: Arm) -> str:
+def _untimed(fp8: Arm, as_is: Arm | None) -> str:
     """Name the FP8 that decides and that the budget left no time for."""
     if any(traits(name).compiles and name != CUDA_GRAPHS for name in fp8.treatments):
-        return "compiled FP8" if len(fp8.treatments) == 1 else "compiled FP8 with the other fixes"
+        again = as_is is not None and as_is.get("graphs_run")
+        form = "FP8 compiled in another form" if again else "compiled FP8"
+        return form if len(fp8.treatments) == 1 else f"{form} with the other fixes"
     return "FP8 with its fixes" if fp8.name == ArmName.PRESCRIBED else "any other FP8"
 
 
