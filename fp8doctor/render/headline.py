@@ -176,7 +176,8 @@ def numbers_told(report: Document) -> str:
     watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
     where = ON_CPU if timed_on_cpu(report.facts) else " on copies" if watched else ""
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
-        now = " as you run it" if verdict.basis == "measured" and not watched else ""
+        timed = verdict.basis == "measured" and verdict.achievable_speedup
+        now = " as you run it" if timed and not watched else ""
         return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
         best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
