@@ -16,7 +16,7 @@ SHARDED = files(TESTS / "sharded" / "recorded")
 PATHS = [*ALL, *SHARDED]
 EVERY = pytest.mark.parametrize("path", PATHS, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in PATHS])
 
-CHANGED = re.compile(r"--budget|[Aa]pply|with it|again|in (BF16|FP8) too|on a GPU")
+CHANGED = re.compile(r"--budget|--trace|[Aa]pply|with it|again|in (BF16|FP8) too|on a GPU")
 """What makes the outcome another one: an option, a fix, a quiet machine, other precision or hardware."""
 
 
