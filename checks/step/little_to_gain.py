@@ -1,6 +1,6 @@
 """FP8 can gain little in this model
 
-What it finds. Even if every FP8 cast were free, FP8 would make this step less than 1.1 times as fast as BF16.
+What it finds. Even if FP8 changed only the matmuls, the step would be less than 1.1 times as fast as in BF16.
 
 Why it matters. Attention, the optimizer, the loss over a large vocabulary, norms and idle time stay as they
 are (Amdahl). If matmuls are a third of the step and run 1.8 times as fast, FP8 cannot give more than 1.17x,
@@ -67,8 +67,8 @@ def little_to_gain(facts: Facts) -> Finding | NotApplicable | None:
         title=f"FP8 cannot give more than about {most.speedup:.2f}x here: matmuls are only "
         f"{percent(most.gemms_pct)} of the step",
         explanation=f"The matmuls take {most.gemms_ms:,.1f} of {most.step_ms:,.1f} ms in the best BF16 "
-        f"step. In FP8 they would take {most.fp8_gemms_ms:,.1f} ms ({most.basis}, {most.source}), if every "
-        f"cast were free. The largest part that FP8 does not change: {largest}, {others[largest]:,.1f} "
+        f"step. In FP8 they would take {most.fp8_gemms_ms:,.1f} ms ({most.basis}, {most.source}), casts "
+        f"not counted. The largest part that FP8 does not change: {largest}, {others[largest]:,.1f} "
         f"ms{fill}.",
         evidence={
             "ceiling": most.speedup,
