@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
+from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
@@ -201,7 +202,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if expects is None or (stays and not loses):
         saved = _gain(None, steps)
         gain = f"The step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
-        return f"FP8 cannot win here (estimated). {gain}" if stays else ""
+        wins = f"is not expected to win here ({expects.range}, " if expects else "cannot win here ("
+        return f"FP8 {wins}estimated). {gain}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
     if any(each.treatment.name == MORE_TOKENS for each in steps):
         current = None
@@ -209,7 +211,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if stays:
         return _without_fp8(expects, current)
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
-    begins = converts or (not loses and any(map(changes_fp8, steps)))
+    trains = not loses and not under_unsloth(report.facts)  # which trains LoRA in 16 bits
+    begins = converts or (trains and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
         return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""

@@ -10,9 +10,9 @@ from fp8doctor.loading.job import Job
 
 def examine_surroundings(target: Target) -> Facts:
     """Examine software, variables and GPUs: everything except a model."""
+    from fp8doctor.examine.accelerate_config import default_config
     from fp8doctor.examine.environment import examine_environment
     from fp8doctor.examine.nvml_gpus import examine_gpus
-    from fp8doctor.examine.training_state import default_config
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)

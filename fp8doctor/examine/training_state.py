@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gc
-import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,61 +17,11 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
 from fp8doctor.examine.walk import Tree, parameters
-from fp8doctor.facts import Accelerate, AccelerateConfig, TrainerArguments, Training
-from fp8doctor.facts.scrub import scrub
+from fp8doctor.facts import Accelerate, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
 from fp8doctor.stacks.looking import ancestor, class_name, forward_of, is_a, read, state_of
 from fp8doctor.stacks.tensors import whole_size
-
-_log = logging.getLogger("fp8doctor")
-
-NAMES = ("default_config.yaml", "default_config.json")
-"""Files in Accelerate's folder, in order of preference. Source: ``commands/config/config_args.py`` of
-accelerate 1.15."""
-
-PRECISIONS = ("no", "fp16", "bf16", "fp8")
-BACKENDS = ("TE", "AO", "MSAMP")
-
-UNKNOWN_WORD = "(set)"
-
-
-def default_config(gaps: dict[str, str]) -> AccelerateConfig | None:
-    """Read the file; None without one. ``gaps`` says why it cannot be read."""
-    folder = _cache() / "accelerate"
-    file = next((folder / name for name in NAMES if (folder / name).is_file()), None)
-    if file is None:
-        return None
-    try:
-        import yaml  # type: ignore[import-untyped]
-
-        read = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML
-        if not isinstance(read, dict):
-            raise ValueError("it has no keys")
-    except Exception as error:
-        _log.debug("reading Accelerate's configuration raises", exc_info=True)
-        reason = scrub(f"{type(error).__name__}: {error}".splitlines()[0])
-        gaps["environment.accelerate_config"] = f"{file.name} cannot be read: {reason}"
-        unread: AccelerateConfig = NOT_RECORDED
-        return unread
-    fp8 = read.get("fp8_config")
-    fp8 = fp8 if isinstance(fp8, dict) else {}
-    backend = fp8.get("backend") or fp8.get("fp8_backend")
-    return AccelerateConfig(
-        mixed_precision=_known(str(read.get("mixed_precision") or "no").lower(), PRECISIONS),
-        fp8_backend=_known(str(backend).upper(), BACKENDS) if backend else None,
-    )
-
-
-def _cache() -> Path:
-    """Return Hugging Face's folder, as Accelerate finds it."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    return Path(os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))).expanduser()
-
-
-def _known(word: str, words: tuple[str, ...]) -> str:
-    return word if word in words else UNKNOWN_WORD
-
 
 FIRST = 5
 """Names to record of a longer list."""

@@ -122,7 +122,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
     state, then = state_now(report), _then(report, steps)
-    sure = [certainty(report), _of_compute(report), _untimed(report.facts, why)]
+    sure = [_of_whole(report), certainty(report), _of_compute(report), _untimed(report.facts, why)]
     told = " ".join((what, *fix, then.sentence, *sure))
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
@@ -173,13 +173,29 @@ def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
 
 def _of_compute(report: Document) -> str:
     """Say that only compute was timed, and how to find the whole step if that may be on either side."""
-    low, high = report.verdict.whole_step_low or 0.0, report.verdict.whole_step_high
-    if high is None or report.verdict.basis != "measured":
+    if report.verdict.whole_step_high is None or report.verdict.basis != "measured":
         return ""
-    how = run_again(report.facts) if low < 1 < high else ""
+    if not _is_open(report):
+        return "That is of compute; the whole step is an estimate."
+    how = run_again(report.facts)
     other = "BF16" if if_recorded(uses_fp8, report.facts) else "FP8"
-    find = f" To find it, run the script in {other} too, and compare: {how}" if how else ""
-    return f"That is of compute; the whole step is an estimate.{find}"
+    return f"To find the whole step, run the script in {other} too, and compare: {how}" if how else ""
+
+
+def _of_whole(report: Document) -> str:
+    """Say first that the whole step is not sure, if only its compute is."""
+    verdict = report.verdict
+    if not _is_open(report):
+        return ""
+    span = f"{verdict.whole_step_low or 0.0:.2f}x to {verdict.whole_step_high:.2f}x"
+    return f"Not of the whole step, {span} (estimated). Of compute:"
+
+
+def _is_open(report: Document) -> bool:
+    """Return whether the whole step may be faster and slower, where compute was timed alone."""
+    verdict = report.verdict
+    high = verdict.whole_step_high
+    return high is not None and verdict.basis == "measured" and (verdict.whole_step_low or 0.0) < 1 < high
 
 
 def _own_step(report: Document) -> str:
@@ -246,7 +262,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif later := _look_later(report):
         yield as_sentence(later.summary)
     else:
-        nothing = "Nothing to change for speed." if unfixed else "Nothing to change."
+        what = "in compute" if _is_open(report) else "for speed" if unfixed else ""
+        nothing = f"Nothing to change {what}.".replace(" .", ".")
         yield nothing_found(report, _hidden(report) or nothing)
         return
     yield from opened(report)

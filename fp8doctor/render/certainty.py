@@ -180,13 +180,13 @@ def _of_times(report: Document, view: TrialView) -> str:
     answer, size = SIDES[side(speedup.median)], _size(speedup)
     if view.may_become_even and not view.side_is_wrong:
         return f"{answer.capitalize()} or even: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
+    if turns or view.side_is_wrong:
+        return f"No, the answer may change on a quiet machine{end}"
     if not side(speedup.median):
         beyond = side(speedup.low) or side(speedup.high)
         now = " as it is" if view.uses_fp8 and view.end and not view.end.is_as_is else ""
         answer = f"even{f' or {SIDES[beyond]}' if beyond else ''}{now}"
         return f"Yes: {answer}, {size} {rounds} ({TOLERANCE}){end}"
-    if turns or view.side_is_wrong:
-        return f"No, the answer may change on a quiet machine{end}"
     if not because:
         return f"Yes: {size} {answer} {rounds} (90% interval).{advice}"
     return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"

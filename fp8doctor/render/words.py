@@ -50,9 +50,12 @@ def variant_of(
         if not named and plan is not None and made_of:  # the plan ends elsewhere
             named = f"FP8, {', '.join(map(in_words, made_of))}"
         return named or variant(ArmName.PRESCRIBED, fp8)
+    alone = _treatments(arm)
+    if arm.name == ArmName.BF16_PRESCRIBED and alone and plan is not None:
+        numbers = numbered(alone, fixes)
+        return f"BF16 with {numbers}" if numbers else f"BF16, {', '.join(map(in_words, alone))}"
     if arm.name == ArmName.AS_IS or (arm.name in VARIANTS and arm.name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8, own=own)
-    alone = _treatments(arm)
     again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
     name = variant(
         arm.name, fp8, own=own, change="by block" if again else ""

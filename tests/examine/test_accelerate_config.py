@@ -10,7 +10,7 @@ from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import DistributedType
 
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.training_state import default_config
+from fp8doctor.examine.accelerate_config import default_config
 from fp8doctor.facts import AccelerateConfig, Target, recorded
 
 

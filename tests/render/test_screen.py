@@ -335,14 +335,16 @@ def test_layers_that_the_conversion_keeps_from_learning_do_so_without_it() -> No
     assert [each.code for each in first.fixes] == ["MOD007"]
     assert first.answer.fix == ("Stay in BF16, compiled: FP8 pays off for none of these shapes.",)
     assert first.answer.then.sentence.startswith("With this fix the layers train. ")
-    assert first.answer.sure.startswith("Slower: likely, 0.58 to 0.72x the speed of BF16. ")
-    assert first.answer.sure.endswith(" The fault was read from the job itself.")
+    assert first.answer.sure.startswith(
+        "Slower in FP8 with every fix: likely, 0.58 to 0.72x the speed of BF16. "
+    )
+    assert " The fault was read from the job itself. Time it on this GPU: " in first.answer.sure
 
 
 def test_times_that_two_copies_do_not_bear_out_leave_what_was_read_as_sure_as_it_is() -> None:
     sure = of("gpt2_conv1d").answer.sure
     assert sure == (
-        "Not faster: yes, by the upper bound of 1.00x. The times are not sure: two copies of one step differ "
+        "Yes: not faster, by the upper bound of 1.00x. The times may be off: two copies of one step differ "
         "by 6.6%. The fault was read from the job itself."
     )
 
@@ -428,7 +430,7 @@ def test_the_modelled_end_counts_the_tokens_that_the_plan_asks_for() -> None:
     assert first.answer.then.sentence == (
         "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too uncertain to tell. "
         "The gain over now was not estimated. Apply the fix, then time the step: torchrun ... -m "
-        "fp8doctor run job.py ARGS..."
+        "fp8doctor run --stop job.py ARGS..."
     )
 
 
