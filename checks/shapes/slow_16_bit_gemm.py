@@ -65,6 +65,8 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in linears):
         return NotApplicable(reason="no FP8 layer in the model")
     tokens, gpu, step = facts.workload.tokens, modelled_gpu(facts), step_of(facts)
+    if step is None:
+        _ = [each.flops_per_token for each in linears if each.get("role") == "experts"]  # unknown without
     if gpu is None or step is None or tokens is None:
         return NotApplicable(reason="the step was neither timed nor estimated")
     slow = [linear for linear in linears if is_slow(linear, profiled=step.gemms_16bit_ms is not None)]

@@ -126,7 +126,7 @@ def routed_rows(linear: Linear, facts: Facts) -> int | None:
     """
     if seen := rows_seen(linear, facts):
         return sum(seen)
-    tokens, flops = step_tokens(facts), float(linear.flops_per_token or 0)
+    tokens, flops = step_tokens(facts), float(linear.get("flops_per_token") or 0)
     if not tokens or not flops:
         return None
     products = 3 if linear.requires_grad is not False else 2
