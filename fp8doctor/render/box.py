@@ -184,9 +184,9 @@ def _of_compute(report: Document) -> str:
 
 def _of_whole(report: Document) -> str:
     """Say first that the whole step is not sure, if only its compute is."""
-    verdict = report.verdict
     if not _is_open(report):
         return ""
+    verdict = report.verdict
     span = f"{verdict.whole_step_low or 0.0:.2f}x to {verdict.whole_step_high:.2f}x"
     return f"Not of the whole step, {span} (estimated). Of compute:"
 
@@ -262,8 +262,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     elif later := _look_later(report):
         yield as_sentence(later.summary)
     else:
-        what = "in compute" if _is_open(report) else "for speed" if unfixed else ""
-        nothing = f"Nothing to change {what}.".replace(" .", ".")
+        what = " in compute" if _is_open(report) else " for speed" if unfixed else ""
+        nothing = f"Nothing to change{what}."
         yield nothing_found(report, _hidden(report) or nothing)
         return
     yield from opened(report)
