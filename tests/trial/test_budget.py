@@ -267,6 +267,32 @@ def test_the_budget_that_is_named_is_enough_where_the_caches_hold_nothing_of_wha
     assert fp8[1] >= fp8[0] >= 16.0
 
 
+def test_a_build_that_was_given_up_has_twice_its_time_and_others_are_not_expected_by_twice_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a U-Net 67 s of compiling were given up at 96 s of 90; what it takes is known only to be more."""
+    at(monkeypatch, 96.0)
+    late = Attempt(
+        VariantPlan(ArmName.BF16_COMPILED, as_it_is, fp8=False, compiled=True),
+        no_number=Budget(90.0).used_up,
+        build_s=67.0,
+    )
+    plan = VariantPlan("prescribed", as_it_is, ("compile-model",), True, "as_is", compiled=True)
+    left = Attempt(plan, no_number=late.no_number)
+    of = Budget(90.0, 0.0)
+    for attempts, builds_s in (([late], 67.0), ([late, left], 67.0 * (1 + budget.FP8_BUILD))):
+        found = budget.enough_for_the_rest_s([built("as_is"), *attempts], of)
+        assert found is not None
+        costs = {each.plan.name: Cost(1.0, (0.1,)) for each in (built("as_is"), *attempts)}
+        assert found - 10 <= 96 + builds_s + of.after_builds_s(costs) <= found
+
+
+def test_nothing_is_kept_for_a_combination_of_changes_of_which_only_one_can_hold() -> None:
+    costs = {**COSTS, **dict.fromkeys(("recipe-rowwise", "recipe-tensorwise", "keep-in-bf16"), FP8)}
+    assert budget.final_s(costs, ["recipe-rowwise", "recipe-tensorwise"]) == 0.0
+    assert budget.final_s(costs, ["recipe-rowwise", "keep-in-bf16"]) > FP8.build_s
+
+
 @pytest.mark.parametrize(
     ("parameters", "seconds"),
     [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 90.0), (NOT_RECORDED, 90.0)],
@@ -338,7 +364,7 @@ def test_profiles_are_left_out_where_they_would_not_end_in_time(monkeypatch: pyt
 
 def built(name: str) -> Attempt:
     """A variant that was built in a second."""
-    ready: Any = SimpleNamespace(step_s=0.1, compiled=SimpleNamespace(graphs=0))
+    ready: Any = SimpleNamespace(step_s=0.1, compiled=SimpleNamespace(graphs=0), from_caches_s=0.0)
     return Attempt(VariantPlan(name, as_it_is, fp8=True), [ready], build_s=1.0)
 
 

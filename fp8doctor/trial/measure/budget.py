@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, family
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
     LEFT_OUT_FOR_TIME,
@@ -256,10 +256,11 @@ def compared(times: Mapping[str, float]) -> list[str]:
 
 
 def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """Sum up the final rounds; 0 if fewer than two explorations can have gained."""
-    tried = [costs[name] for name in explored if name in costs]
-    if len(tried) < 2:
+    """Sum up the final rounds; 0 if no two explorations can be combined: one of each family can."""
+    names = [name for name in explored if name in costs]
+    if len({family(name) for name in names}) < 2:
         return 0.0
+    tried = [costs[name] for name in names]
     best = min(tried, key=lambda cost: cost.steps_s[-1])
     baselines = [
         cost
@@ -363,7 +364,8 @@ def _compiled(ready: Ready) -> bool:
 def enough_for_the_rest_s(attempts: Sequence[Attempt], budget: Budget) -> float | None:
     """Return the budget for the variants that were left out for time: those that decide, if any, else all.
 
-    It does not count on the compiler's caches. None if none was left out, or that is not known.
+    It does not count on the compiler's caches. A build that was given up has twice its time: what it took is
+    in the elapsed seconds, and comes once more. None if none was left out, or that is not known.
     """
     costs = costs_of(attempts)
     anew = {each.plan.name: _compiled_anew(each, costs) for each in attempts if each.ready}
@@ -373,7 +375,7 @@ def enough_for_the_rest_s(attempts: Sequence[Attempt], budget: Budget) -> float 
             cost = expected(attempt.plan, {**anew, **left})
             if cost is None:
                 return None
-            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, 2 * attempt.build_s))
+            left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, attempt.build_s))
     explored = [each.plan.name for each in attempts if explores(each.plan)]
     decide = {each.plan.name for each in attempts if is_needed(each.plan, costs)}
     needed = {name: cost for name, cost in left.items() if name in decide}
