@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -432,6 +433,46 @@ def test_what_swallows_it_meets_it_again(monkeypatch: pytest.MonkeyPatch) -> Non
         swallow_one()
 
 
+class Opens:
+    """It takes long to enter and to leave it."""
+
+    def __init__(self) -> None:
+        self.opened = self.closed = False
+
+    def __enter__(self) -> None:
+        wait()
+        self.opened = True
+
+    def __exit__(self, *_: object) -> None:
+        wait()
+        self.closed = True
+
+
+def wait() -> None:
+    """Take as long as several alarms."""
+    until = time.monotonic() + 10 * bench.AGAIN_S
+    while time.monotonic() < until:
+        time.sleep(1e-4)
+
+
+def test_what_opens_and_what_cleans_up_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a mode of torch stays on, and each later step raises."""
+    monkeypatch.setattr(bench, "AGAIN_S", 1e-3)
+    mode, cleaned = Opens(), []
+
+    def step() -> None:
+        try:
+            with mode:
+                spin()
+        finally:
+            wait()
+            cleaned.append(True)
+
+    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+        step()
+    assert (mode.opened, mode.closed, cleaned) == (True, True, [True])
+
+
 def test_a_users_process_has_no_alarm_of_ours() -> None:
     with given_up(time.monotonic(), interrupts=False):
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -472,6 +513,29 @@ def test_an_arm_that_never_ends_costs_itself_only(monkeypatch: pytest.MonkeyPatc
     assert left.reason == "it was given up after 0 s, because no time was left to build it"
     assert found.enough_s, "with which it may be tried again"
     assert found.harm == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_process", [True, False])
+def test_a_backward_that_compiles_can_be_interrupted(own_process: bool) -> None:
+    """A GPU's backward runs in a thread of its own, unless autograd has only one; alarms come to the main."""
+    threads: list[bool] = []
+
+    def noted(variant: Variant) -> Variant:
+        forward = variant.model.forward
+
+        def watched(*given: Any, **named: Any) -> torch.Tensor:
+            output = forward(*given, **named)
+            output.register_hook(lambda _: threads.append(torch._C._is_multithreading_enabled()))
+            return output
+
+        variant.model.forward = watched  # type: ignore[method-assign]
+        return variant
+
+    run = TrialRun(CPU, Budget(600.0), own_process=own_process)
+    conduct(job(model=Decoder(1).bfloat16()), [], [VariantPlan("as_is", noted)], run)
+    assert threads[:2] == [not own_process] * 2
+    assert set(threads[2:]) == {True}
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 import torch
@@ -35,8 +36,12 @@ from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
 
-AGAIN_S = 1.0
-"""Seconds after which `Overrun` is raised again, because a destructor can swallow it."""
+AGAIN_S = 0.05
+"""Seconds until the alarm comes again, because it was deferred or a destructor swallowed `Overrun`."""
+
+UNSAFE = frozenset({"__enter__", "__exit__", "__torch_dispatch__", "__torch_function__"})
+"""Functions that an exception must not leave: it keeps a mode of torch on, so later steps raise, or ends the
+process in a C++ destructor (compilations that were interrupted at random, torch 2.13, a CPU)."""
 
 
 class Overrun(BaseException):
@@ -48,7 +53,7 @@ def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
     """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
 
     Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
-    of its own. A call into C++ ends first.
+    of its own. A call into C++ ends first, an `UNSAFE` function too, and what cleans up after `Overrun`.
     """
     in_time = at - time.monotonic()
     if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():
@@ -58,7 +63,7 @@ def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
     armed = [True]
 
     def over(number: int, frame: FrameType | None) -> None:
-        if armed:
+        if armed and not _cleans_up() and UNSAFE.isdisjoint(_callers(frame)):
             raise Overrun
 
     before = signal.signal(signal.SIGALRM, over)
@@ -71,6 +76,21 @@ def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
         finally:  # the alarm may come before that
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, before)
+
+
+def _callers(frame: FrameType | None) -> Iterator[str]:
+    """Name the functions that run, the innermost first."""
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _cleans_up() -> bool:
+    """Return whether an `Overrun` is on its way out."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, Overrun):
+        error = error.__context__
+    return error is not None
 
 
 _log = logging.getLogger("fp8doctor")
@@ -236,7 +256,7 @@ class Bench(Layout):
                     allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
                     turns.noting = True
                 stepped = time.monotonic()
-                with self.guard.armed() if count == 0 else nullcontext():
+                with self.guard.armed() if count == 0 else nullcontext(), self._one_thread(count):
                     watched()
                 self.guard.look()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
@@ -268,6 +288,14 @@ class Bench(Layout):
         )
         self._handed_out.append((self.at_work, ready))
         return ready
+
+    def _one_thread(self, count: int) -> AbstractContextManager[object]:
+        """Run the backward of the first steps, which compile, in the main thread.
+
+        On a GPU it has a thread of its own, which no alarm can interrupt.
+        """
+        compiles = self.interrupts and count < LEAST_WARM_UP - 1
+        return torch.autograd.set_multithreading_enabled(False) if compiles else nullcontext()
 
     def _finish(self) -> None:
         """Wait for the GPU."""
