@@ -335,7 +335,9 @@ def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
     else:
         parts.append("the whole model")
     if trial.get("elapsed_s"):
-        parts.append(f"{trial.elapsed_s:.0f} s")
+        took, budget_s = f"{trial.elapsed_s:.0f} s", trial.get("budget_s")
+        late = budget_s and trial.elapsed_s >= budget_s + 0.5
+        parts.append(f"{took} of a budget of {budget_s:g} s" if late else took)
     alike = self_check_ratio(trial)
     copies = (
         f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%"

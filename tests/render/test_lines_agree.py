@@ -310,3 +310,14 @@ def test_a_disturbed_time_bounds_nothing(path: Path) -> None:
         assert "Upper bound" not in screen.answer.limit
         low, high = ratio_on_screen(view.bf16, view.as_is).low, ratio_on_screen(view.bf16, view.as_is).high
         assert f"{in_times(low)} to {in_times(high)}" in screen.answer.sure
+
+
+@EVERY
+def test_a_trial_that_took_longer_than_its_budget_says_so(path: Path) -> None:
+    report, _, _ = replayed(path)
+    found, trial = timing(report.facts), report.facts.get("trial")
+    if found is None or trial is None or not trial.get("elapsed_s") or "Timed" not in found.basis:
+        return
+    late = round(trial.elapsed_s) > trial.budget_s
+    told = f", {trial.elapsed_s:.0f} s of a budget of {trial.budget_s:g} s"
+    assert (told in found.basis) is late, found.basis
