@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import nn
@@ -237,50 +237,50 @@ def wrappers(root: Place) -> tuple[str, ...]:
     return tuple(names)
 
 
+Sides = defaultdict[int, list[tuple[int, int]]]
+"""``id`` of a place -> the sides of each linear layer inside it."""
+
+
 def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]:
     """Find the outermost lists of two or more similar modules with linear layers."""
-    inside: Counter[int] = Counter()
-    widths: dict[int, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    inside: Sides = defaultdict(list)
     for owner, layer in found_layers:
         above = owner.parent
         while above:
-            inside[id(above)] += 1
-            widths[id(above)][0].add(layer.in_features)
-            widths[id(above)][1].add(layer.out_features)
+            inside[id(above)].append((layer.in_features, layer.out_features))
             above = above.parent
-    through = {key: into & out for key, (into, out) in widths.items()}
     layers = {id(owner) for owner, _ in found_layers}
     found, chosen = [], set()
     for place in tree.places:
         if place.parent and id(place.parent) in chosen:
             chosen.add(id(place))
-        elif is_blocks(place, inside, through):
+        elif is_blocks(place, inside):
             chosen.add(id(place))
             found.append(_blocks(place, inside, layers))
     return tuple(found)
 
 
-def is_blocks(place: Place, inside: Counter[int], through: Mapping[int, set[int]]) -> bool:
+def is_blocks(place: Place, inside: Sides) -> bool:
     """Tell if a list's children are repeated blocks, not bare Linears or experts.
 
-    Alternating classes, such as attention and Mamba, must share a width ``through`` each.
+    Alternating classes, such as attention and Mamba, must share a width each. Blocks of one class must come
+    in at most half as many sizes: each level of a U-Net would compile anew.
     """
     if not any(
         is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
     ) or experts_of(place):
         return False
-    if len(place.children) < 2 or not all(inside[id(child)] for child in place.children):
+    sides = [inside[id(child)] for child in place.children]
+    if len(sides) < 2 or not all(sides):
         return False
     classes = {class_name(type(child.module)) for child in place.children}
-    take_turns = 2 * len(classes) <= len(place.children)
-    return len(classes) == 1 or (
-        take_turns and bool(set.intersection(*(through[id(child)] for child in place.children)))
-    )
+    if len(classes) == 1:
+        return 2 * len(set(map(tuple, sides))) <= len(sides)
+    widths = ({into for into, _ in each} & {out for _, out in each} for each in sides)
+    return 2 * len(classes) <= len(sides) and bool(set.intersection(*widths))
 
 
-def called_parts(
-    block: Place, inside: Counter[int], layers: set[int], level: int = 0
-) -> list[tuple[int, Place]]:
+def called_parts(block: Place, inside: Sides, layers: set[int], level: int = 0) -> list[tuple[int, Place]]:
     """Return the called parts of a block with layers (not ModuleLists), and levels."""
     if is_called(block.module):
         return [(level, block)]
@@ -302,7 +302,7 @@ def _level(parts: list[tuple[int, Place]], layers: set[int]) -> int | None:
     return None if wrapped and (level > 1 or not all(is_called(each.module) for each in siblings)) else level
 
 
-def _blocks(place: Place, inside: Counter[int], layers: set[int]) -> Blocks:
+def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
     parts = [called_parts(child, inside, layers) for child in place.children]
     together = [part for each in parts for part in each]
     checkpointed = [child.checkpointed for child in place.children]

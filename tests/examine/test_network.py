@@ -183,6 +183,19 @@ def test_convolutions_and_positions_are_no_linears() -> None:
     assert network(nn.Sequential(model, embeddings)).linears == ()
 
 
+def test_levels_of_which_each_has_its_own_width_are_no_repeated_blocks() -> None:
+    """A loop over them compiles each anew, from the second on with shapes that vary. Inside, blocks repeat."""
+
+    def stages(depth: int) -> nn.Module:
+        held = (nn.ModuleList(Block(width) for _ in range(depth)) for width in (32, 64, 128))
+        return nn.ModuleDict({"stages": nn.ModuleList(nn.ModuleDict({"blocks": each}) for each in held)})
+
+    assert network(stages(1)).blocks == ()
+    assert [(each.name, each.count) for each in network(stages(3)).blocks] == [
+        (f"stages.{number}.blocks", 3) for number in range(3)
+    ]
+
+
 def test_vit() -> None:
     facts = network(vit())
     assert (facts.vocabulary, facts.hidden_size) == (None, 64)

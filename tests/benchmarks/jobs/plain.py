@@ -161,14 +161,15 @@ def changes(
 ) -> dict[str, Change]:
     """List what can be changed in a job by hand, by the name of the trial's arm or treatment.
 
-    ``lists`` name the repeated blocks, ``skip`` what a conversion leaves out; ``as_compiled`` says that the
-    job compiles itself in another form than block by block.
+    ``lists`` name the repeated blocks, without which the model is compiled as a whole, ``skip`` what a
+    conversion leaves out; ``as_compiled`` says that the job compiles itself in another form.
     """
+    compiled: Change = partial(by_block, lists=lists) if lists else as_a_whole
     found: dict[str, Change] = {
         "as_is": unchanged,
         "bf16": lambda model: in_bf16(uncompiled(model)),
-        "bf16_compiled": lambda model: by_block(in_bf16(model), lists),
-        "compile-blocks": partial(by_block, lists=lists),
+        "bf16_compiled": lambda model: compiled(in_bf16(model)),
+        "compile-blocks": compiled,
         "compile-model": as_a_whole,
         "cuda-graphs": partial(by_block, lists=lists, mode="reduce-overhead"),
         "checkpointing-off": without_checkpointing,

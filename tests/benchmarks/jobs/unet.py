@@ -11,8 +11,7 @@ CHANNELS, HEAD, TEXT, WORDS = size(((320, 640, 1280), 64, 768, 77), ((32, 64, 64
 BATCH, SIDE, LATENT, GROUPS = size((16, 64, 4, 32), (2, 16, 4, 8))
 TIME = 4 * CHANNELS[0]
 SKIP = ("time",)
-VARIANTS = changes("down", "up", skip=SKIP)
-VARIANTS["compile-blocks"] = VARIANTS["compile-model"]  # the FP8 layers of the middle are in no list
+VARIANTS = changes(skip=SKIP)  # no level has the width of another
 
 
 class Residual(nn.Module):
