@@ -184,7 +184,7 @@ def test_convolutions_and_positions_are_no_linears() -> None:
 
 
 def test_levels_of_which_each_has_its_own_width_are_no_repeated_blocks() -> None:
-    """A loop over them compiles each anew, from the second on with shapes that vary. Inside, blocks repeat."""
+    """A loop over them compiles each anew, from the second on with shapes that vary. Inside, they repeat."""
 
     def stages(depth: int) -> nn.Module:
         held = (nn.ModuleList(Block(width) for _ in range(depth)) for width in (32, 64, 128))
