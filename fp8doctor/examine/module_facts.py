@@ -264,7 +264,7 @@ def is_blocks(place: Place, inside: Sides) -> bool:
     """Tell if a list's children are repeated blocks, not bare Linears or experts.
 
     Alternating classes, such as attention and Mamba, must share a width each. Blocks of one class must come
-    in at most half as many sizes: each level of a U-Net would compile anew.
+    in at most half as many sizes: no graph serves two levels of a U-Net.
     """
     if not any(
         is_a(place.module, kind) for kind in (nn.ModuleList, nn.Sequential, nn.ModuleDict)
