@@ -138,7 +138,8 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     kinds = sorted({linear.weight_class or linear.kind for linear in stored})
     return Finding(
         severity="info" if not trained else "error" if cut else "warning",
-        title=what_is_in_fp8(stored, facts) + ("" if trained else ", and nothing is trainable"),
+        title=what_is_in_fp8(stored, facts)
+        + (", and nothing is trainable" if not trained else ", and pass no gradient on" if cut else ""),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory. At best the forward matmul runs in FP8, and "
         f"{NO_BACKWARD if cut else backward_of(stored, facts)}. "

@@ -21,7 +21,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_become_even, may_turn, noise_in
-from fp8doctor.analysis.significance import EVEN, Interval
+from fp8doctor.analysis.significance import EVEN, Interval, is_even
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
@@ -74,8 +74,7 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     above = limit if speedup.median > limit * (1 + EVEN) else None
     if noise := noise_in(bf16, as_is, facts.trial):
         return MeasuredSpeed("too_noisy", speedup, as_is, bf16, noise)
-    even = speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN
-    status: Speed = "fp8_even" if even else "fp8_slower" if speedup.median < 1 else "fp8_faster"
+    status: Speed = "fp8_even" if is_even(speedup) else "fp8_slower" if speedup.median < 1 else "fp8_faster"
     return MeasuredSpeed(status, speedup, as_is, bf16, bound=above)
 
 

@@ -48,6 +48,11 @@ def side(speedup: float) -> int:
     return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
 
 
+def is_even(speedup: Interval) -> bool:
+    """Return whether a speedup is called even, or its interval holds 1."""
+    return speedup.low <= 1 <= speedup.high or not side(speedup.median)
+
+
 def is_decided(speedup: Interval) -> bool:
     """Return whether the interval excludes 1 or is all even; more rounds do not help."""
     return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)

@@ -137,7 +137,12 @@ class TrialView(Struct, frozen=True):
     @property
     def has_little_to_gain(self) -> bool:
         """Return whether FP8 would gain less than what matters if its casts were free."""
-        return self.most is not None and self.most.speedup < LITTLE
+        return self.bound is not None and self.bound < LITTLE
+
+    @property
+    def bound(self) -> float | None:
+        """Return the upper bound for the layers in FP8, or for any if none is; None if unknown."""
+        return (self.most.of_the_job or self.most.speedup) if self.most else None
 
 
 def _compiles(names: Iterable[str]) -> bool:

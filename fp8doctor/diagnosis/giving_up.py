@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import is_finite, uses_fp8
+from fp8doctor.analysis.arms import is_finite, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_host import modelled_host_bound
@@ -15,6 +15,7 @@ from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import own_words
 from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
+from fp8doctor.analysis.significance import is_even
 from fp8doctor.analysis.treatment_table import (
     CUDA_GRAPHS,
     KEEP_IN_BF16,
@@ -224,21 +225,24 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
         return nothing_helps(loses=True)
     took = in_ms(best.step_ms)
     leaner = if_recorded(leaner_fp8, view.facts)
-    noise = ", within noise" if is_noise(end.arm, best, view.facts.trial) else ""
-    if leaner and leaner[0] is best:
-        noise = f": no difference in speed, and {leaner[1]:.1f} GiB less if memory is short"
-    if (best.step_ms or 0.0) < (end.arm.step_ms or 0.0):
-        return f"FP8 gains too little, {took} at best{noise}"
+    fastest = "the fastest FP8 that was timed"
+    noisy = is_noise(end.arm, best, view.facts.trial)
+    if noisy or is_even(ratio_on_screen(end.arm, best)):
+        gib = leaner[1] if leaner and leaner[0] is best else 0.0
+        less = f", and takes {gib:.1f} GiB less if memory is short" if gib else ""
+        what = f"noise hides whether {fastest} is faster" if noisy else f"{fastest} is only about as fast"
+        return f"{what} ({best.step_ms:,.1f} vs {in_ms(end.arm.step_ms)}){less}"
     if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
-        little = view.most if view.has_little_to_gain else None
-        why = f"cannot give more than {little.speedup:.2f}x here" if little else "no other FP8 was timed"
+        why = f"cannot give more than {view.bound:.2f}x here" if view.has_little_to_gain else NO_OTHER
         return f"FP8 takes {took} {own_words(view.facts)}, and {why}"
     if end.changes:
-        fixed = f"with every fix it takes {in_ms(end.arm.step_ms)}"
-        return f"{fixed}, the fastest FP8 that was timed {took}{noise}"
+        return f"with every fix it takes {in_ms(end.arm.step_ms)}, and {fastest} takes {took}"
     if best.name == ArmName.AS_IS:
-        return f"your FP8 step as it is, {took}, is the fastest FP8 that was timed"
-    return f"the fastest FP8 that was timed takes {took}{noise}"
+        return f"your FP8 step as it is, {took}, is {fastest}"
+    return f"{fastest} takes {took}"
+
+
+NO_OTHER = "no other FP8 was timed"
 
 
 def _untimed(fp8: Arm, as_is: Arm | None) -> str:

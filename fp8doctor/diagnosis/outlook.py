@@ -11,7 +11,7 @@ from fp8doctor.analysis.fp8_request import under_unsloth
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE
@@ -84,7 +84,7 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         host = " on this busy host" if faster and view.may_become_even else ""
         return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
     fixes = "these fixes" if len(steps) > 1 else "this fix"
-    told, how = _against(view, total, _beginning(total, steps, end), fixes), timed(view.facts)
+    told, how = _against(view, total, beginning(total, steps, end), fixes), timed(view.facts)
     untimed = how and steps and total.name == ArmName.AS_IS
     return f"{told} Time the step with it: {how}" if untimed else told
 
@@ -120,7 +120,8 @@ def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
     return (view.prescribed or view.as_is) if steps else view.as_is
 
 
-def _beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
+def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
+    """Name the fixes of the plan that are in a timed step."""
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
@@ -162,7 +163,7 @@ def _against(view: TrialView, total: Arm, beginning: str, fixes: str) -> str:
     if measure.name == ArmName.AS_IS and changed:
         return f"{now}{gain} ({ms})."
     best = "the best BF16" if measure is view.bf16 else _form(measure)
-    if speedup.low <= 1 <= speedup.high or abs(speedup.median - 1) < EVEN:
+    if is_even(speedup):
         return f"{now}{gain}{joined} about as fast as {best} ({ms})."
     return f"{now}{f'{gain} and' if gain else ','} {_compared(total, measure, f'{best} ({ms})')}."
 

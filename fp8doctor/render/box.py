@@ -14,7 +14,7 @@ from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
-from fp8doctor.analysis.whole_step import whole_step_in_words
+from fp8doctor.analysis.whole_step import in_bounds, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
@@ -139,7 +139,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
                 (
                     if_recorded(waiting_first, report.facts),
                     _whole(report),
-                    if_recorded(limit, report.facts, steps),
+                    None if verdict.whole_step_high else if_recorded(limit, report.facts, steps),
                 ),
             )
         ),
@@ -187,8 +187,8 @@ def _of_whole(report: Document) -> str:
     if not _is_open(report):
         return ""
     verdict = report.verdict
-    span = f"{verdict.whole_step_low or 0.0:.2f}x to {verdict.whole_step_high:.2f}x"
-    return f"Not of the whole step, {span} (estimated). Of compute:"
+    span = in_bounds(verdict.whole_step_low or 0.0, verdict.whole_step_high or 0.0)
+    return f"Not of the whole step: {span} (estimated). Compute alone:"
 
 
 def _is_open(report: Document) -> bool:

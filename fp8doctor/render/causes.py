@@ -109,6 +109,14 @@ def as_is_ms(report: Document, expects: ModelledSpeedup) -> tuple[float, float] 
     return expects.parts.fp8_ms + saved.low, expects.parts.fp8_ms + saved.high
 
 
+def times_slower(report: Document, expects: ModelledSpeedup) -> tuple[float, float] | None:
+    """Bound how many times slower than BF16 the step as it is runs; None if it may be as fast."""
+    if expects.as_is is not None and expects.as_is_loses:
+        return (1 / expects.as_is,) * 2
+    bf16_ms, now = expects.parts.bf16_ms if expects.parts else 0.0, as_is_ms(report, expects)
+    return (now[0] / bf16_ms, now[1] / bf16_ms) if now and now[0] > bf16_ms > 0 else None
+
+
 class Cause(Struct, frozen=True):
     sentence: str
     code: str = ""

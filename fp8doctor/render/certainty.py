@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
@@ -24,10 +25,10 @@ from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.giving_up import planned_speedup
-from fp8doctor.diagnosis.outlook import GAIN
+from fp8doctor.diagnosis.outlook import GAIN, beginning
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import as_is_ms, estimate_told, state_now
+from fp8doctor.render.causes import estimate_told, state_now, times_slower
 from fp8doctor.render.details import numbers
 from fp8doctor.render.ended_ranks import ended_rank
 from fp8doctor.render.timing import labels
@@ -55,10 +56,10 @@ def certainty(report: Document) -> str:
     if failed_early(facts):
         return "Yes: the script ended before a step was seen."
     fault = FROM_THE_JOB if ended_rank(facts) or state_now(report) else ""
-    return f"{_estimated(report)}{fault}"
+    return f"{fault}{_estimated(report)}"
 
 
-FROM_THE_JOB = " The fault was read from the job itself."
+FROM_THE_JOB = "The fault: yes, it was read from the job itself. "
 
 
 def _estimated(report: Document) -> str:
@@ -91,14 +92,13 @@ def _side(report: Document) -> str:
     if told is None:
         on_side = stays or status in ("fp8_faster", "fp8_slower")
         side_of = "Not faster" if stays else "Faster" if status == "fp8_faster" else "Slower"
-        return f"{side_of}: likely" if on_side else "No: FP8 was not compared with BF16"
+        return f"{side_of}: likely" if on_side else NOT_COMPARED
     if told.recipes or not steps:
         return _as_it_is(report, told, "")
     now = _as_it_is(report, told, "as it is")
     if plan is None or (told.as_is is not None and (stays or abs(plan.best / told.as_is - 1) < GAIN)):
         return now
-    both = f"{now}. {_likely(plan.wins, plan.loses, fixed)}"
-    return both.replace(". No: ", "; ") if now.startswith("No: ") else both
+    return f"{now}. {_likely(plan.wins, plan.loses, fixed)}"
 
 
 def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
@@ -107,39 +107,43 @@ def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
         return _likely(told.wins, told.loses, state)
     if told.as_is is not None:
         return _likely(told.as_is_wins, told.as_is_loses, state)
-    now, bf16_ms = as_is_ms(report, told), told.parts.bf16_ms if told.parts else 0.0
-    if not now or not now[0] > bf16_ms > 0:
-        return "No: no estimate as it is"
-    ends = dict.fromkeys(in_times(ms / bf16_ms) for ms in now)
-    return f"Slower as it is: likely, {' to '.join(ends)}"
+    slower = times_slower(report, told)
+    if slower is None:
+        return "As it is: not known, no estimate"
+    return f"Slower as it is: likely, {' to '.join(dict.fromkeys(map(in_times, slower)))}"
 
 
 def _likely(wins: bool, loses: bool, state: str) -> str:
-    if wins or loses:
-        return f"{'Faster' if wins else 'Slower'}{state and f' {state}'}: likely"
-    return f"No: {state and f'{state} '}the estimate allows both"
+    what = f"{'Slower' if loses else 'Faster'}{state and f' {state}'}"
+    return f"{what}: {'likely' if wins or loses else 'not known, the estimate allows both'}"
 
 
 def _of_a_broken_job(report: Document) -> str:
-    """Say how sure the speed with the fix is, then how the fault was seen."""
+    """Say how the fault was seen, then how sure the speed is: as it is if FP8 goes, else with the fix."""
     facts, view = report.facts, trial_view(report.facts)
     ran = [each for each in facts.arms() if each.get("tried")]
-    advice = if_recorded(_with_the_fix, view, report.prescription) or (
-        _not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report)
+    goes = if_recorded(_of_times, report, view) if view.gives_up_fp8 and view.as_is else ""
+    speed = (
+        goes
+        or if_recorded(_with_the_fix, view, report.prescription)
+        or (_not_compared(view, "; ".join(_doubts(view))) if ran else _estimated(report))
     )
     if own_step_failed(facts):
-        return f"{advice} The fault is sure: the step failed when it ran."
+        return f"The fault: yes, the step failed when it ran. {speed}"
     if any(each.get("non_finite") for each in ran):
-        return f"{advice} The fault is sure: the timed steps show it."
-    return f"{advice}{FROM_THE_JOB}"
+        return f"The fault: yes, the timed steps show it. {speed}"
+    return f"{FROM_THE_JOB}{speed}"
 
 
 def _not_compared(view: TrialView, doubts: str) -> str:
     """Say what is known of FP8 that was not timed next to its BF16."""
-    little = view.most if view.has_little_to_gain else None
-    bound = f"Yes: not faster, by the upper bound of {little.speedup:.2f}x." if little else ""
+    little = f"FP8 is not faster: yes, by the upper bound of {view.bound:.2f}x."
+    bound = little if view.has_little_to_gain else ""
     unsure = f" The times may be off: {doubts}." if doubts else ""
-    return f"{bound or 'No: FP8 was not compared with BF16.'}{unsure}"
+    return f"{bound or f'{NOT_COMPARED}.'}{unsure}"
+
+
+NOT_COMPARED = "Faster or slower: not known, FP8 was not compared with BF16"
 
 
 def _with_the_fix(view: TrialView, steps: Sequence[Step]) -> str:
@@ -153,10 +157,16 @@ def _with_the_fix(view: TrialView, steps: Sequence[Step]) -> str:
     fixed = labels(view.facts, numbers(steps))[fp8.name]
     if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
         return f"{'No' if doubts else 'Yes'}: {fixed} runs at {_speed(speed)} {rounds}{why}."
-    answer, size = SIDES[side(speed.median)], _size(speed)
+    answer, size = _answer(speed), _size(speed)
     if doubts:
         return f"{fixed} is {answer}: yes. How much: no, {size} {rounds}{why}."
     return f"Yes: {fixed} is {size} {answer} {rounds} (90% interval)."
+
+
+def _answer(speedup: Interval) -> str:
+    """Say on which side the median is, and that an end of the interval is even."""
+    near = {side(speedup.low), side(speedup.high)}
+    return f"{SIDES[side(speedup.median)]}{' or even' if 0 in near else ''}"
 
 
 def _of_times(report: Document, view: TrialView) -> str:
@@ -177,9 +187,10 @@ def _of_times(report: Document, view: TrialView) -> str:
     end = f"{f': {because}' if because else ''}.{advice}"
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
-    answer, size = SIDES[side(speedup.median)], _size(speedup)
+    answer, size = _answer(speedup), _size(speedup)
     if view.may_become_even and not view.side_is_wrong:
-        return f"{answer.capitalize()} or even: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
+        answer = f"{answer.removesuffix(' or even')} or even".capitalize()
+        return f"{answer}: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
     if not side(speedup.median):
@@ -187,9 +198,29 @@ def _of_times(report: Document, view: TrialView) -> str:
         now = " as it is" if view.uses_fp8 and view.end and not view.end.is_as_is else ""
         answer = f"even{f' or {SIDES[beyond]}' if beyond else ''}{now}"
         return f"Yes: {answer}, {size} {rounds} ({TOLERANCE}){end}"
+    then = _promised(view, report.prescription)
+    even = f"; {TOLERANCE}" if " or " in answer else ""
+    told = f"{answer}, {size}" if even else f"{size} {answer}"
     if not because:
-        return f"Yes: {size} {answer} {rounds} (90% interval).{advice}"
-    return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}"
+        return f"Yes: {told} {rounds} (90% interval{even}).{advice}{then}"
+    return f"{answer.capitalize()}: yes. How much: no, {size} {rounds}{end}{then}"
+
+
+def _promised(view: TrialView, steps: Sequence[Step]) -> str:
+    """Write the intervals of a plan's end, unless it is the best BF16: the title's FP8 has those."""
+    end, now = view.end, view.as_is
+    if not steps or end is None or now is None or end.is_as_is or now is view.bf16 or end.arm is view.bf16:
+        return ""
+    bf16 = None if end.in_bf16 or not view.uses_fp8 else if_recorded(fair_bf16, view.facts, end.arm)
+    gain = ratio_on_screen(now, end.arm)
+    than_bf16 = f", {_against_bf16(ratio_on_screen(bf16, end.arm))}" if bf16 else ""
+    size = _size(gain) if side(gain.median) else f"{gain.low:.2f}x to {gain.high:.2f}x"
+    return f" {beginning(end.arm, steps, end)}: {size} faster than now{than_bf16}."
+
+
+def _against_bf16(speedup: Interval) -> str:
+    of = side(speedup.median)
+    return f"{_size(speedup)} {SIDES[of]} than BF16" if of else _size(speedup)
 
 
 def _size(speedup: Interval) -> str:
@@ -198,8 +229,11 @@ def _size(speedup: Interval) -> str:
         return _speed(speedup)
     low, high = speedup.low, speedup.high
     ends = (1 / high, 1 / low) if speedup.median < 1 else (low, high)
-    told = dict.fromkeys(map(in_times, ends))
-    return " to ".join(told if len(told) > 1 else dict.fromkeys(f"{each:.2f}x" for each in ends))
+    told = [in_times(each) for each in ends]
+    if told[0] == told[1]:  # rounded outwards, the title's size lies between
+        unit = 0.1 if ends[0] >= 2 else 0.01
+        told = [in_times(unit * math.floor(ends[0] / unit)), in_times(unit * math.ceil(ends[1] / unit))]
+    return " to ".join(told)
 
 
 def _speed(speedup: Interval) -> str:

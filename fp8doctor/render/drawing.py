@@ -229,8 +229,9 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         for each in screen.variants:
             table.add_row(*_row(each, wide, canvas, max(one.ms for one in screen.variants)))
         yield table
-        if wide.bar:
-            yield from canvas.packed(_legend(screen.variants, canvas), "  ")
+        named = [*(_legend(screen.variants, canvas) if wide.bar else ())]
+        spread = [canvas.text("± 90% interval")] if wide.spread else []
+        yield from canvas.packed([*named, *spread], "  ")
     for told in filter(None, (screen.method, screen.compared, screen.untimed)):
         yield canvas.text(told, "dim")
 

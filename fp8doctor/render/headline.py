@@ -18,8 +18,9 @@ from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import as_is_ms, estimate_told, gives_nan, state_now
+from fp8doctor.render.causes import as_is_ms, estimate_told, gives_nan, state_now, times_slower
 from fp8doctor.render.ended_ranks import ended_rank
+from fp8doctor.render.timing import how_timed
 from fp8doctor.wording import in_times, rounded_ms
 
 Tone = Literal["bad", "good", "plain"]
@@ -71,9 +72,11 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
         return tone, "No model was examined"
     if ended := ended_rank(facts):
         return "bad", ended
+    expects = estimate_told(report)
+    if expects and not expects.recipes:
+        tone = "bad" if times_slower(report, expects) else _tone_of_a_win(report, expects)
     if state := state_now(report):
         return "bad" if state.severity == "error" else tone, state.title
-    expects = estimate_told(report)
     told = NEVER_FINITE if gives_nan(report) else _estimated(expects) if expects else _even(report) or what
     what = _as_sure_as_timed(report, told) or _with_its_size(report, steps, told)
     if (verdict.basis == "measured" and timed_alone(facts)) or is_estimated_alone(report):
@@ -92,13 +95,19 @@ def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str
     return tone, f"{what}; the whole step {in_bounds(low, high)}"
 
 
+def _tone_of_a_win(report: Document, expects: ModelledSpeedup) -> Tone:
+    """Mark an estimated win only if the estimate is of the whole step, and describes it."""
+    of_all = not (is_estimated_alone(report) or expects.describes_no_watched_step)
+    return "good" if expects.as_is_wins and expects.as_is is not None and of_all else "plain"
+
+
 def _even(report: Document) -> str:
     """Say what memory FP8 saves if it is measured to be as fast as BF16; else empty."""
     speed = trial_view(report.facts).speed
     if report.verdict.status != "fp8_even" or speed is None:
         return ""
     saved = if_recorded(gib_saved_at_no_cost, speed.bf16, speed.as_is, report.facts.trial)
-    return f"No difference in speed; FP8 saves {saved:.1f} GiB" if saved else ""
+    return f"{WHAT['fp8_even'][1]}; it saves {saved:.1f} GiB" if saved else ""
 
 
 def is_estimated_alone(report: Document) -> bool:
@@ -175,18 +184,21 @@ def numbers_told(report: Document) -> str:
         return ""
     watched = bool(report.facts.get("observed.steps_ms")) and timed_a_model(report.facts)
     where = ON_CPU if timed_on_cpu(report.facts) else " on copies" if watched else ""
+    basis: str | None = verdict.basis
+    if basis == "measured":
+        basis = if_recorded(how_timed, report.facts) or basis
     if not verdict.bf16_step_ms or verdict.status == "no_fp8":
         timed = verdict.basis == "measured" and verdict.achievable_speedup
         now = " as you run it" if timed and not watched else ""
-        return f"{verdict.step_ms:,.1f} ms/step{now}, {verdict.basis or 'as it ran'}{where}"
+        return f"{verdict.step_ms:,.1f} ms/step{now}, {basis or 'as it ran'}{where}"
     if verdict.status in GRAVE:
         best = f"best BF16 {verdict.bf16_step_ms:,.1f}"
         now = "" if watched else " as you run it"
-        return f"{verdict.step_ms:,.1f} ms/step{now}, {best}, measured{where}"
+        return f"{verdict.step_ms:,.1f} ms/step{now}, {best}, {basis}{where}"
     if verdict.basis == "modelled":
         best = f"{verdict.bf16_step_ms:,.1f}, estimated"
         return f"{verdict.step_ms:,.1f} ms/step, measured{where}, vs {best}"
-    return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {verdict.basis}{where}"
+    return f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, {basis}{where}"
 
 
 def _now(report: Document, expects: ModelledSpeedup) -> str:

@@ -76,6 +76,8 @@ def shown_fix(step: Step, steps: Sequence[Step], facts: Facts) -> Fix:
         if beside
         else saves(step.saving_ms, _after(step, steps)) or if_recorded(not_timed, step, facts) or ""
     )
+    if gives.endswith(", measured") and facts.get("trial.blocks"):
+        gives += " at two depths"
     return Fix(
         number=fixes[step.treatment.name],
         summary=step.treatment.summary,

@@ -328,12 +328,7 @@ def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
     if rounds := max(len(arm.get("rounds_ms", ())) for arm in timed):
         parts.append(plural(rounds, "round"))
-    if trial.get("blocks"):
-        whole = " + ".join(str(count) for count in trial.blocks.values())
-        cuts = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in timed[0].cuts)
-        parts.append(f"full depth predicted from {cuts} of {whole} blocks")
-    else:
-        parts.append("the whole model")
+    parts.append(_depth(trial) or "the whole model")
     if trial.get("elapsed_s"):
         took, budget_s = f"{trial.elapsed_s:.0f} s", trial.get("budget_s")
         late = budget_s and trial.elapsed_s >= budget_s + 0.5
@@ -347,6 +342,21 @@ def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
         else ""
     )
     return f"Timed: {', '.join(parts)}{copies}."
+
+
+def _depth(trial: Trial) -> str:
+    """Say which depths were timed in place of the whole model; empty if it was timed."""
+    if not trial.get("blocks"):
+        return ""
+    whole = " + ".join(str(count) for count in trial.blocks.values())
+    cuts = next(arm.cuts for arm in trial.arms if arm.tried)
+    depths = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in cuts)
+    return f"extrapolated from {depths} of {whole} blocks"
+
+
+def how_timed(facts: Facts) -> str:
+    """Write the basis of a trial's times: measured, or from which depths."""
+    return _depth(facts.trial) or "measured"
 
 
 def _circumstances(trial: Trial, names: Mapping[str, str]) -> Iterator[str]:

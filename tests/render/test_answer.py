@@ -168,7 +168,7 @@ def test_a_made_up_batch_gives_no_fp8_up() -> None:
 def test_a_fix_that_bf16_needs_too_stands_beside_leaving_fp8_off() -> None:
     said = answer(load_report(RECORDED / "h200-te_checkpointed_inside.json.gz"))
     assert said.fix[:2] == (
-        "1. Stay in BF16: with every fix it takes 11.5 ms, the fastest FP8 that was timed 14.2 ms.",
+        "1. Stay in BF16: with every fix it takes 11.5 ms, and the fastest FP8 that was timed takes 14.2 ms.",
         "2. Keep the activations.",
     )
     assert said.then.sentence == "11.5 ms in BF16 without checkpointing, 2.6x faster than now."
@@ -206,7 +206,8 @@ def test_what_raises_by_rule_was_not_seen_to_raise_in_the_step_that_a_cpu_ran() 
     report = diagnose(timed(UNALIGNED, ran("as_is", 878.4), ran("bf16", 241.3), device="cpu"))
     assert report.verdict.status == "step_raises"
     assert certainty(report) == (
-        "No: FP8 was not compared with BF16. The fault was read from the job itself."
+        "The fault: yes, it was read from the job itself. Faster or slower: not known, FP8 was not compared "
+        "with BF16."
     )
 
 

@@ -1,0 +1,131 @@
+"""The title, its mark and the row Sure of every recorded screen agree with what was timed or estimated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fp8doctor.analysis.arms import ratio_on_screen
+from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.plan_end import is_in_fp8
+from fp8doctor.analysis.significance import EVEN, is_even
+from fp8doctor.diagnosis.answer import GRAVE
+from fp8doctor.render.causes import state_now
+from tests.diagnosis.test_plan_agrees import ALL, replayed
+from tests.recordings import name_of
+from tests.render.test_next_commands import SHARDED
+
+PATHS = [*ALL, *SHARDED]
+EVERY = pytest.mark.parametrize("path", PATHS, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in PATHS])
+SIZE = r"([\d.]+)x"
+
+
+def within(size: str, low: str, high: str) -> bool:
+    return float(low) <= float(size) <= float(high)
+
+
+@EVERY
+def test_the_size_of_the_title_lies_in_the_interval_of_sure(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    said = screen.answer
+    title = re.match(rf"FP8 (?:compute )?(?:is|would be) {SIZE} (?:faster|slower)", said.what)
+    interval = re.search(rf"{SIZE} to {SIZE}(?: (?:faster|slower))? in \d+ rounds", said.sure)
+    if title and interval and "speed of" not in said.sure.split(" in ")[0]:
+        assert within(title[1], *interval.groups()), said
+
+
+@EVERY
+def test_faster_for_sure_is_not_even(path: Path) -> None:
+    """An interval that reaches into what counts as even says so."""
+    _, screen, _ = replayed(path)
+    sizes = re.search(rf"Yes: {SIZE} to {SIZE} (faster|slower) in \d+ rounds", screen.answer.sure)
+    if sizes:
+        assert float(sizes[1]) >= 1 + EVEN - 0.005, screen.answer.sure
+
+
+@EVERY
+def test_a_fault_is_graded_before_the_speed(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.verdict.status in GRAVE or state_now(report):
+        assert screen.answer.sure.startswith("The fault: yes"), screen.answer.sure
+
+
+@EVERY
+def test_sure_grades_fp8_as_it_is_and_no_other_variant_that_the_plan_leaves(path: Path) -> None:
+    report, screen, view = replayed(path)
+    if view.gives_up_fp8 and view.as_is and report.verdict.status in GRAVE:
+        assert not re.search(r"FP8[^.]*(runs at|is slower|is faster)", screen.answer.sure), screen.answer.sure
+
+
+@EVERY
+def test_a_promise_that_was_timed_has_an_interval(path: Path) -> None:
+    """Unless it is the best BF16: the interval of the title is that of both."""
+    report, screen, view = replayed(path)
+    end = view.end
+    if not screen.fixes or end is None or end.is_as_is or report.verdict.status in GRAVE:
+        return
+    sure = screen.answer.sure
+    of_the_title = end.arm is view.bf16 or view.as_is is view.bf16
+    if not of_the_title and re.search(r"^Yes: [\d.]+x to", sure):
+        assert re.search(rf": {SIZE} to {SIZE} faster than now", sure), sure
+
+
+@EVERY
+def test_an_fp8_variant_that_is_even_is_not_told_as_slower(path: Path) -> None:
+    """One rule decides for the verdict and for the fix."""
+    report, screen, view = replayed(path)
+    if not view.gives_up_fp8 or view.end is None or not screen.answer.fix:
+        return
+    timed = [each for each in report.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
+    best = min(timed, key=lambda each: each.step_ms or 0.0)
+    noisy = is_noise(view.end.arm, best, report.facts.trial)
+    told = re.search(r"the fastest FP8 that was timed takes ([\d,.]+) ms", screen.answer.fix[0])
+    if told and float(told[1].replace(",", "")) == round(best.step_ms or 0.0, 1):
+        even = noisy or is_even(ratio_on_screen(view.end.arm, best))
+        assert not even, screen.answer.fix[0]
+
+
+@EVERY
+def test_fp8_that_its_bound_rules_out_needs_no_more_time(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    said = screen.answer
+    bound = re.search(rf"Upper bound: {SIZE} BF16", said.limit)
+    if bound and float(bound[1]) < 1.095:
+        assert "FP8 is undecided" not in said.then.sentence, said
+
+
+@EVERY
+def test_an_answer_has_one_bound(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    limit = screen.answer.limit
+    assert not ("The whole step" in limit and "Upper bound" in limit and "not profiled" not in limit), limit
+    assert "0.00x" not in screen.answer.sure
+
+
+@EVERY
+def test_a_time_at_full_depth_that_was_not_run_is_called_extrapolated(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if report.facts.get("trial.blocks"):
+        assert "measured" not in screen.answer.numbers
+        assert not [each for each in screen.fixes if each.aside.endswith(", measured")]
+
+
+@EVERY
+def test_the_mark_follows_the_harm(path: Path) -> None:
+    """Estimates count too; the exit code of those is 0."""
+    report, screen, _ = replayed(path)
+    said = screen.answer
+    if re.match(r"FP8 is about [\d.]+x slower", said.what) or "Slower as it is: likely" in said.sure:
+        assert said.tone == "bad"
+    if said.tone == "good":
+        assert re.search(r"^FP8[^;]* faster", said.what)
+    if report.worst() == "error":
+        assert said.tone == "bad"
+
+
+@EVERY
+def test_sure_answers_no_question_with_no_estimate(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    assert not re.search(r"No: (no estimate|the estimate|with|as it is|FP8 was)", screen.answer.sure)
