@@ -122,6 +122,8 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         if verdict.status not in GRAVE and not error:
             tone, what = "bad", TOO_LARGE
     state, then = state_now(report), _then(report, steps)
+    if memory and memory.is_too_large:
+        then = End(f"Once it fits: {then.sentence.replace('than now', 'than without the fix')}", then.basis)
     sure = [_of_whole(report), certainty(report), _of_compute(report), _untimed(report.facts, why)]
     told = " ".join((what, *fix, then.sentence, *sure))
     return Answer(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ERROR, ModelledSpeedup
 from fp8doctor.analysis.noise import (
@@ -26,7 +28,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.diagnosis.outlook import GAIN, beginning
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import estimate_told, state_now, times_slower
 from fp8doctor.render.details import numbers
@@ -137,10 +139,10 @@ def _of_a_broken_job(report: Document) -> str:
 
 def _not_compared(view: TrialView, doubts: str) -> str:
     """Say what is known of FP8 that was not timed next to its BF16."""
-    little = f"FP8 is not faster: yes, by the upper bound of {view.bound:.2f}x."
-    bound = little if view.has_little_to_gain else ""
     unsure = f" The times may be off: {doubts}." if doubts else ""
-    return f"{bound or f'{NOT_COMPARED}.'}{unsure}"
+    if view.has_little_to_gain:
+        return f"FP8 is not faster: yes, by the upper bound of {view.bound:.2f}x.{unsure}"
+    return f"{NOT_COMPARED}.{unsure}"
 
 
 NOT_COMPARED = "Faster or slower: not known, FP8 was not compared with BF16"
@@ -152,7 +154,7 @@ def _with_the_fix(view: TrialView, steps: Sequence[Step]) -> str:
     bf16 = if_recorded(fair_bf16, view.facts, fp8) if fp8 else None
     if fp8 is None or bf16 is None or timed_on_cpu(view.facts):
         return ""
-    speed, doubts = ratio_on_screen(bf16, fp8), "; ".join(_doubts(view))
+    speed, doubts = _bounded(bf16, fp8, view), "; ".join(_doubts(view))
     rounds, why = f"in {plural(len(fp8.rounds_ms), 'round')}", f": {doubts}" if doubts else ""
     fixed = labels(view.facts, numbers(steps))[fp8.name]
     if is_noise(bf16, fp8, view.facts.trial) or not side(speed.median):
@@ -161,6 +163,13 @@ def _with_the_fix(view: TrialView, steps: Sequence[Step]) -> str:
     if doubts:
         return f"{fixed} is {answer}: yes. How much: no, {size} {rounds}{why}."
     return f"Yes: {fixed} is {size} {answer} {rounds} (90% interval)."
+
+
+def _bounded(bf16: Arm, fp8: Arm, view: TrialView) -> Interval:
+    """Divide two times; the upper bound ends the interval unless the median is above it."""
+    speedup = ratio_on_screen(bf16, fp8)
+    most = view.bound if view.bf16 and bf16.name == view.bf16.name else None
+    return replace(speedup, high=most) if most and speedup.median <= most < speedup.high else speedup
 
 
 def _answer(speedup: Interval) -> str:
@@ -177,7 +186,7 @@ def _of_times(report: Document, view: TrialView) -> str:
         return "Not for a GPU: the steps were timed on a CPU."
     if fp8 is None or bf16 is None:
         return f"No: {'BF16' if uses_fp8 else 'FP8'} was not timed."
-    speedup, doubts = ratio_on_screen(bf16, fp8), list(_doubts(view))
+    speedup, doubts = _bounded(bf16, fp8, view), list(_doubts(view))
     turns, busy = may_turn(Pair(fp8, bf16), view.facts.trial), view.host_contention
     advice = f" On a quiet CPU the advice may change ({busy})." if busy and not turns else ""
     because = "; ".join([*doubts, *([f"the CPU was busy, {busy}"] if busy and turns else [])])

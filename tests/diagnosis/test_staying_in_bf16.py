@@ -52,7 +52,7 @@ def test_fp8_of_which_only_the_users_own_step_was_timed_is_undecided(path: Path)
     arms = [each for each in view.facts.arms() if not is_in_bf16(each.name)] if told else []
     timed = [each for each in arms if each.tried and is_in_fp8(each) and each.name != ArmName.AS_IS]
     late = [each for each in arms if why_of(each) in LEFT_OUT_FOR_TIME and each.get("treatments")]
-    if late and not timed and not (view.most and view.most.speedup < LITTLE):
+    if late and not timed and not (view.bound and view.bound < LITTLE):
         assert "for now" in told
 
 

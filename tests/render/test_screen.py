@@ -118,9 +118,12 @@ def answers_the_five(report: Document, first: Screen, screen: str) -> None:
     verdict = report.verdict
     if verdict.basis == "measured" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):
         sure = found.sure.lower()
-        assert f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, measured" in found.numbers
+        assert f"{verdict.step_ms:,.1f} vs {verdict.bf16_step_ms:,.1f} ms/step, " in found.numbers
+        assert re.search("measured|extrapolated from", found.numbers)
         assert A_TIME.search(found.then.sentence)
-        assert re.match(r"(yes|no|(not )?(slower|faster)( as it is)?: yes|even: yes)\b.* rounds?\b", sure)
+        assert re.match(
+            r"(yes|no|(not )?(slower|faster)( or even)?( as it is)?: yes|even: yes)\b.* rounds?\b", sure
+        )
         assert {"FP8 as you run it", "BF16 compiled"} <= {each.label for each in first.variants}
     if verdict.status == "fp8_slower":
         assert A_TIME.search(" ".join(found.why))

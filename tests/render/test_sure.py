@@ -13,6 +13,7 @@ from fp8doctor.analysis.plan_end import is_in_fp8
 from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.render.causes import state_now
+from fp8doctor.render.headline import TOO_LARGE
 from tests.diagnosis.test_plan_agrees import ALL, replayed
 from tests.recordings import name_of
 from tests.render.test_next_commands import SHARDED
@@ -129,3 +130,21 @@ def test_the_mark_follows_the_harm(path: Path) -> None:
 def test_sure_answers_no_question_with_no_estimate(path: Path) -> None:
     _, screen, _ = replayed(path)
     assert not re.search(r"No: (no estimate|the estimate|with|as it is|FP8 was)", screen.answer.sure)
+
+
+@EVERY
+def test_no_interval_reaches_above_the_bound_that_its_screen_names(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    bound = re.search(rf"Upper bound: {SIZE} BF16", screen.answer.limit)
+    spans = re.findall(
+        rf"{SIZE} to {SIZE}(?: faster|(?: faster)? in \d+ rounds| the speed of BF16)", screen.answer.sure
+    )
+    if bound and not re.search("above the bound|(?i:slower)|than now", screen.answer.sure):
+        assert all(float(high) <= float(bound[1]) + 0.005 for _, high in spans), screen.answer
+
+
+@EVERY
+def test_a_job_that_does_not_fit_has_no_now(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    if screen.answer.what == TOO_LARGE:
+        assert "than now" not in screen.answer.then.sentence

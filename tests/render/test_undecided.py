@@ -47,7 +47,7 @@ def test_an_estimate_names_the_state_that_it_is_of(path: Path) -> None:
     report, screen, _ = replayed(path)
     said = screen.answer
     if screen.fixes and report.verdict.basis == "modelled" and report.verdict.status != "no_fp8":
-        assert re.search(r"as it is|with (the fix|all fixes)", said.sure), said.sure
+        assert re.search(r"[Aa]s it is|with (the fix|all fixes)", said.sure), said.sure
     slower = re.search(r"about ([\d,.]+) to [\d,.]+ ms/step as it is, the best BF16 ([\d,.]+)", said.numbers)
     if slower and float(slower[1].replace(",", "")) > float(slower[2].replace(",", "")):
         assert "Slower as it is: likely" in said.sure
