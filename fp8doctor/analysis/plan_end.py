@@ -25,7 +25,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16, is_of_first_window
@@ -121,9 +121,7 @@ def gib_saved_at_no_cost(bf16: Arm, fp8: Arm, trial: Trial) -> float:
     whole, less = bf16.get("peak_gib"), fp8.get("peak_gib")
     if not whole or not less or trial.get("reliable") is False or is_noise(bf16, fp8, trial):
         return 0.0
-    speedup = ratio_on_screen(bf16, fp8)
-    apart = abs(speedup.median - 1)
-    alike = apart <= SELF_CHECK_TOLERANCE or (apart < EVEN and speedup.low <= 1 <= speedup.high)
+    alike = is_even(ratio_on_screen(bf16, fp8))
     return whole - less if alike and whole - less >= max(TELLS_GIB, TELLS_PCT / 100 * whole) else 0.0
 
 

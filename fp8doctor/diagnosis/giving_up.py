@@ -233,16 +233,13 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
         what = f"noise hides whether {fastest} is faster" if noisy else f"{fastest} is only about as fast"
         return f"{what} ({best.step_ms:,.1f} vs {in_ms(end.arm.step_ms)}){less}"
     if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
-        why = f"cannot give more than {view.bound:.2f}x here" if view.has_little_to_gain else NO_OTHER
-        return f"FP8 takes {took} {own_words(view.facts)}, and {why}"
+        most = f"cannot give more than {view.bound:.2f}x here" if view.has_little_to_gain else ""
+        return f"FP8 takes {took} {own_words(view.facts)}, and {most or 'no other FP8 was timed'}"
     if end.changes:
         return f"with every fix it takes {in_ms(end.arm.step_ms)}, and {fastest} takes {took}"
     if best.name == ArmName.AS_IS:
         return f"your FP8 step as it is, {took}, is {fastest}"
     return f"{fastest} takes {took}"
-
-
-NO_OTHER = "no other FP8 was timed"
 
 
 def _untimed(fp8: Arm, as_is: Arm | None) -> str:

@@ -74,7 +74,9 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
         return "bad", ended
     expects = estimate_told(report)
     if expects and not expects.recipes:
-        tone = "bad" if times_slower(report, expects) else _tone_of_a_win(report, expects)
+        of_all = not (is_estimated_alone(report) or expects.describes_no_watched_step)
+        wins: Tone = "good" if expects.as_is_wins and of_all else "plain"
+        tone = "bad" if times_slower(report, expects) else wins
     if state := state_now(report):
         return "bad" if state.severity == "error" else tone, state.title
     told = NEVER_FINITE if gives_nan(report) else _estimated(expects) if expects else _even(report) or what
@@ -93,12 +95,6 @@ def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str
     if tone == "good" and low < 1:
         tone = "bad" if high < 1 else "plain"
     return tone, f"{what}; the whole step {in_bounds(low, high)}"
-
-
-def _tone_of_a_win(report: Document, expects: ModelledSpeedup) -> Tone:
-    """Mark an estimated win only if the estimate is of the whole step, and describes it."""
-    of_all = not (is_estimated_alone(report) or expects.describes_no_watched_step)
-    return "good" if expects.as_is_wins and expects.as_is is not None and of_all else "plain"
 
 
 def _even(report: Document) -> str:
