@@ -75,26 +75,32 @@ def without_fp8(facts: Facts, named: str) -> Finding | NotApplicable | None:
     if decided is None:
         return NotApplicable(reason="nothing has decided the precision yet")
     happens = {
-        "AO": "Accelerator.prepare() stops with \"'NoneType' object has no attribute 'config'\".",
-        "TE": "Accelerator.prepare() still converts the model to Transformer Engine and trains it in FP8, "
-        "although every flag says otherwise.",
+        "AO": "stops with \"'NoneType' object has no attribute 'config'\"",
+        "TE": "still trains the model in FP8, although every flag says otherwise",
     }
     return Finding(
         severity=None if uses_accelerate(facts) else "warning",
         title=f"ACCELERATE_FP8_BACKEND={named} is set, but the precision is {decided}{_in_fp8(facts)}",
-        explanation=f"prepare() looks at the backend and not at the precision. {happens[named]}",
+        explanation=f"Accelerator.prepare() looks at the backend alone, and {happens[named]}.",
         evidence={
             "backend": named,
             "precision": decided,
             "accelerate": facts.software.packages["accelerate"].version,
         },
-        treatment=Treatment(
-            name="name-backend-and-precision",
-            summary="unset ACCELERATE_FP8_BACKEND, or set the precision to fp8 too",
-            code="unset ACCELERATE_FP8_BACKEND   # or, for FP8: accelerate launch --mixed_precision fp8 "
-            f"with ACCELERATE_FP8_BACKEND={named}",
-        ),
+        treatment=_agreeing(decided, named, in_fp8=named == "TE"),
     )
+
+
+def _agreeing(decided: str, named: str, *, in_fp8: bool) -> Treatment:
+    """Unset the backend of a job that runs in FP8 unasked; ask for FP8 if the job does not start."""
+    unset, launch = "unset ACCELERATE_FP8_BACKEND", "accelerate launch --mixed_precision fp8"
+    if in_fp8:
+        summary = f"{unset}: the job then trains in {decided}, as its precision says"
+        code = f"{unset}   # or, for FP8: {launch} with ACCELERATE_FP8_BACKEND={named}"
+    else:
+        summary = "set the precision to fp8 too"
+        code = f"ACCELERATE_FP8_BACKEND={named} {launch} train.py\n# or, for {decided}: {unset}"
+    return Treatment(name="name-backend-and-precision", summary=summary, code=code, kind="shell")
 
 
 def _in_fp8(facts: Facts) -> str:

@@ -81,7 +81,7 @@ def frozen_base(facts: Facts) -> Finding | NotApplicable | None:
         else ""
     )
     return Finding(
-        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: FP8 can speed up two of three matmuls"
+        title=f"{len(frozen)} of {len(fp8)} FP8 layers are frozen: each has two matmuls for FP8, not three"
         f"{named(frozen, len(fp8))}",
         explanation=f"A frozen weight needs no gradient.{modelled}{wasted}{measured}",
         evidence={

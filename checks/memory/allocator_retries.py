@@ -53,7 +53,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
     when = f"{plural(own, 'time')} so far" if own else f"{plural(step or 0, 'time')} in the warm-up"
     return Finding(
-        title=f"The allocator ran out of free memory {'in this process' if own else 'in the step'}, and "
+        title=f"{'The GPU had too little free memory' if own else 'The step filled the GPU'}: the allocator "
         f"retried {when}",
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
@@ -98,8 +98,8 @@ def treatment(variables: dict[str, str]) -> Treatment:
         )
     return Treatment(
         name="expandable-segments",
-        summary="use expandable segments (set before torch is imported); if retries stay, use a "
-        "smaller micro-batch",
+        summary="use expandable segments (set before torch is imported); if retries stay, free what "
+        "nvidia-smi lists under other processes, or use a smaller micro-batch",
         code="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     )
 

@@ -155,7 +155,11 @@ def treatment(facts: Facts, names: tuple[str, ...]) -> Treatment:
     """Propose these layers in BF16; for torchao also the other recipe."""
     kept = keep_in_bf16(names, facts)
     tensorwise = any(each.name in names and each.recipe == "tensorwise" for each in facts.network.linears)
-    note = '\n# or one scale per row: Float8LinearConfig.from_recipe_name("rowwise")' if tensorwise else ""
+    note = (
+        '\n# or one scale per row, which casts more: Float8LinearConfig.from_recipe_name("rowwise")'
+        if tensorwise
+        else ""
+    )
     return Treatment(name=kept.name, summary=kept.summary, code=kept.code + note, layers=kept.layers)
 
 

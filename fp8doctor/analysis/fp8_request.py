@@ -44,6 +44,11 @@ def under_unsloth(facts: Facts) -> bool:
     return bool(unsloth and unsloth.get("imported"))
 
 
+def trains_in_16_bits(facts: Facts) -> bool:
+    """Return whether Unsloth trains LoRA, which it multiplies in 16 bits (2026.10)."""
+    return under_unsloth(facts) and bool(facts.get("network.adapter_parameters"))
+
+
 LAUNCHER_FINGERPRINT = ("ACCELERATE_FP8_FORMAT", "ACCELERATE_FP8_MARGIN", "ACCELERATE_FP8_OPT_LEVEL")
 """``accelerate launch`` writes these together, whatever the backend, and only with ``--mixed_precision fp8``:
 they stay when something rewrites ``ACCELERATE_MIXED_PRECISION``. A user who tunes one backend by hand sets

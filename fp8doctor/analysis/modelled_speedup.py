@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.fp8_request import under_unsloth
+from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN
@@ -298,7 +298,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     layers = {linear.name for linear in to_convert(facts)}
     best = modelled_bf16(facts) if gpu else None
-    if gpu is None or best is None or not layers:
+    if gpu is None or best is None or not layers or trains_in_16_bits(facts):
         return None
     found = []
     for recipe in RECIPES.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.modelled_speedup import (
     may_be_compiled_by_unsloth,
@@ -38,6 +39,8 @@ def unknown_part(facts: Facts) -> str:
         without = modelled_speedup(_as_plain_fp8(facts))
         most = f" Without it FP8 would run at {without.best:.2f}x the speed of BF16." if without else ""
         return f"No estimate: FP8 layers have a forward of their own that does other work.{most}"
+    if trains_in_16_bits(facts) and not fp8:
+        return "No estimate: Unsloth has no FP8 training for LoRA."
     rows = [(each, rows_of(each, facts)) for each in linears]
     if not all(seen for _, seen in rows):
         return f"No estimate: the batch is unknown. {HOW_TO_GIVE.get(facts.get('target.kind'), OF_A_FILE)}"

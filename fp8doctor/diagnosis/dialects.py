@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fp8doctor.analysis.fp8_request import under_unsloth
-from fp8doctor.analysis.treatment_table import recipe_after
+from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, recipe_after
 from fp8doctor.diagnosis import torchtitan
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
@@ -45,7 +45,7 @@ def _writer(facts: Facts) -> Callable[[Treatment], Treatment] | None:
         return lambda treatment: torchtitan.written(treatment, facts)
     axolotl = facts.packages().get("axolotl")
     name = "axolotl" if axolotl and axolotl.get("imported") else "unsloth" if under_unsloth(facts) else None
-    if name == "unsloth" and facts.get("network.adapter_parameters"):
+    if name == "unsloth" and trains_in_16_bits(facts):
         name = "unsloth-lora"
     return functools.partial(from_table, name) if name else None
 
@@ -61,9 +61,10 @@ def from_table(name: str, treatment: Treatment) -> Treatment:
     if not code:
         return treatment
     code = code.replace("{recipe}", recipe_after(treatment.name.removeprefix("convert-")))
+    in_bf16 = table.get("in_bf16", {}).get(treatment.name)
     return Treatment(
-        name=treatment.name,
-        summary=treatment.summary,
+        name=STAY_IN_BF16 if in_bf16 else treatment.name,
+        summary=in_bf16 or treatment.summary,
         code=code,
         layers=treatment.layers,
         kind=table.get("kind", "python"),

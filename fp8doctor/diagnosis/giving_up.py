@@ -60,7 +60,7 @@ def as_estimated(
         return tuple(_without_its_saving(step) if expects and expects.now else step for step in steps)
     if expects is None or not expects.loses or not is_given(facts):
         return tuple(steps)
-    if not (uses_fp8(facts) or fp8_was_asked_for(facts)):
+    if not (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, steps))):
         return tuple(steps)
     treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
     title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"

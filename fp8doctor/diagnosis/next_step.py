@@ -64,7 +64,8 @@ def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None
         return None
     if kind != "script":
         return f"fp8doctor {of_a_file}{name}"
-    module = "-m " if facts.get("target.module") else ""
+    dotted = "." in name and "/" not in name and not name.endswith(".py")  # older reports do not say
+    module = "-m " if facts.get("target.module", dotted) else ""
     launched = "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
     return f"{launched}fp8doctor run {option}{module}{name} ARGS..."
 
@@ -86,9 +87,9 @@ def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
         if each.code not in checks or each.outcome != "unknown" or _waits_for_trial(each):
             continue
         if checks[each.code].may_raise and not ran:
-            told.append(f"does the step raise on a GPU? {each.code} could not tell: {_reason(each, facts)}")
+            told.append(f"does the step raise on a GPU? Unknown: {_reason(each, facts)}")
         elif checks[each.code].may_stop_learning and learns:
-            told.append(f"do the layers learn? {each.code} could not tell: {_reason(each, facts)}")
+            told.append(f"do the layers learn? Unknown: {_reason(each, facts)}")
     return told
 
 
@@ -110,19 +111,17 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
     ]
     told = may_break(outcomes, verdict, facts)
     if others:
-        known = f"{others[0].code}: {_reason(others[0], facts)}"
-        more = ", ".join(each.code for each in others[1:])
-        told.append(f"{plural(len(others), 'check')} without an answer ({known}{more and f'; {more}'})")
+        told.append(f"{plural(len(others), 'check')} without an answer ({_reason(others[0], facts)})")
     in_fp8, outside = if_recorded(uses_fp8, facts), facts.get("network.fp8_calls")
     if verdict.basis != "measured":
-        told.append("how fast and how exact it is" if in_fp8 or outside else "what FP8 would give")
+        told.append("its speed and its numerics" if in_fp8 or outside else "what FP8 would gain")
     elif outside and not in_fp8:
         told.append("what BF16 would take")
     return told
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
-    return (registry.reason_of(outcome, facts) or "an older version made this report").rstrip(".")
+    return (registry.reason_of(outcome, facts) or "this report is too old to tell").rstrip(".")
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:
@@ -179,6 +178,11 @@ def more_time(facts: Facts) -> str:
     seconds = if_recorded(more_time_s, facts.get("trial"))
     live = facts.get("target.kind") == "live"
     return "" if not seconds else f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
+
+
+def with_more_time(facts: Facts) -> str:
+    """Write the whole command with the budget that `more_time` names; its argument for a live model."""
+    return more_time(facts) and (timed(facts, longer=True) or more_time(facts))
 
 
 def more_time_s(trial: Trial | None) -> float | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
-from fp8doctor.analysis.fp8_request import under_unsloth
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
@@ -18,7 +19,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
 from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup
-from fp8doctor.diagnosis.next_step import failed_to_time, more_time, timed
+from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
@@ -84,22 +85,25 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         host = " on this busy host" if faster and view.may_become_even else ""
         return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
     fixes = "these fixes" if len(steps) > 1 else "this fix"
+    done = set(end.changes if end else total.get("treatments", ()))
+    rest = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
+    more = _beside(steps, rest, total.step_ms) if done else ""
     told, how = _against(view, total, beginning(total, steps, end), fixes), timed(view.facts)
     untimed = how and steps and total.name == ArmName.AS_IS
-    return f"{told} Time the step with it: {how}" if untimed else told
+    return f"{told} Time the step with it: {how}" if untimed else f"{told}{more}"
 
 
 def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
     """Say what the budget left no time for and may be faster than this BF16, and how to time it."""
-    option, trial = more_time(view.facts), view.facts.trial
+    longer, trial = with_more_time(view.facts), view.facts.trial
     if untimed := [*(["compiled BF16"] if view.left_out_bf16 else ()), *_fixes_open_in_bf16(trial, steps)]:
-        how = f": {option} does" if option and not view.fp8_is_undecided else ""
+        how = f": {longer}" if longer and not view.fp8_is_undecided else "."
         budget_s = trial.get("budget_s")
         short = f"The budget{f' of {budget_s:g} s' if budget_s else ''} was too short to time"
-        yield f"{short} {' and '.join(untimed)}, which may be faster{how}."
+        yield f"{short} {' and '.join(untimed)}, which may be faster{how}"
     if view.fp8_is_undecided:
         again = f"time it again: {command}" if (command := timed(view.facts)) else "time it again."
-        yield f"FP8 is undecided: {f'run with {option}.' if option else again}"
+        yield f"FP8 is undecided{f'. Time more variants: {longer}' if longer else f': {again}'}"
 
 
 def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
@@ -198,11 +202,13 @@ def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
     expects = planned_speedup(report.facts, report.findings, steps)
+    if expects is None and trains_in_16_bits(report.facts):
+        return ""
     loses = expects is not None and expects.loses
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
     if expects is None or (stays and not loses):
         saved = _gain(None, steps)
-        gain = f"The step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
+        gain = f"The fixed step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
         wins = f"is not expected to win here ({expects.range}, " if expects else "cannot win here ("
         return f"FP8 {wins}estimated). {gain}" if stays else ""
     current = expected_speedup(report.facts, report.findings)
@@ -212,8 +218,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if stays:
         return _without_fp8(expects, current)
     converts = any(traits(step.treatment.name).family == "convert" for step in steps)
-    trains = not loses and not under_unsloth(report.facts)  # which trains LoRA in 16 bits
-    begins = converts or (trains and any(map(changes_fp8, steps)))
+    begins = converts or (not loses and any(map(changes_fp8, steps)))
     if expects.recipes and not begins and not report.facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
         return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""
@@ -224,22 +229,38 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
         return f"{beginning}: {speed} (estimated for {expects.gpu})."
-    gain = _gain(current.gains(expects.best) if current else None, steps)
+    apart = [n for n, step in enumerate(steps, 1) if _is_not_modelled(step)]
+    apart = apart if len(apart) < len(steps) else []
+    counted = [n for n in range(1, len(steps) + 1) if n not in apart]
+    gains = current.gains(expects.best) if current else None
     if steps and now and not converts and abs(expects.best / now - 1) < GAIN:
+        gain = _gain(gains, steps)
         measured = any(each.saving_ms and each.saving_ms.basis == "measured" for each in steps)
         how = "measured" if measured else "estimated"
         still = "" if expects.wins or expects.loses else f" FP8 may be faster.{_how_to_find(report, steps)}"
         return f"{beginning}: {gain} ({how}).{still}" if gain else _unknown_gain(report, steps)
-    alone = [n for n, step in enumerate(steps, 1) if _is_not_modelled(step)]
-    advice += f"; without {_numbered(alone)}" if 0 < len(alone) < len(steps) else ""
+    if apart and beginning == _with_all(steps):
+        beginning = f"With {_numbered(counted)}"
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
-    faster = f"{in_times(expects.best)} faster than now, which is" if is_best and expects.best > 1 else ""
+    faster = f"{in_times(expects.best)} faster than now, already" if is_best and expects.best > 1 else ""
     than = faster or f"{expects.best:.2f}x the speed of"
     speed = f"about {than} the best BF16 (estimated for {expects.gpu}){advice}."
-    gain = "" if is_best else gain
+    gain = "" if is_best else _gain(gains, [steps[n - 1] for n in counted])
     told = not steps or gain or is_best or report.verdict.status in GRAVE
-    later = "" if told else f" The gain over now was not estimated.{_how_to_find(report, steps)}"
-    return f"{beginning}: {gain and f'{gain}, '}{speed}{later}"
+    what = f"What {_numbered(counted)} gains" if apart else "The gain"
+    later, how = ("", "") if told else (f" {what} over now was not estimated.", _how_to_find(report, steps))
+    return f"{beginning}: {gain and f'{gain}, '}{speed}{later}{_beside(steps, apart)}{how}"
+
+
+def _beside(steps: Sequence[Step], numbers: Sequence[int], of_ms: float = inf) -> str:
+    """Say what fixes are estimated to save that the time before, a step ``of_ms``, does not count."""
+    told = ""
+    for n in numbers:
+        saving = steps[n - 1].saving_ms
+        if saving and saving.basis == "modelled" and 0 < saving.high < of_ms:
+            low, high = map(rounded_ms, (max(saving.low, 0), saving.high))
+            told += f" Fix {n} saves {low} to {high} ms/step (estimated), not counted here."
+    return told
 
 
 def _is_not_modelled(step: Step) -> bool:
@@ -254,7 +275,7 @@ def _without_fp8(expects: ModelledSpeedup, current: ModelledSpeedup | None) -> s
     gains = current.gains(1.0) if current else None
     now = current.now if current else None
     if gains is None or now is None:
-        return f"The step runs in the best BF16; FP8 would be {slower} {basis}."
+        return f"Fixed, the step runs in the best BF16; FP8 would be {slower} {basis}."
     if 1 / now < 1 + EVEN:
         return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
     bf16_ms = current.parts.bf16_ms if current and current.parts else None

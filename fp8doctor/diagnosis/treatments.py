@@ -123,8 +123,8 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
 
 def without_fp8(facts: Facts) -> str:
     """Tell what leaves FP8 out, if it is asked for."""
-    if asked_by_environment(facts.variables()) or may_have_converted(facts):
-        named = "ACCELERATE_FP8_BACKEND" in facts.variables()
+    named = "ACCELERATE_FP8_BACKEND" in facts.variables()
+    if named or asked_by_environment(facts.variables()) or may_have_converted(facts):
         return (
             '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
             "bf16" + (",\n# without ACCELERATE_FP8_BACKEND in the environment" if named else "")
@@ -149,7 +149,8 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     named = set(layers)
     linears = facts.linears() if facts else ()
     beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
-    sets = names_in_python(before_wrapping(layers, linears)) + beside or ["set()"]
+    now = [f"{each}   # in BF16 already" for each in beside]
+    sets = names_in_python(before_wrapping(layers, linears)) + now or ["set()"]
     return Treatment(
         name=KEEP_IN_BF16,
         summary=f"leave {plural(len(layers), 'layer')} out of the conversion",

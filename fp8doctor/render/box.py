@@ -20,12 +20,12 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
-    more_time,
     nothing_found,
     opened,
     run_again,
     timed,
     where_to_time,
+    with_more_time,
 )
 from fp8doctor.diagnosis.outlook import End, once_applied, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -241,7 +241,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     unfixed = list(unfixed_problems(report))
     faster = report.verdict.status == "fp8_faster"
     grave = gravest(report) or (None if faster else next(iter(unfixed), None))
-    more = more_time(report.facts)
+    more = with_more_time(report.facts)
     if more and report.verdict.status == "fp8_slower":
         yield f"Leave FP8 off, or time more variants: {more}"
     elif grave:
@@ -312,8 +312,6 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     """Tell where that ends; small steps that are folded change nothing."""
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
-    if ended_rank(report.facts):
-        mended = "With the cause fixed the job runs to its end. "
     if end.sentence and verdict.basis == "measured" and verdict.whole_step_high:
         return End(f"Compute alone. {mended}{end.sentence} {_leaner(report, steps)}".rstrip(), end.basis)
     if end.sentence:

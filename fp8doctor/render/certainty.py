@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.modelled_speedup import ERROR, ModelledSpeedup
 from fp8doctor.analysis.noise import (
     Pair,
@@ -86,7 +87,7 @@ def _side(report: Document) -> str:
     """Say on which side of 1 the estimates are: as it is, and with the plan unless that leaves FP8 off."""
     status, steps = report.verdict.status, report.prescription
     told = estimate_told(report)
-    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps) and not trains_in_16_bits(report.facts)
     plan = if_recorded(planned_speedup, report.facts, report.findings, steps)
     fixed = "in FP8 with every fix" if stays else "with all fixes" if len(steps) > 1 else "with the fix"
     if told is None and plan:

@@ -63,7 +63,7 @@ WITHOUT_A_PRONOUN = {
     " before it$": "",
     "would not have been enough for it$": "would not have been enough",
     "for the ([\\d,]+ s) that it takes$": r"for \1 more",
-    "^it changes (.+), which has no time$": r"the base, \1, was not timed",
+    "^it changes (.+), which has no time$": r"needs \1, which was not timed",
     "too small for it$": "too small",
     "^it ": "",
 }
@@ -148,6 +148,7 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
     beside = [each for each in report.findings if each.code not in heads]
     timed, said = if_recorded(timing, facts, numbers(steps)), answer(report, steps)
     troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
+    notices = tuple(_notices(report, beside, steps, said))
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
         machine=machine(facts, report.modelled_gpu),
@@ -161,12 +162,12 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         ranks=ranks(facts),
         fixes=tuple(shown_fix(step, steps, facts) for step in steps),
         folded=folded_steps(small),
-        notices=tuple(_notices(report, beside, steps, said)),
+        notices=notices,
         notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
         areas=() if quiet else tuple(_areas(report, troubled)),
         made_up="" if quiet else made_up(facts),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
-        next=() if quiet else tuple(_next(report, steps, beside, held_in)),
+        next=() if quiet else tuple(_next(report, steps, notices, held_in)),
         command=report.next.command if report.next and not report.next.explains else "",
     )
 
@@ -302,8 +303,9 @@ def _notices(
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             vain = gains_nothing(finding)
-            text = finding.title
-            text += fix_in_words(finding, steps) or (GAINS_NOTHING if vain else _on_its_own(finding, steps))
+            fixed = fix_in_words(finding, steps)
+            text = f"{GAINS_NOTHING if vain and not fixed else ''}{finding.title}"
+            text += fixed or ("" if vain else _on_its_own(finding, steps))
             if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):
                 text += f"; {turns}"
             mark: Mark = "info" if vain else "bad" if finding.severity == "error" else "warning"
@@ -313,8 +315,8 @@ def _notices(
         yield NoticeLine("unknown", f"check {outcome.code} crashed: {reason}", outcome.code)
 
 
-GAINS_NOTHING = " (its fix was timed: no gain beyond noise)"
-"""Stands behind a finding that needs no change."""
+GAINS_NOTHING = "Expected, but the fix gained nothing beyond noise when timed: "
+"""Stands before a finding that needs no change."""
 
 
 def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
@@ -351,9 +353,11 @@ def _areas(report: Document, troubled: set[str]) -> Iterator[tuple[Mark, str]]:
         yield "unknown", f"{len(unknown)} not fully checked (-v says why): {', '.join(unknown)}"
 
 
-def _next(report: Document, steps: Sequence[Step], beside: Sequence[Finding], held_in: str) -> Iterator[str]:
-    """Name the next commands: for a shell, or for Python if that holds the report."""
-    codes = (*(step.code for step in steps), *(finding.code for finding in beside))
+def _next(
+    report: Document, steps: Sequence[Step], notices: Sequence[NoticeLine], held_in: str
+) -> Iterator[str]:
+    """Name the next commands, and explain a code that is shown: for a shell, or for Python."""
+    codes = (*(step.code for step in steps), *(line.code for line in notices))
     view = trial_view(report.facts)
     decided = view.gives_up_fp8 and view.has_little_to_gain
     first, option = next(filter(None, codes), ""), "" if decided else more_time(report.facts)

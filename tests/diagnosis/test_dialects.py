@@ -42,7 +42,7 @@ def test_axolotl_reads_yaml() -> None:
 
 def test_unsloth_has_no_fp8_training_for_lora() -> None:
     facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
-    (code,) = [each for name, each in lines(facts).items() if name == "train-in-fp8"]
+    code = lines(facts)["stay-in-bf16"]
     assert "load_in_16bit=True" in code
     assert "convert_to_float8_training" not in code
     whole = replace(facts, network=replace(facts.network, adapter_parameters=0))

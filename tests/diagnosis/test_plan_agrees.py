@@ -65,7 +65,7 @@ SAME_END = {
     "setting_without_effect": ["stay-in-bf16"],
     "accelerate_eager": ["stay-in-bf16"],
     "old_versions": ["stay-in-bf16", "upgrade-accelerate"],
-    "backend_without_fp8": ["name-backend-and-precision"],
+    "backend_without_fp8": ["stay-in-bf16"],
     "debug_switches": ["switches-off"],
 }
 
@@ -172,7 +172,8 @@ def test_compiled_fp8_without_a_time_is_told_with_the_budget_that_times_it() -> 
     assert screen.answer.fix[0] == (
         "1. Stay in BF16 for now, compiled: the budget of 60 s was too short to time compiled FP8."
     )
-    assert screen.answer.then.sentence.endswith(" FP8 is undecided: run with --budget 850.")
+    how = "Time more variants: fp8doctor --budget 850 t5_large.py"
+    assert screen.answer.then.sentence.endswith(f" FP8 is undecided. {how}")
     assert "432 of 432 FP8 Linears are not compiled." in screen.answer.why
     assert screen.answer.limit.startswith("Upper bound: 1.11x BF16")
     _, screen, _ = benchmark("h100-t5_large")
@@ -196,7 +197,8 @@ def test_bf16_that_lacked_time_is_told_with_the_budget_that_times_it(late: list[
     arms = [too_late(each.name, *each.treatments) if each.name in late else each for each in trial.arms]
     shorter = replace(report.facts, trial=replace(trial, arms=tuple(arms)))
     screen = first_screen(diagnose(shorter))
-    how = ". FP8 is undecided: run with --budget 270." if "prescribed" in late else ": --budget 270 does."
+    how = ". FP8 is undecided. Time more variants: " if "prescribed" in late else ": "
+    how += "fp8doctor --budget 270 gemma_2b_lora.py"
     short = f" The budget of 90 s was too short to time {told}, which may be faster{how}"
     assert screen.answer.then.sentence.endswith(short)
     assert screen.answer.fix[1] == (

@@ -54,7 +54,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("backend", "happens"),
-    [("AO", "'NoneType' object has no attribute 'config'"), ("TE", "trains it in FP8")],
+    [("AO", "'NoneType' object has no attribute 'config'"), ("TE", "trains the model in FP8")],
 )
 def test_a_backend_without_fp8(
     monkeypatch: pytest.MonkeyPatch, look: Look, backend: str, happens: str
@@ -70,7 +70,8 @@ def test_a_backend_without_fp8(
     assert finding.title.startswith(f"{now}: none of ")
     assert happens in finding.explanation
     assert finding.treatment is not None
-    assert finding.treatment.code.startswith("unset ACCELERATE_FP8_BACKEND")
+    asks = "ACCELERATE_FP8_BACKEND=AO accelerate launch --mixed_precision fp8"
+    assert finding.treatment.code.startswith(asks if backend == "AO" else "unset ACCELERATE_FP8_BACKEND")
     monkeypatch.delenv("ACCELERATE_FP8_BACKEND")
     assert outcome_of("ENV008", look(four())).outcome == "not_applicable"
 

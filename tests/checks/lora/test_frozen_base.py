@@ -54,7 +54,7 @@ ARMS = ran("as_is", 135.7), ran("bf16_compiled", 143.6)
 def test_a_frozen_base(look: Look) -> None:
     finding = frozen_base(timed(look(with_lora(), tokens=4096), *ARMS))
     assert isinstance(finding, Finding)
-    assert finding.title == "4 of 4 FP8 layers are frozen: FP8 can speed up two of three matmuls"
+    assert finding.title == "4 of 4 FP8 layers are frozen: each has two matmuls for FP8, not three"
     assert finding.evidence["speedup"] == pytest.approx(143.6 / 135.7)
     saved, casts = finding.evidence["modelled_gemms_saved_ms"], finding.evidence["modelled_weight_casts_ms"]
     assert isinstance(saved, float)

@@ -44,9 +44,7 @@ def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.training.alloc_retries == 12
     finding = allocator_retries(facts)
     assert isinstance(finding, Finding)
-    assert (
-        finding.title == "The allocator ran out of free memory in this process, and retried 12 times so far"
-    )
+    assert finding.title == "The GPU had too little free memory: the allocator retried 12 times so far"
     assert finding.treatment is not None
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
