@@ -86,8 +86,8 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
         return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
     fixes = "these fixes" if len(steps) > 1 else "this fix"
     done = set(end.changes if end else total.get("treatments", ()))
-    rest = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
-    more = _beside(steps, rest, total.step_ms) if done else ""
+    others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
+    more = _beside(steps, others, total.step_ms) if done else ""
     told, how = _against(view, total, beginning(total, steps, end), fixes), timed(view.facts)
     untimed = how and steps and total.name == ArmName.AS_IS
     return f"{told} Time the step with it: {how}" if untimed else f"{told}{more}"
