@@ -35,10 +35,8 @@ from fp8doctor.render.causes import (
     Cause,
     as_sentence,
     causes_told,
-    estimate_told,
     gives_nan,
     gravest,
-    modelled_loss,
     state_now,
     unfixed_problems,
 )
@@ -54,6 +52,7 @@ from fp8doctor.render.headline import (
     numbers_told,
 )
 from fp8doctor.render.planned_fixes import not_timed
+from fp8doctor.render.step_parts import estimate_told, modelled_loss
 from fp8doctor.render.timing import labels
 from fp8doctor.render.words import HOW_KNOWN, numbered
 from fp8doctor.wording import in_ms

@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_cpu, uses_fp8
-from fp8doctor.analysis.compile_coverage import blocks_are_compiled
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.no_estimate import unknown_part
-from fp8doctor.analysis.step_difference import PART_NAMES, REST, Waterfall, signed
+from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import BROKEN, GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import (
-    expected_speedup,
-    fp8_outside_layers,
+    failed_early,
     invalidates,
     short_of_training,
 )
 from fp8doctor.diagnosis.giving_up import COMPILATION
 from fp8doctor.diagnosis.next_step import run_again
-from fp8doctor.diagnosis.outlook import loses_as_modelled
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
 from fp8doctor.render.ended_ranks import ended_rank, why_it_ended
-from fp8doctor.render.timing import NONE_MS, as_is_difference, labels, timing
+from fp8doctor.render.step_parts import (
+    estimate_told,
+    estimated_parts,
+    measured_parts,
+    no_cause_known,
+    only_bf16_is_compiled,
+    summary_of_recipes,
+)
+from fp8doctor.render.timing import as_is_difference, labels, timing
 from fp8doctor.wording import percent
-
-UNEXPLAINED = "fp8doctor cannot explain the gap"
-"""Says that FP8 is slower, and no cause is known."""
-
-
-MOST_PARTS = 3
-"""Parts of a difference that a sentence names; the chart has them all."""
-
-
-LONG_MS = 10.0
-"""Step from which a tenth of a ms tells parts apart; a shorter one has another digit."""
-
 
 MOST_CAUSES = 2
 """Causes that are named next to what they cost."""
@@ -68,16 +61,12 @@ IDLE = "STP001"
 """The check whose finding is idle time of the GPU."""
 
 
+RECOMPUTE, MORE_MEMORY = "CKP003", "MEM001"
+"""Checks whose findings are of what FP8 costs more than BF16, for checkpointing and in memory."""
+
+
 COMPILES_LONG = "CMP006"
 """The check whose finding is of seconds before the step, which are no cause of its time."""
-
-
-def estimate_told(report: Document) -> ModelledSpeedup | None:
-    """Return the estimated speedup if it is the answer."""
-    verdict = report.verdict
-    if verdict.status not in ("no_fp8", "not_measured") or verdict.basis != "modelled" or verdict.step_ms:
-        return None
-    return expected_speedup(report.facts, report.findings)
 
 
 def state_now(report: Document) -> Finding | None:
@@ -136,17 +125,21 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     """
     verdict = report.verdict
     if error := report.facts.get("script_error"):
-        causes = _causes(report, steps, [])
         known = in_a_sentence(error)
         yield Cause(known or "fp8doctor saw no training step, and read only the environment.")
-        yield from causes
+        yield from _causes(report, steps, [])
+        return
+    if failed_early(report.facts):
+        yield Cause("The exception is in the script's output; fp8doctor recorded none.", is_summary=True)
         return
     if ended_rank(report.facts):
         yield from map(Cause, why_it_ended(report.facts))
+        yield from _why_slow(report)
         return
     grave = gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
+        yield from _why_slow(report) if verdict.status == "layers_do_not_learn" else ()
         yield from _own_fix(grave, steps)
         return
     if verdict.status == "step_raises":
@@ -154,7 +147,7 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         return
     if state := state_now(report):
         others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
-        yield from map(Cause, filter(None, (as_sentence(_reason(state)), _estimated_parts(report))))
+        yield from map(Cause, filter(None, (as_sentence(_reason(state)), estimated_parts(report))))
         yield from others
         yield from _own_fix(state, steps)
         return
@@ -162,10 +155,12 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
     costs = [divided(difference, report)] if difference and of_fp8 else []
     causes = _causes(report, steps, costs)
+    costs = [_with_compilation(each, causes, report) for each in costs]
     slower = verdict.status == "fp8_slower"
     if slower or verdict.basis != "measured":
-        told = sorted((*causes, *costs), key=_weight, reverse=True)
-        estimated = _estimated_parts(report) if told and verdict.basis != "measured" else ""
+        least = max((each.ms for each in costs), default=0.0)
+        told = sorted((*causes, *costs), key=lambda each: _weight(each, least), reverse=True)
+        estimated = estimated_parts(report) if told and verdict.basis != "measured" else ""
         if estimated:
             yield Cause(estimated)
         yield from told or _without_a_cause(report)
@@ -173,9 +168,46 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield from (*(costs or _without_a_cause(report)), *causes)
 
 
-def _weight(cause: Cause) -> tuple[bool, bool, float]:
-    """Put what FP8 alone costs before what BF16 would gain from too."""
-    return cause.code == NON_FINITE, cause.is_part_of_gap or cause.code == CASTS_COST, cause.ms
+def _weight(cause: Cause, least: float) -> tuple[bool, bool, bool, float]:
+    """Put what FP8 alone costs first, from the largest part of the difference on; then what costs most."""
+    leads = cause.is_part_of_gap and cause.ms > least
+    return cause.code == NON_FINITE, leads, cause.code == CASTS_COST, cause.ms
+
+
+def _why_slow(report: Document) -> Iterator[Cause]:
+    """Tell why a job with a fault is slow too: its parts if FP8 is slower, and the costliest finding."""
+    apart = if_recorded(as_is_difference, report.facts)
+    if apart and apart.difference_ms < EVEN * apart.step_ms:
+        return
+    causes = [*_costliest(report.findings, report)]
+    if apart:
+        yield _with_compilation(divided(apart, report), causes, report)
+    elif told := estimated_parts(report):
+        yield Cause(told)
+    yield from causes
+
+
+def _with_compilation(cause: Cause, others: Sequence[Cause], report: Document) -> Cause:
+    """Say that the best BF16 alone is compiled, unless another cause does."""
+    if not only_bf16_is_compiled(report) or any(each.code.startswith("CMP") for each in others):
+        return cause
+    told = f"{cause.sentence} FP8 is not compiled, the best BF16 is."
+    return msgspec.structs.replace(cause, sentence=told)
+
+
+def _costliest(findings: Iterable[Finding], report: Document) -> Iterator[Cause]:
+    """Write the finding whose fix saves most of FP8's time, if any is known."""
+    saves = [
+        (each.saving_ms.middle, each)
+        for each in findings
+        if each.severity != "info"
+        and each.code not in DISTURBED
+        and each.saving_ms
+        and each.saving_ms.low > 0
+    ]
+    if saves:
+        most = max(saves, key=lambda each: each[0])[1]
+        yield _cause_from(most, most.saving_ms, report)
 
 
 def _own_fix(error: Finding, steps: Sequence[Step]) -> Iterator[Cause]:
@@ -214,10 +246,13 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
         causes = [most, *causes]
     if idle := _idle_time(report):
         causes = [idle, *(each for each in causes if each.code != IDLE)]
-    none = planned or report.verdict.status == "fp8_faster"
-    unfixed = (
-        [] if none else [_unfixed(each, report) for each in unfixed_problems(report) if each.code not in told]
-    )
+    stays = next((each for each in planned if each.treatment.name == STAY_IN_BF16), None)
+    of_fp8 = (each for each in report.findings if stays and each.code in stays.mends[1:])
+    slower, faster = (report.verdict.status == f"fp8_{how}" for how in ("slower", "faster"))
+    recompute = (each for each in report.findings if slower and each.code == RECOMPUTE)
+    causes += [*map(_cause_from, recompute), *_costliest(of_fp8, report)]
+    others = (each for each in unfixed_problems(report) if not planned and each.code not in told)
+    unfixed = [_unfixed(each, report) for each in others if not faster or each.code == MORE_MEMORY]
     shown = causes[:MOST_CAUSES] or unfixed[:1]
     codes = told.union(each.code for each in shown)
     errors = [each for each in report.findings if each.severity == "error" and each.code not in codes]
@@ -254,21 +289,24 @@ def _cause_from(cause: Finding | Step, saving: Saving | None = None, report: Doc
 
     Of leaving FP8 off they are the whole difference, whatever the cause.
     """
-    title, of = cause.title.rstrip("."), cause.treatment
+    of, where = cause.treatment, _timed_on(saving.from_ms, report) if saving and report else ""
+    alike = of is not None and traits(of.name).helps_bf16_too
+    both = report and alike and cause.code != IDLE and if_recorded(uses_fp8, report.facts)
+    title = f"{cause.title.rstrip('.')}{', in BF16 too' if both and not where.startswith('BF16') else ''}"
     if saving is None or saving.from_ms is None or saving.low <= 0 or (of and of.name == STAY_IN_BF16):
         return Cause(as_sentence(title), cause.code)
-    where = _timed_on(saving.from_ms, report) if report else ""
     ms, whole = f"{saving.middle:,.1f}", f"{saving.from_ms:,.1f}"
     told = f"{ms} of {whole} ms/step{f' in {where}' if where else ''}"
     if " ms" in title:
         return Cause(as_sentence(title), cause.code, saving.middle)
-    alike = of is not None and traits(of.name).helps_bf16_too
     in_gap = not (alike or where.startswith("BF16"))
     return Cause(as_sentence(f"{title}: {told}"), cause.code, saving.middle, is_part_of_gap=in_gap)
 
 
-def _timed_on(step_ms: float, report: Document) -> str:
+def _timed_on(step_ms: float | None, report: Document) -> str:
     """Name the variant that a saving begins at; empty for the step as it is."""
+    if step_ms is None:
+        return ""
     names = labels(report.facts, numbers(report.prescription))
     bases = [each.name for each in report.facts.arms() if each.get("step_ms") == step_ms]
     return "" if step_ms == report.verdict.step_ms else next((names[each] for each in bases), "")
@@ -302,21 +340,9 @@ def unfixed_problems(report: Document) -> Iterator[Finding]:
 
 
 def divided(found: Waterfall, report: Document) -> Cause:
-    """Divide the difference of FP8 and BF16, the largest part first."""
-    known = ((name, ms) for name, ms in found.parts_ms.items() if name != REST)
-    parts = sorted(known, key=lambda each: -abs(each[1]))[:MOST_PARTS]
-    shown = [(PART_NAMES.get(name, name), round(ms, 1)) for name, ms in parts]
-    rest = ("rest", found.difference_ms - sum(ms for _, ms in shown))
-    named = ", ".join(f"{name} {signed(ms)}" for name, ms in (*shown, rest) if abs(ms) >= NONE_MS)
-    takes = "would take" if report.verdict.status == "no_fp8" else "takes"
-    noise = ", within the noise" if report.verdict.status == "too_noisy" else ""
-    told = f"FP8 {takes} {_more(found.difference_ms)}{noise}: {named}."
+    """Divide the difference of FP8 and BF16; its cost is that of the largest part."""
     others = (ms for name, ms in found.parts_ms.items() if name not in ("casts", "GEMMs"))
-    return Cause(told, CASTS_COST, max(found.casts_unpaid_ms, *others))
-
-
-def _more(ms: float) -> str:
-    return f"{abs(ms):,.1f} ms/step {'longer' if ms > 0 else 'less'}"
+    return Cause(measured_parts(found, report), CASTS_COST, max(found.casts_unpaid_ms, *others))
 
 
 def _without_a_cause(report: Document) -> list[Cause]:
@@ -324,12 +350,12 @@ def _without_a_cause(report: Document) -> list[Cause]:
     verdict = report.verdict
     not_timed = verdict.status == "not_measured" and not verdict.basis
     summary = not_timed or verdict.status in ("no_fp8", "too_noisy")
-    told = _without_the_estimate(report) if summary else _no_cause_known(report)
+    told = summary_of_recipes(report) if summary else no_cause_known(report)
     timed = verdict.basis == "measured"
     if timed and verdict.status == "no_fp8" and (measured := _profiled_difference(report)):
         return [Cause(divided(measured, report).sentence)]
     unknown = verdict.status == "too_noisy" or (verdict.status == "not_measured" and timed)
-    if unknown or not (parts := _estimated_parts(report)):
+    if unknown or not (parts := estimated_parts(report)):
         return [Cause(told, is_summary=summary)]
     return [Cause(parts)] if timed else [Cause(parts), Cause(told, is_summary=summary)]
 
@@ -338,78 +364,6 @@ def _profiled_difference(report: Document) -> Waterfall | None:
     """Return the difference that the screen divides below, of a job without FP8."""
     found = if_recorded(timing, report.facts)
     return found.waterfalls[0] if found and found.waterfalls else None
-
-
-def _estimated_parts(report: Document) -> str:
-    """Divide the estimated difference of FP8 and BF16; empty if that explains nothing."""
-    expects = expected_speedup(report.facts, report.findings)
-    if expects is None or expects.parts is None:
-        return ""
-    parts, verdict = expects.parts, report.verdict
-    digits = 1 if parts.bf16_ms >= LONG_MS else 2
-    bf16_ms, saved_ms, casts_ms, idle_ms = (
-        round(ms, digits) for ms in (parts.bf16_ms, parts.saved_ms, parts.casts_ms, parts.idle_ms)
-    )
-    longer_ms = round(parts.fp8_ms, digits) - bf16_ms
-    if verdict.speedup and (longer_ms < 0) != (verdict.speedup > 1):
-        return ""
-    named = {"matmuls": -saved_ms, "casts": casts_ms, "idle GPU": idle_ms}
-    if verdict.basis != "measured":
-        named["other work"] = longer_ms - sum(named.values())
-    told = ", ".join(f"{name} {signed(ms, digits)}" for name, ms in named.items() if round(ms, digits))
-    if verdict.basis == "measured":
-        return f"The difference was not profiled: {told} ms/step (estimated)."
-    takes = "would take" if expects.recipes or expects.after else "takes"
-    fp8, bf16 = f"{parts.fp8_ms:,.{digits}f} ms/step", f"{bf16_ms:,.{digits}f} (estimated)"
-    if expects.modelled_ms:
-        return f"FP8 takes {fp8}, BF16 would take about {bf16}: {told}."
-    return f"FP8 {takes} about {fp8}, BF16 {bf16}: {told}."
-
-
-def _without_the_estimate(report: Document) -> str:
-    """Return the verdict's summary with the recipes in place of the speed that the title gives."""
-    expects, summary = estimate_told(report), report.verdict.summary
-    if expects is None or not expects.recipes:
-        return summary
-    first, *others = expects.recipes
-    slower = ", ".join(f"{each} {expects.recipes[each]:.2f}x" for each in others)
-    recipes = f"The best recipe would be {first}, compiled{f' ({slower})' if slower else ''}."
-    return summary.replace(expects.sentence, recipes)
-
-
-def _no_cause_known(report: Document) -> str:
-    verdict = report.verdict
-    if verdict.status == "fp8_slower":
-        return f"{UNEXPLAINED}: no check found its cause."
-    if modelled_loss(report):
-        return (
-            "No check found a mistake. In these layers the FP8 casts cost more than the matmuls save "
-            "(estimated)."
-        )
-    if verdict.basis == "modelled":
-        expects = estimate_told(report)
-        if expects and expects.other_work_leads and not expects.after:
-            but = "" if blocks_are_compiled(report.facts.network) else ", but not every block is compiled"
-            return f"Other work costs most. No check knows why{but}."
-        if expects and expects.as_is_loses:
-            how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
-            return f"No check found anything that slows FP8 down: {how} (estimated)."
-        why = unknown_part(report.facts) if expects and expects.after else ""
-        why = why.replace("No estimate", " No estimate as it is", 1)
-        return f"No check found anything that slows FP8 down.{why}"
-    if verdict.status == "not_measured":
-        in_layers = if_recorded(uses_fp8, report.facts)
-        if not in_layers and (outside := if_recorded(fp8_outside_layers, report.facts)):
-            return outside
-        return "BF16 was not timed, so there is nothing to compare with."
-    if timed_on_cpu(report.facts):
-        return "Timed on a CPU, which does not predict a GPU."
-    return "The step was not profiled."
-
-
-def modelled_loss(report: Document) -> bool:
-    """Return whether only the cost model speaks about FP8's speed, and expects a loss."""
-    return report.verdict.basis == "modelled" and bool(if_recorded(loses_as_modelled, report))
 
 
 def as_sentence(title: str) -> str:

@@ -31,9 +31,10 @@ from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.diagnosis.outlook import GAIN, beginning
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.causes import estimate_told, state_now, times_slower
+from fp8doctor.render.causes import state_now, times_slower
 from fp8doctor.render.details import numbers
 from fp8doctor.render.ended_ranks import ended_rank
+from fp8doctor.render.step_parts import estimate_told
 from fp8doctor.render.timing import labels
 from fp8doctor.wording import in_times, percent, plural, quotient
 

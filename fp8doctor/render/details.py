@@ -181,11 +181,16 @@ def fix_in_words(finding: Finding, steps: Sequence[Step]) -> str:
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
     if gone and finding.code in LEVERS:
         return " (its fix makes another job, not timed)"
-    return f" (gone with fix {fix})" if gone else f" (fixed by {fix})"
+    untold = finding.code == EXPOSED and steps[fix - 1].saving_ms is None
+    return f" (gone with fix {fix})" if gone else f" ({'see fix' if untold else 'fixed by'} {fix})"
 
 
 CASTS_COST = "STP002"
 """The check whose finding says what the line of casts and matmuls says."""
+
+
+EXPOSED = "DST005"
+"""The check of communication that no compute covers, of which a fix takes an unknown part."""
 
 
 LEVERS = ("MOD004", "SHP003")

@@ -18,8 +18,9 @@ from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import as_is_ms, estimate_told, gives_nan, state_now, times_slower
+from fp8doctor.render.causes import as_is_ms, gives_nan, state_now, times_slower
 from fp8doctor.render.ended_ranks import ended_rank
+from fp8doctor.render.step_parts import estimate_told
 from fp8doctor.render.timing import how_timed
 from fp8doctor.wording import in_times, rounded_ms
 

@@ -11,7 +11,7 @@ from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.facts import recorded
-from fp8doctor.render.causes import estimate_told
+from fp8doctor.render.step_parts import estimate_told
 from tests.diagnosis.test_plan_agrees import EVERY, replayed
 
 CHANGES_THE_ESTIMATE = {KEEP_IN_BF16, MORE_TOKENS, STAY_IN_BF16}

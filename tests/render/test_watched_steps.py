@@ -16,7 +16,7 @@ from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import estimate_told
+from fp8doctor.render.step_parts import estimate_told
 from tests.diagnosis.test_plan_agrees import ALL, TESTS, replayed
 from tests.recordings import files, name_of
 
