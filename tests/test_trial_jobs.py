@@ -123,13 +123,13 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
         for name in ("h100-gpt_124m_whole", "h200-qwen3_1_7b_whole_rowwise")
     )
     assert gpt.why[0] == (
-        "FP8 takes 2.6 ms/step longer: casts +8.1, matmuls −5.2, attention −0.2, rest −0.1."
+        "FP8 takes 2.6 ms/step longer: casts +8.1, matmuls −5.2, attention −0.2, other parts −0.1."
     )
     assert not [each for each in gpt.why if "seconds" in each]
     (fix,) = gpt.fix
     assert fix.startswith("Stay in BF16, under your own torch.compile: the fastest FP8 that was timed takes ")
     assert qwen.why[-1] == (
-        "FP8 takes 29.5 ms/step longer: casts +38.9, matmuls −20.7, attention +12.4, rest −1.1."
+        "FP8 takes 29.5 ms/step longer: casts +38.9, matmuls −20.7, attention +12.4, other parts −1.1."
     )
 
 
