@@ -63,7 +63,7 @@ def only_bf16_is_compiled(report: Document) -> bool:
     facts, bf16 = report.facts, if_recorded(best_bf16, report.facts)
     if bf16 is None or bf16.name not in (ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED):
         return False
-    blocks = facts.network.blocks
+    blocks = facts.network.get("blocks", ())
     eager = all(recorded(each, "compiled") and not each.compiled for each in blocks)
     return bool(blocks) and eager and bool(if_recorded(uses_fp8, facts))
 
