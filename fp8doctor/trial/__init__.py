@@ -60,7 +60,7 @@ def budget_for(
     except NotReplicable:  # the trial gives this reason
         within = []
     large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
-    long = large or compiled_as_one(job, within)
+    long = large or not within or compiled_as_one(job, within)
     return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S, deadline)
 
 

@@ -313,6 +313,13 @@ def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: f
     assert budget_for(of, facts, None, now).seconds == 120.0, "one graph of several blocks"
 
 
+def test_the_default_is_longer_if_no_blocks_repeat() -> None:
+    of = job(blocks=0)
+    facts = examine(of)
+    assert not facts.network.blocks
+    assert budget_for(of, facts, None, time.monotonic()).seconds == 120.0
+
+
 def test_a_build_ends_in_time_for_the_window_and_what_follows() -> None:
     of = Budget(60.0, 1000.0)
     assert of.build_until(COSTS) == 1000 + 75 - of.after_builds_s(COSTS)
