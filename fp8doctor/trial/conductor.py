@@ -134,6 +134,7 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
     gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
     costs = costs_of(timed)
     run.begin(Stage.PROFILING)
+    run.keep(msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s))
     tracer.explain(timed, samples)
     run.keep(msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s))
     for attempt in timed:

@@ -235,6 +235,30 @@ Tracer.prove = lambda self, attempt, *, explain=True: prove(self, attempt) if ex
 
 
 @pytest.mark.usefixtures("forked")
+def test_a_child_that_overstays_in_its_first_profile_keeps_the_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T5 large in FP8, not compiled, on an H200: its profile took longer than the time that was left."""
+    once = tmp_path / "hung"
+    late_while_it_grows(once, monkeypatch)
+    text = FP8_MODEL.replace("{part}", "nothing")
+    (tmp_path / "model.py").write_text(f"""{text}
+from fp8doctor.trial.measure.profile_step import Tracer
+
+Tracer._profile = lambda self, ready: {hang(once)}
+""")
+    examination = examine_in_worker(
+        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
+    )
+    trial = examination.facts.trial
+    arms = {arm.name: arm for arm in trial.arms}
+    assert arms["as_is"].tried
+    assert arms["bf16"].tried
+    assert arms["as_is"].breakdown is None
+    assert "was used up while fp8doctor was profiling" in trial.gaps["trial.arms.breakdown"]
+
+
+@pytest.mark.usefixtures("forked")
 def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,12 +20,13 @@ from fp8doctor.facts.arm_names import (
     is_in_bf16,
     is_of_first_window,
 )
-from fp8doctor.facts.no_number import not_tried
+from fp8doctor.facts.no_number import NoNumber, not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.peak_memory import memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import gpu_name
@@ -36,6 +37,9 @@ recorded profile on an H200 had 1.09 (Llama with 8B widths, compiled FP8, torch 
 
 MOST_CLIPPED = 0.05
 """Share of the busy time that the line through the depths may put below zero. A convention."""
+
+UNSEEN = NoNumber(Reason.NO_TIME_LEFT, "the budget ran out before fp8doctor saw FP8 matmuls in it")
+"""Reason of an FP8 variant if the trial ends between its rounds and its proof."""
 
 MOST_GROUPS, MOST_MODULES = 30, 40
 """Kernels and modules to keep, the longest first; unknown kernels are kept in addition."""
@@ -136,8 +140,10 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         "base": of.base,
         "tokens_ratio": ratio,
     }
-    if attempt.no_number is not None or attempt.proof is None:
-        return not_tried(attempt.no_number, **planned)
+    proof = attempt.proof or StepProof(fp8_gemms=None, graphs_run=0)
+    unseen = UNSEEN if attempt.proof is None and of.fp8 and of.name != ArmName.AS_IS else None
+    if no_number := attempt.no_number or unseen:
+        return not_tried(no_number, **planned)
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
@@ -174,8 +180,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         cuts=tuple(cuts),
         breakdown=_breakdown(plan, attempt, at.median),
         memory=memory_parts(plan, peak_gib, holds),
-        fp8_gemms=attempt.proof.fp8_gemms,
-        graphs_run=attempt.proof.graphs_run,
+        fp8_gemms=proof.fp8_gemms,
+        graphs_run=proof.graphs_run,
         non_finite=_non_finite(attempt),
     )
 
