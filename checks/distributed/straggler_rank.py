@@ -84,7 +84,7 @@ def _slow(slower: tuple[Behind, ...], timed: int, gpus: dict[int, str]) -> Findi
             "step_ms": worst.step_ms,
             "ranks": timed,
         },
-        saving_ms=Saving(low=0.0, high=worst.by_ms, basis="measured"),
+        saving_ms=Saving(low=0.0, high=worst.by_ms, basis="modelled"),
         treatment=TREATMENT,
     )
 

@@ -31,7 +31,7 @@ from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import ArmName, Breakdown, Facts, KernelGroup
 from fp8doctor.facts.examples import example, float8, profiled
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Finding, NotApplicable, Saving
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural
 
@@ -73,6 +73,7 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
             "kernel_counts": tuple(group.count for group in groups),
         },
         severity=None if uses_fp8(facts) else "info",
+        saving_ms=Saving(low=0.0, high=spent, basis="modelled") if uses_fp8(facts) else None,
         treatment=describe(FUSED_ARM, facts),
     )
 

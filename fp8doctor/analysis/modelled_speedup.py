@@ -128,12 +128,12 @@ class ModelledSpeedup(Struct, frozen=True):
     @property
     def wins(self) -> bool:
         """Return whether FP8 is faster by more than the model's error."""
-        return self._best_bounds[0] >= 1
+        return self.best_bounds[0] >= 1
 
     @property
     def loses(self) -> bool:
         """Return whether FP8 is slower by more than the model's error."""
-        return self._best_bounds[1] <= 1
+        return self.best_bounds[1] <= 1
 
     @property
     def as_is_wins(self) -> bool:
@@ -150,17 +150,17 @@ class ModelledSpeedup(Struct, frozen=True):
             return False
         return abs(self.modelled_ms / self.ran_ms - 1) > self.as_is_may_be_off
 
-    def gains(self, end: float) -> tuple[float, float] | None:
-        """Bound how many times faster than now a step is that runs at ``end`` times the best BF16.
+    @property
+    def left_out_ms(self) -> float:
+        """Time of the watched step that the model does not explain, and that any other form may have too.
 
-        At least, the GPU stays idle for as long as the model cannot explain. None if the step now is unknown.
+        Of a step that is not modelled as it is, only idle time.
         """
         if not self.ran_ms or self.parts is None:
-            return (end / self.now, end / self.now) if self.now else None
-        end_ms = self.parts.bf16_ms / end
-        stays_ms = min(self.ran_idle_ms, max(0.0, self.ran_ms - (self.modelled_ms or end_ms)))
-        stays_ms = stays_ms if stays_ms >= EVEN * self.ran_ms else 0.0
-        return self.ran_ms / (end_ms + stays_ms), self.ran_ms / end_ms
+            return 0.0
+        best_ms = self.parts.bf16_ms / self.best
+        left_ms = self.ran_ms - (self.modelled_ms or max(best_ms, self.ran_ms - self.ran_idle_ms))
+        return left_ms if left_ms >= EVEN * self.ran_ms else 0.0
 
     @property
     def is_close(self) -> bool:
@@ -183,23 +183,33 @@ class ModelledSpeedup(Struct, frozen=True):
         return self.parts is not None and ms > max(*others, EVEN * self.parts.bf16_ms)
 
     @property
-    def _best_bounds(self) -> tuple[float, float]:
+    def best_bounds(self) -> tuple[float, float]:
+        """Bound `best` by the model's error and the watched step."""
         return self._bounds(self.best, self.may_be_off)
+
+    @property
+    def now_bounds(self) -> tuple[float, float] | None:
+        """Bound `now`; None if it is unknown."""
+        return self._bounds(self.now, self.as_is_may_be_off) if self.now else None
 
     def _bounds(self, speedup: float, off: float) -> tuple[float, float]:
         """Bound a speedup. BF16 may lack, or have too, the time that the model left out of a watched step.
 
-        It may also cover that step's communication.
+        It may also cover that step's communication. Another form of FP8 may have that time like BF16.
         """
         both = covered = 0.0
-        if speedup == self.as_is and self.ran_ms and self.modelled_ms and not self.recipes:
-            both, covered = 1 - self.modelled_ms / self.ran_ms, self.exposed_ms / self.ran_ms
-        return (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
+        if self.ran_ms and speedup == self.now:
+            both = 1 - self.modelled_ms / self.ran_ms if self.modelled_ms else self.left_out_ms / self.ran_ms
+            covered = self.exposed_ms / self.ran_ms
+        low, high = (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
+        if self.parts and speedup != self.now and (left_ms := self.left_out_ms):
+            low = (self.parts.bf16_ms + left_ms) / (self.parts.bf16_ms / low + left_ms)
+        return low, high
 
     @property
     def range(self) -> str:
         """Write the range of `best` that the model's error and the watched step leave: 0.96 to 1.29x."""
-        low, high = self._best_bounds
+        low, high = self.best_bounds
         return f"{low:.2f} to {high:.2f}x"
 
     @property

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.known_form import AUTOCAST, LOADED, TENSORWISE
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.modelled_speedup import (
+    BY_UNSLOTH,
+    CACHE_OFF,
+    KEPT,
+    ONLY_COMPILED,
     may_be_compiled_by_unsloth,
     modelled_bf16,
     modelled_speedup,
@@ -71,6 +78,42 @@ def unknown_part(facts: Facts) -> str:
         return "No estimate: the host time for recomputing Transformer Engine's layers is not known."
     recipes = ", ".join(sorted({each.recipe or "unknown" for each in fp8 if recorded(each, "recipe")}))
     return f"No estimate: nobody measured the casts of the recipe {recipes or 'unknown'} on {gpu.name}."
+
+
+def no_model_of(keys: Iterable[str]) -> str:
+    """Say what the cost model lacks for the first of these forms of a step, or codes of checks."""
+    found = (LACKS.get(key) or LACKS.get(key[:3]) for key in keys)
+    return f"no cost model for {next(filter(None, found), 'this change')}"
+
+
+LACKS = {
+    AUTOCAST: "FP32 weights without autocast",
+    TENSORWISE: "this recipe",
+    LOADED: "weights in low precision",
+    CACHE_OFF: "a KV cache",
+    ONLY_COMPILED: "so many rows in casts that are not compiled",
+    KEPT: "Transformer Engine's recompute",
+    BY_UNSLOTH: "blocks that Unsloth may compile",
+    "ENV": "this setting",
+    "ENV006": "debug switches",
+    "GPU": "a GPU in this state",
+    "MOD": "these layers as they are",
+    "MOD005": "emulated FP8",
+    "SHP": "other shapes",
+    "CMP": "compilation in this form",
+    "CMP003": "graph breaks",
+    "CMP004": "Linears that are compiled alone",
+    "CMP005": "recompilation",
+    "CKP": "recompute in this form",
+    "LOR": "thin LoRA matrices",
+    "MEM": "memory management",
+    "MEM004": "other attention backends",
+    "NUM": "this recipe",
+    "DST": "communication",
+    "STP": "the host's work",
+    "STP007": "optimizers",
+}
+"""Form that is modelled instead, check, or first letters of its code -> what the cost model does not hold."""
 
 
 def _as_plain_fp8(facts: Facts) -> Facts:

@@ -21,6 +21,7 @@ from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
 from fp8doctor.diagnosis.giving_up import as_estimated
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
+from fp8doctor.diagnosis.planned_gain import with_its_gain
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
 from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -54,6 +55,7 @@ def diagnose(
     told = estimated(verdict(view, findings), facts, findings)
     begins, compiles = conversion.expected(told, facts), conversion.compiling(told, facts)
     prescription = in_agreement((*begins, *held, *compiles))
+    prescription = if_recorded(with_its_gain, prescription, view, findings) or prescription
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)

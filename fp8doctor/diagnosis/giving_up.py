@@ -56,9 +56,7 @@ def as_estimated(
     if view.on_gpu and view.bf16:
         return tuple(steps)
     expects = planned_speedup(facts, findings, steps)
-    if any(step.treatment.name == STAY_IN_BF16 for step in steps):
-        return tuple(_without_its_saving(step) if expects and expects.now else step for step in steps)
-    if expects is None or not expects.loses or not is_given(facts):
+    if stays_in_bf16(steps) or expects is None or not expects.loses or not is_given(facts):
         return tuple(steps)
     if not (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, steps))):
         return tuple(steps)
@@ -68,9 +66,9 @@ def as_estimated(
     return instead_of_fp8(steps, gives_up, broken)
 
 
-def _without_its_saving(step: Step) -> Step:
-    """Drop what a finding estimates of some layers if the cost model knows the whole step."""
-    return msgspec.structs.replace(step, saving_ms=None) if step.treatment.name == STAY_IN_BF16 else step
+def stays_in_bf16(steps: Iterable[Step]) -> bool:
+    """Return whether the plan leaves FP8 off."""
+    return any(step.treatment.name == STAY_IN_BF16 for step in steps)
 
 
 def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str]) -> tuple[Step, ...]:

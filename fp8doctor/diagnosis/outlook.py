@@ -8,8 +8,10 @@ from math import inf
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
+from fp8doctor.analysis.estimated_gain import GAIN, EstimatedGain
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
+from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN, is_even
@@ -17,9 +19,10 @@ from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, why_not_modelled
-from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
+from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup, stays_in_bf16
 from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
+from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
@@ -28,10 +31,6 @@ from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
 SMALL_PCT = 1.0
 """Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
 timed against its own copy may differ by."""
-
-
-GAIN = 0.01
-"""Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
 
 
 NOT_COMPILED = "No estimate: nothing compiles the FP8 layers that this makes."
@@ -201,54 +200,48 @@ def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
 
 
 def _modelled(report: Document, steps: Sequence[Step]) -> str:
-    expects = planned_speedup(report.facts, report.findings, steps)
-    if expects is None and trains_in_16_bits(report.facts):
+    facts, findings = report.facts, report.findings
+    expects, gains = planned_speedup(facts, findings, steps), planned_gain(facts, findings, steps)
+    if expects is None and trains_in_16_bits(facts):
         return ""
-    loses = expects is not None and expects.loses
-    stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
-    if expects is None or (stays and not loses):
-        saved = _gain(None, steps)
-        gain = f"The fixed step takes {saved} (estimated)." if saved else _unknown_gain(report, steps)
-        wins = f"is not expected to win here ({expects.range}, " if expects else "cannot win here ("
-        return f"FP8 {wins}estimated). {gain}" if stays else ""
-    current = expected_speedup(report.facts, report.findings)
-    if any(each.treatment.name == MORE_TOKENS for each in steps):
-        current = None
-    now = current.now if current else None
-    if stays:
-        return _without_fp8(expects, current)
-    converts = any(traits(step.treatment.name).family == "convert" for step in steps)
-    begins = converts or (not loses and any(map(changes_fp8, steps)))
-    if expects.recipes and not begins and not report.facts.get("trial.arms"):
+    if stays_in_bf16(steps):
+        return _without_fp8(expects, gains, report, steps)
+    if expects is None:
+        return ""
+    converted = any(map(converts, steps))
+    if expects.recipes and not begins_fp8(steps, expects) and not facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
         return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""
-    advice = "" if expects.wins else "; a larger batch may pay" if loses else ", too uncertain to tell"
+    advice = (
+        "" if expects.wins else "; a larger batch may pay" if expects.loses else ", too uncertain to tell"
+    )
     as_is = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
-    fixes = as_is if expects.after == KEPT else _with_all(steps)
-    beginning = "With FP8" if expects.recipes and not converts else fixes if steps else as_is
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
-        return f"{beginning}: {speed} (estimated for {expects.gpu})."
-    apart = [n for n, step in enumerate(steps, 1) if _is_not_modelled(step)]
-    apart = apart if len(apart) < len(steps) else []
-    counted = [n for n in range(1, len(steps) + 1) if n not in apart]
-    gains = current.gains(expects.best) if current else None
-    if steps and now and not converts and abs(expects.best / now - 1) < GAIN:
-        gain = _gain(gains, steps)
-        measured = any(each.saving_ms and each.saving_ms.basis == "measured" for each in steps)
-        how = "measured" if measured else "estimated"
-        still = "" if expects.wins or expects.loses else f" FP8 may be faster.{_how_to_find(report, steps)}"
-        return f"{beginning}: {gain} ({how}).{still}" if gain else _unknown_gain(report, steps)
-    if apart and beginning == _with_all(steps):
-        beginning = f"With {_numbered(counted)}"
+        return f"{as_is}: {speed} (estimated for {expects.gpu})."
+    more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
+    current = None if more_tokens else expected_speedup(facts, findings)
+    now = current.now if current else None
+    if steps and now and not converted and gains is None:
+        saved, sure = _gain(None, steps), expects.wins or expects.loses
+        still = "" if sure else f" FP8 may be faster.{_how_to_find(report, steps)}"
+        told = f"{_with_all(steps)}: {saved} (estimated).{still}"
+        return told if saved else _unknown_gain(report, steps)
+    alone = [step for step in steps if step.saving_ms and not is_modelled(step)]
+    held = [step for step in steps if step not in alone] or steps
+    fixes = as_is if expects.after == KEPT or not steps else _with(held, steps)
+    beginning = "With FP8" if expects.recipes and not converted else fixes
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, already" if is_best and expects.best > 1 else ""
     than = faster or f"{expects.best:.2f}x the speed of"
     speed = f"about {than} the best BF16 (estimated for {expects.gpu}){advice}."
-    gain = "" if is_best else _gain(gains, [steps[n - 1] for n in counted])
-    told = not steps or gain or is_best or report.verdict.status in GRAVE
-    what = f"What {_numbered(counted)} gains" if apart else "The gain"
-    later, how = ("", "") if told else (f" {what} over now was not estimated.", _how_to_find(report, steps))
+    gain = "" if is_best else _gain(gains, held)
+    known = not steps or gain or is_best or report.verdict.status in GRAVE
+    why = "a step with more tokens is other work" if more_tokens else "there is none of the step as it is"
+    later, how = "", ""
+    if not known:
+        later, how = f" No estimate of the gain over now: {why}.", _how_to_find(report, steps)
+    apart = [n for n, step in enumerate(steps, 1) if step not in held]
     return f"{beginning}: {gain and f'{gain}, '}{speed}{later}{_beside(steps, apart)}{how}"
 
 
@@ -259,56 +252,76 @@ def _beside(steps: Sequence[Step], numbers: Sequence[int], of_ms: float = inf) -
         saving = steps[n - 1].saving_ms
         if saving and saving.basis == "modelled" and 0 < saving.high < of_ms:
             low, high = map(rounded_ms, (max(saving.low, 0), saving.high))
-            told += f" Fix {n} saves {low} to {high} ms/step (estimated), not counted here."
+            ends = f"{low} to {high}" if saving.low > 0 else f"at most {high}"
+            told += f" Fix {n} saves {ends} ms/step (estimated), not counted here."
     return told
 
 
-def _is_not_modelled(step: Step) -> bool:
-    """Return whether a check estimated what it saves, and the model of the fixed step does not hold it."""
-    compiles = traits(step.treatment.name).compiles
-    return step.saving_ms is not None and not compiles and not changes_fp8(step)
+def _with(held: Sequence[Step], steps: Sequence[Step]) -> str:
+    """Name the fixes that an estimate holds."""
+    if len(held) == len(steps):
+        return _with_all(steps)
+    return f"With {_numbered([n for n, step in enumerate(steps, 1) if step in held])}"
 
 
-def _without_fp8(expects: ModelledSpeedup, current: ModelledSpeedup | None) -> str:
+def why_now_is_unknown(report: Document) -> str:
+    """Say why the step as it is has no estimate."""
+    expects = expected_speedup(report.facts, report.findings)
+    codes = [each.code for each in report.findings if invalidates(each)]
+    return no_model_of(
+        (expects.after if expects else "", *codes, *(step.code for step in report.prescription))
+    )
+
+
+def _without_fp8(
+    expects: ModelledSpeedup | None,
+    gain: EstimatedGain | None,
+    report: Document,
+    steps: Sequence[Step],
+) -> str:
     """Say what a plan that stays in BF16 gives, and what FP8 would cost."""
+    if expects is None:
+        why = why_not_modelled(report.facts, report.findings)
+        return f"FP8 cannot win here (estimated). {why}{_how_to_find(report, steps)}"
     slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
-    gains = current.gains(1.0) if current else None
-    now = current.now if current else None
-    if gains is None or now is None:
-        return f"Fixed, the step runs in the best BF16; FP8 would be {slower} {basis}."
-    if 1 / now < 1 + EVEN:
-        return f"The step stays as it is, in the best BF16. FP8 would be {slower} {basis}."
-    bf16_ms = current.parts.bf16_ms if current and current.parts else None
-    step = f" ({bf16_ms / now:,.1f} ms/step; {bf16_ms:,.1f} in the best BF16)" if bf16_ms else ""
-    faster = f"About {_between(*gains)} faster than now{step}"
-    if in_times(1 / now) == in_times(1 / expects.best):
+    fp8 = f"FP8 with every fix would be {slower} than that"
+    if not expects.loses:
+        fp8 = f"FP8 is not expected to win here, {expects.range}"
+    if gain is None:
+        ms = f" ({expects.parts.bf16_ms:,.1f} ms/step)" if expects.parts else ""
+        why = f"No estimate as it is: {why_now_is_unknown(report)}."
+        return f"Fixed, the step runs in the best BF16{ms}. {fp8} {basis}. {why}"
+    if gain.now_ms < gain.bf16_ms * (1 + EVEN):
+        return f"The step stays as it is, in the best BF16. {fp8.replace(' than that', '')} {basis}."
+    step = f" ({gain.now_ms:,.1f} ms/step; {gain.bf16_ms:,.1f} in the best BF16)"
+    faster = f"About {_between(*gain.faster)} faster than now{step}"
+    if in_times(gain.now_ms / gain.bf16_ms) == in_times(1 / expects.best):
         return f"{faster} {basis}."
-    return f"{faster}. FP8 with every fix would be {slower} than that {basis}."
+    return f"{faster}. {fp8} {basis}."
 
 
 def _between(low: float, high: float) -> str:
     return " to ".join(dict.fromkeys((in_times(low), in_times(high))))
 
 
-def _gain(faster: tuple[float, float] | None, steps: Sequence[Step]) -> str:
+def _gain(gains: EstimatedGain | None, steps: Sequence[Step]) -> str:
     """Say what the plan is estimated to gain over the step as it is; empty if that is unknown."""
-    if faster and faster[1] >= 1 + GAIN:
-        return f"about {_between(*faster)} faster than now"
+    if gains and gains.faster[1] >= 1 + GAIN:
+        return f"about {_between(*gains.faster)} faster than now"
     saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.high > 0]
     if not saved:
         return ""
     most = max(saved, key=lambda each: each.low)
     low, high = map(rounded_ms, (most.low, most.high))
-    range_ms = (
-        f"at least {low}" if len(steps) > 1 else f"{low} to {high}" if most.low > 0 else f"up to {high}"
-    )
+    several = len(steps) > 1 and most.low > 0
+    range_ms = f"at least {low}" if several else f"{low} to {high}" if most.low > 0 else f"at most {high}"
     return f"{range_ms} ms/step less than now"
 
 
 def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
-    """Say that the estimate knows nothing of what the plan changes, and how to find its gain."""
-    fixes = "What these fixes gain" if len(steps) > 1 else "What this fix gains"
-    return f"{fixes} was not estimated.{_how_to_find(report, steps)}"
+    """Say why the estimate knows nothing of what the plan changes, and how to find its gain."""
+    why = no_model_of(step.code for step in steps)
+    return f"No estimate of the gain: {why}.{_how_to_find(report, steps)}"
 
 
 def _how_to_find(report: Document, steps: Sequence[Step]) -> str:

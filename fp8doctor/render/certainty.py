@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, ratio_on_screen, timed_on_cpu
+from fp8doctor.analysis.estimated_gain import GAIN
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
-from fp8doctor.analysis.modelled_speedup import ERROR, ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import ERROR, OFF_IN_BALANCE, ModelledSpeedup
 from fp8doctor.analysis.noise import (
     Pair,
     copies_differ,
@@ -27,8 +28,8 @@ from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
-from fp8doctor.diagnosis.giving_up import planned_speedup
-from fp8doctor.diagnosis.outlook import GAIN, beginning
+from fp8doctor.diagnosis.giving_up import planned_speedup, stays_in_bf16
+from fp8doctor.diagnosis.outlook import beginning, why_now_is_unknown
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import state_now, times_slower
@@ -78,6 +79,8 @@ def _estimated(report: Document) -> str:
 
 def _error(expects: ModelledSpeedup | None) -> str:
     """Say how far off the estimate is on this job if that is known, else how far off it was on others."""
+    if expects and not expects.describes_no_watched_step and expects.may_be_off == OFF_IN_BALANCE:
+        return f"Host and GPU take about as long here: the estimate may be off by {OFF_IN_BALANCE:.0%}"
     if expects is None or not expects.describes_no_watched_step:
         return f"{ERROR[:1].upper()}{ERROR[1:]}"
     times = f"{expects.ran_ms:,.1f} ms where the estimate has {expects.modelled_ms:,.1f}"
@@ -111,9 +114,12 @@ def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
         return _likely(told.wins, told.loses, state)
     if told.as_is is not None:
         return _likely(told.as_is_wins, told.as_is_loses, state)
+    if bounds := told.now_bounds:
+        return _likely(bounds[0] >= 1, bounds[1] <= 1, state)
     slower = times_slower(report, told)
     if slower is None:
-        return "As it is: not known, no estimate"
+        stays = stays_in_bf16(report.prescription)  # which says why
+        return f"As it is: not known, no estimate{'' if stays else f' ({why_now_is_unknown(report)})'}"
     return f"Slower as it is: likely, {' to '.join(dict.fromkeys(map(in_times, slower)))}"
 
 

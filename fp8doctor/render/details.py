@@ -239,6 +239,8 @@ def saving_in_words(saving: Saving | None) -> str:
         small = large = _change(-saving.middle)
     gpu = f"for {saving.gpu}" if saving.basis == "modelled" else f"on {saving.gpu}"
     where = f" {gpu}" if saving.gpu else ""
+    if not saving.low and saving.high > 0:
+        return f"at most {large} ms/step, {HOW_KNOWN[saving.basis]}{where}"
     return f"{small if small == large else f'{small} to {large}'} ms/step, {HOW_KNOWN[saving.basis]}{where}"
 
 

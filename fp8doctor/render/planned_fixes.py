@@ -110,10 +110,12 @@ def saves(saving: Saving | None, after: str = "") -> str:
     how = HOW_KNOWN[saving.basis]
     where = f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
     verb = "saves" if saving.high >= 0 else "costs"
-    amount = first if first == last else f"{first} to {last}"
+    ceiling = not saving.low and saving.high > 0
+    amount = f"at most {last}" if ceiling else first if first == last else f"{first} to {last}"
     if either_way and (first, last) != ("0.0", "0.0"):
         either = f"{first} ms/step {_less(ends[0])} to {last} ms/step {_less(ends[1])}"
-        return f"too noisy to tell: from {either}, {how}{where}"
+        begin = "too noisy to tell: from " if saving.basis == "measured" else "from "
+        return f"{begin}{either}, {how}{where}"
     return f"{verb} {amount} ms/step, {how}{where}"
 
 

@@ -1,0 +1,69 @@
+"""What an estimated plan gains, and the saving of the fixes that the cost model knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.giving_up import CONVERTS, changes_fp8, planned_speedup, stays_in_bf16
+from fp8doctor.facts import Facts
+from fp8doctor.finding import Finding
+
+
+def planned_gain(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> EstimatedGain | None:
+    """Estimate what the plan gains; None if it is unknown, or if the plan asks for more tokens."""
+    now, planned = expected_speedup(facts, findings), planned_speedup(facts, findings, steps)
+    if now is None or planned is None or any(step.treatment.name == MORE_TOKENS for step in steps):
+        return None
+    if stays_in_bf16(steps):
+        return estimated_gain(now, None)
+    if planned.recipes and not begins_fp8(steps, planned):
+        return None
+    return estimated_gain(now, planned)
+
+
+def begins_fp8(steps: Sequence[Step], planned: ModelledSpeedup) -> bool:
+    """Return whether a model without FP8 trains in it with the plan."""
+    return any(map(converts, steps)) or (not planned.loses and any(map(changes_fp8, steps)))
+
+
+def converts(step: Step) -> bool:
+    return traits(step.treatment.name).family == CONVERTS
+
+
+def is_modelled(step: Step) -> bool:
+    """Return whether the model of a fixed FP8 step holds what this step changes."""
+    return traits(step.treatment.name).compiles or changes_fp8(step) or converts(step)
+
+
+def with_its_gain(steps: Sequence[Step], view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
+    """Give the fixes that the cost model knows the saving of its steps: the first has that of all.
+
+    A check's own saving counts the kernels of some layers, without the host.
+    """
+    if view.on_gpu and view.bf16:
+        return tuple(steps)
+    stays, gain = stays_in_bf16(steps), planned_gain(view.facts, findings, steps)
+    held = [
+        step
+        for step in steps
+        if (step.treatment.name == STAY_IN_BF16 if stays else gain and is_modelled(step))
+    ]
+    known = [step for step in held if step.saving_ms] or held
+    return tuple(
+        replace(
+            step,
+            saving_ms=gain.saving if gain and step is known[0] else None,
+            together=tuple(each.treatment.name for each in known if each is not step),
+        )
+        if step in known
+        else step
+        for step in steps
+    )
