@@ -234,7 +234,10 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, already" if is_best and expects.best > 1 else ""
     than = faster or f"{expects.best:.2f}x the speed of"
-    speed = f"about {than} the best BF16 (estimated for {expects.gpu}){advice}."
+    if gains and gains.may_keep_ms and not faster:
+        than = f"{expects.range} the speed of"  # both ends, like the gain
+    about = "" if than.startswith(expects.range) else "about "
+    speed = f"{about}{than} the best BF16 (estimated for {expects.gpu}){advice}."
     gain = "" if is_best else _gain(gains, held)
     known = not steps or gain or is_best or report.verdict.status in GRAVE
     why = "a step with more tokens is other work" if more_tokens else "there is none of the step as it is"

@@ -28,14 +28,15 @@ ENDS = {
     "te_checkpointed_inside": "11.5 ms in BF16 without checkpointing, 2.6x faster than now.",
     "vit": "16.3 ms in BF16, 8.3x faster than now.",
     "cannot_be_saved": "9.3 ms in compiled BF16, 2.0x faster than now.",
-    "te_checkpointed": "With this fix: about 1.14x the speed of the best BF16 (estimated for H200). The "
-    "gain over now was not estimated. Apply the fix, then time the step: fp8doctor te_checkpointed.py",
+    "te_checkpointed": "With this fix: about 1.14x the speed of the best BF16 (estimated for H200). No "
+    "estimate of the gain over now: there is none of the step as it is. Apply the fix, then time the step: "
+    "fp8doctor te_checkpointed.py",
     "emulated": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200), too "
-    "uncertain to tell. The gain over now was not estimated. Apply the fix, then time the "
-    "step: fp8doctor emulated.py",
+    "uncertain to tell. No estimate of the gain over now: there is none of the step as it is. Apply the fix, "
+    "then time the step: fp8doctor emulated.py",
     "e5m2_forward": "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too "
-    "uncertain to tell. The gain over now was not estimated. Apply the fix, then time the "
-    "step: fp8doctor e5m2_forward.py",
+    "uncertain to tell. No estimate of the gain over now: there is none of the step as it is. Apply the fix, "
+    "then time the step: fp8doctor e5m2_forward.py",
     "fp8_storage": "With FP8: about 0.85x the speed of the best BF16 (estimated for H200), "
     "too uncertain to tell.",
     "experts_in_bf16": "fp8doctor has not timed the fixed step. No estimate: a fix changes which layers "
@@ -52,10 +53,11 @@ ENDS = {
     ", too uncertain to tell.",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: a fix changes which layers "
     "run in FP8, or their shapes. Apply the fix, then time the step: fp8doctor unaligned.py",
-    "accelerate_eager": "Fixed, the step runs in the best BF16; FP8 would be about 1.55x slower (estimated "
-    "for H200).",
-    "nf4_base": "FP8 cannot win here (estimated). The fixed step takes 0.2 to 0.3 ms/step less than now "
-    "(estimated).",
+    "accelerate_eager": "Fixed, the step runs in the best BF16 (6.8 ms/step). FP8 with every fix would be "
+    "about 1.55x slower than that (estimated for H200). No estimate as it is: no cost model for these "
+    "layers as they are.",
+    "nf4_base": "FP8 cannot win here (estimated). No estimate: a fix changes which layers run in FP8, or "
+    "their shapes. Apply the fix, then time the step: fp8doctor nf4_base.py",
     "lora_plain": "Compiled, BF16 would be about 1.47x faster than now (estimated for H200).",
 }
 

@@ -221,15 +221,6 @@ def test_an_error_among_the_causes_has_a_fix_or_names_it(path: Path) -> None:
 
 
 @EVERY
-def test_an_estimated_gain_is_of_the_whole_step(path: Path) -> None:
-    """Next to a gain of the step, no saving of some layers stands beside the fix that gives it."""
-    report, screen, _ = replayed(path)
-    if report.verdict.basis == "modelled" and screen.answer.then.sentence.startswith("About "):
-        stays = [step for step in report.prescription if step.treatment.name == STAY_IN_BF16]
-        assert not [step for step in stays if step.saving_ms]
-
-
-@EVERY
 def test_nothing_stands_before_a_comma_that_is_not_there(path: Path) -> None:
     _, screen, _ = replayed(path)
     assert not [line for _, line in screen.facts if "(," in line]

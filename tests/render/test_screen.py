@@ -129,7 +129,7 @@ def answers_the_five(report: Document, first: Screen, screen: str) -> None:
         assert A_TIME.search(" ".join(found.why))
         assert first.fixes
     if verdict.basis == "modelled":
-        assert "stimated speedups were off by" in found.sure
+        assert re.search("stimated speedups were off by|the estimate may be off by", found.sure)
     if verdict.basis is None:
         assert not first.variants
 
@@ -432,8 +432,8 @@ def test_the_modelled_end_counts_the_tokens_that_the_plan_asks_for() -> None:
     first = first_screen(watched("h200x2-fsdp2_few_rows"))
     assert first.answer.then.sentence == (
         "With this fix: about 1.04x the speed of the best BF16 (estimated for H200), too uncertain to tell. "
-        "The gain over now was not estimated. Apply the fix, then time the step: torchrun ... -m "
-        "fp8doctor run --stop job.py ARGS..."
+        "No estimate of the gain over now: a step with more tokens is other work. Apply the fix, then time "
+        "the step: torchrun ... -m fp8doctor run --stop job.py ARGS..."
     )
 
 
