@@ -31,7 +31,8 @@ def test_nan_in_fp8_leads_the_recorded_screen() -> None:
     said = first_screen(report).answer
     assert (report.verdict.status, said.tone) == ("layers_do_not_learn", "bad")
     assert said.what == "FP8 gives NaN: the model does not learn"
-    assert said.why == ("NaN or infinity in loss and gradients in FP8.",)
+    assert said.why[0] == "NaN or infinity in loss and gradients in FP8."
+    assert said.why[1].startswith("FP8 takes "), "why it is slow, too"
     assert [step.code for step in report.prescription] == ["NUM001", "CMP001"]
     assert "Loss and gradients were finite in its steps." in said.then.sentence
 
