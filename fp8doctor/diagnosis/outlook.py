@@ -124,7 +124,7 @@ def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
 
 
 def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
-    """Name the fixes of the plan that are in a timed step."""
+    """Name the fixes of the plan that are in a timed step; one in BF16 has the fix that leaves FP8 off."""
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
@@ -133,6 +133,7 @@ def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
         fixes, them = ("fixes were", "them") if len(steps) > 1 else ("fix was", "it")
         return f"The {fixes} not timed{known}; before {them}"
     timed = end.changes if end else total.get("treatments", ())
+    timed = (*timed, STAY_IN_BF16) if end and end.in_bf16 else timed
     of_it = [str(number) for number, step in enumerate(steps, 1) if step.treatment.name in timed]
     if not timed or len(of_it) == len(steps):
         return _with_all(steps)

@@ -204,7 +204,7 @@ def _of_times(report: Document, view: TrialView) -> str:
     end = f"{f': {because}' if because else ''}.{advice}"
     if report.verdict.status == "too_noisy" or (view.fp8_is_noise and not uses_fp8):
         return f"No: {_speed(speedup)} {rounds}{end}"
-    answer, size = _answer(speedup), _size(speedup)
+    answer, size, then = _answer(speedup), _size(speedup), _promised(view, report.prescription)
     if view.may_become_even and not view.side_is_wrong:
         answer = f"{answer.removesuffix(' or even')} or even".capitalize()
         return f"{answer}: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
@@ -214,8 +214,7 @@ def _of_times(report: Document, view: TrialView) -> str:
         beyond = side(speedup.low) or side(speedup.high)
         now = " as it is" if view.uses_fp8 and view.end and not view.end.is_as_is else ""
         answer = f"even{f' or {SIDES[beyond]}' if beyond else ''}{now}"
-        return f"Yes: {answer}, {size} {rounds} ({TOLERANCE}){end}"
-    then = _promised(view, report.prescription)
+        return f"Yes: {answer}, {size} {rounds} ({TOLERANCE}){end}{then}"
     even = f"; {TOLERANCE}" if " or " in answer else ""
     told = f"{answer}, {size}" if even else f"{size} {answer}"
     if not because:

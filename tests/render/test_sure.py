@@ -11,6 +11,7 @@ from fp8doctor.analysis.arms import ratio_on_screen
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import is_in_fp8
 from fp8doctor.analysis.significance import EVEN, is_even
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.render.causes import state_now
 from fp8doctor.render.headline import TOO_LARGE
@@ -67,10 +68,28 @@ def test_a_promise_that_was_timed_has_an_interval(path: Path) -> None:
     end = view.end
     if not screen.fixes or end is None or end.is_as_is or report.verdict.status in GRAVE:
         return
-    sure = screen.answer.sure
     of_the_title = end.arm is view.bf16 or view.as_is is view.bf16
-    if not of_the_title and re.search(r"^Yes: [\d.]+x to", sure):
-        assert re.search(rf": {SIZE} to {SIZE} faster than now", sure), sure
+    if not of_the_title and "faster than now" in screen.answer.then.sentence:
+        assert re.search(rf": {SIZE} to {SIZE} faster than now", screen.answer.sure), screen.answer
+
+
+@EVERY
+def test_an_interval_names_every_fix_that_its_step_has(path: Path) -> None:
+    """A step in BF16 has the fix that leaves FP8 off too."""
+    report, screen, view = replayed(path)
+    named = re.search(
+        r"With (all|this|fix[^:]*)[^:]*: [\d.x]+ to [\d.x]+ faster than now", screen.answer.sure
+    )
+    if not named or not view.end:
+        return
+    of_it = [
+        number
+        for number, step in enumerate(report.prescription, 1)
+        if step.treatment.name in view.end.changes
+        or (view.end.in_bf16 and step.treatment.name == STAY_IN_BF16)
+    ]
+    numbers = [int(each) for each in re.findall(r"\d+", named[1])]
+    assert of_it == (numbers or [*range(1, len(report.prescription) + 1)]), screen.answer
 
 
 @EVERY
