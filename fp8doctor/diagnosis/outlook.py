@@ -228,9 +228,8 @@ def _modelled(report: Document, steps: Sequence[Step]) -> str:
         still = "" if sure else f" FP8 may be faster.{_how_to_find(report, steps)}"
         told = f"{_with_all(steps)}: {saved} (estimated).{still}"
         return told if saved else _unknown_gain(report, steps)
-    alone = [step for step in steps if step.saving_ms and not is_modelled(step)]
-    held = [step for step in steps if step not in alone] or steps
-    fixes = as_is if expects.after == KEPT or not steps else _with(held, steps)
+    held = counted(steps)
+    fixes = as_is if expects.after == KEPT or not steps else f"With {counted_in_words(steps, 'this fix')}"
     beginning = "With FP8" if expects.recipes and not converted else fixes
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
     faster = f"{in_times(expects.best)} faster than now, already" if is_best and expects.best > 1 else ""
@@ -261,11 +260,17 @@ def _beside(steps: Sequence[Step], numbers: Sequence[int], of_ms: float = inf) -
     return told
 
 
-def _with(held: Sequence[Step], steps: Sequence[Step]) -> str:
-    """Name the fixes that an estimate holds."""
+def counted(steps: Sequence[Step]) -> Sequence[Step]:
+    """List the fixes of the plan that the estimate of its step counts."""
+    return [step for step in steps if not step.saving_ms or is_modelled(step)] or steps
+
+
+def counted_in_words(steps: Sequence[Step], one: str = "the fix") -> str:
+    """Name the fixes that the estimate of the plan's step counts: all fixes, fixes 1 and 3."""
+    held = counted(steps)
     if len(held) == len(steps):
-        return _with_all(steps)
-    return f"With {_numbered([n for n, step in enumerate(steps, 1) if step in held])}"
+        return "all fixes" if len(steps) > 1 else one
+    return _numbered([n for n, step in enumerate(steps, 1) if step in held])
 
 
 def why_now_is_unknown(report: Document) -> str:

@@ -228,7 +228,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
     """Tell what to do, each step by its number."""
     if ended_rank(report.facts):
         yield how_to_go_on(report.facts)
-        return
+        if not steps:
+            return
     if steps:
         for number, step in enumerate(steps, 1):
             untimed = f" ({why})" if (why := if_recorded(not_timed, step, report.facts)) else ""

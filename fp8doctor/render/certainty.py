@@ -29,7 +29,7 @@ from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
 from fp8doctor.diagnosis.giving_up import planned_speedup, stays_in_bf16
-from fp8doctor.diagnosis.outlook import beginning, why_now_is_unknown
+from fp8doctor.diagnosis.outlook import beginning, counted_in_words, why_now_is_unknown
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import state_now, times_slower
@@ -93,7 +93,7 @@ def _side(report: Document) -> str:
     told = estimate_told(report)
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps) and not trains_in_16_bits(report.facts)
     plan = if_recorded(planned_speedup, report.facts, report.findings, steps)
-    fixed = "in FP8 with every fix" if stays else "with all fixes" if len(steps) > 1 else "with the fix"
+    fixed = "in FP8 with every fix" if stays else f"with {counted_in_words(steps)}" if steps else ""
     if told is None and plan:
         return f"{_likely(plan.wins, plan.loses, fixed)}, {plan.range} the speed of BF16"
     if told is None:

@@ -13,12 +13,10 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, fp8_outside_layers, invalidates
-from fp8doctor.diagnosis.outlook import loses_as_modelled
+from fp8doctor.diagnosis.outlook import counted_in_words, loses_as_modelled
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.render.details import numbers
 from fp8doctor.render.timing import NONE_MS
-from fp8doctor.render.words import numbered
 from fp8doctor.wording import minus
 
 UNEXPLAINED = "fp8doctor cannot explain the gap"
@@ -124,7 +122,7 @@ def _once_changed(expects: ModelledSpeedup, report: Document) -> str:
     fixing = [step.treatment.name for step in steps if doubts & {step.code, *step.mends}]
     if not fixing or STAY_IN_BF16 in fixing:
         return "Once this is fixed, "
-    return f"With {numbered(fixing, numbers(steps)) if len(steps) > 1 else 'the fix'}, "
+    return f"With {counted_in_words(steps)}, "
 
 
 def largest_cost(report: Document) -> str:

@@ -102,3 +102,33 @@ def test_every_area_names_what_the_cost_model_lacks() -> None:
     for check in discover():
         assert check.code in LACKS or check.code[:3] in LACKS, check.code
         assert "this change" not in no_model_of([check.code])
+
+
+@EVERY
+def test_the_parts_of_the_fixed_step_name_the_fixes_of_then(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    why, then = " ".join(screen.answer.why), screen.answer.then.sentence
+    parts = re.search(r"With ([^,.]*fix[^,.]*), FP8 would take", why)
+    promise = re.search(r"With ([^:.]*fix[^:.]*): ", then)
+    if parts and promise:
+        assert parts[1].replace("the fix", "this fix") == promise[1]
+
+
+@EVERY
+def test_the_answer_names_only_fixes_that_it_lists(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    answer = screen.answer
+    listed = len(re.findall(r"(?:^|\s)\d\. [A-Z]", "\n".join(answer.fix))) or len(screen.fixes[:1])
+    told = " ".join((*answer.why, answer.then.sentence, answer.limit, answer.sure))
+    named = [int(each) for each in re.findall(r"\b[Ff]ix(?:es)? (\d)", told)]
+    assert max(named, default=1) <= max(listed, 1)
+    assert "all fixes" not in told or listed > 1
+
+
+@EVERY
+def test_sure_and_then_are_about_the_same_fixes(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    promise = re.search(r"With (fix(?:es)? [\d, and]+): about", screen.answer.then.sentence)
+    sure = re.search(r"(?:Faster|Slower) with ([^:]*fix[^:]*): ", screen.answer.sure)
+    if promise and sure:
+        assert promise[1] == sure[1]
