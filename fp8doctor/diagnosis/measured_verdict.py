@@ -44,7 +44,7 @@ def measured_verdict(view: TrialView, findings: Sequence[Finding] = ()) -> Verdi
     if not timed_a_model(facts):
         return None
     if view.as_is is None:
-        return _without_as_is(facts.trial, view.bf16)
+        return _without_as_is(facts, view.bf16)
     if not view.uses_fp8:
         return without_fp8(view, view.as_is)
     measured = view.speed
@@ -163,7 +163,8 @@ def without_fp8(view: TrialView, as_is: Arm, finding: str = "This model uses no 
     )
 
 
-def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
+def _without_as_is(facts: Facts, bf16: Arm | None) -> Verdict:
+    trial = facts.trial
     if fp8_never_ran(trial):
         running = arm(trial, ArmName.PRESCRIBED) or arm(trial, TE_AUTOCAST)
         gives = (
@@ -176,7 +177,8 @@ def _without_as_is(trial: Trial, bf16: Arm | None) -> Verdict:
         return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
     attempted = next((each.reason for each in trial.arms if each.name == ArmName.AS_IS), None)
     reason = attempted or trial.reason or "no time was left"
-    return Verdict(status="not_measured", summary=f"The step could not be timed: {reason}.")
+    untimed = "No copy of the step was" if facts.get("observed.steps_ms") else "The step could not be"
+    return Verdict(status="not_measured", summary=f"{untimed} timed: {reason}.")
 
 
 def _promise(view: TrialView) -> str:

@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
 from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup, stays_in_bf16
 from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
-from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain
+from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain, stops_first
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
@@ -299,6 +299,8 @@ def _without_fp8(
     if gain is None:
         ms = f" ({expects.parts.bf16_ms:,.1f} ms/step)" if expects.parts else ""
         why = f"No estimate as it is: {why_now_is_unknown(report)}."
+        if stops_first(report.facts, report.findings):
+            why = "As it is, the job stops before its first step."
         return f"Fixed, the step runs in the best BF16{ms}. {fp8} {basis}. {why}"
     if gain.now_ms < gain.bf16_ms * (1 + EVEN):
         return f"The step stays as it is, in the best BF16. {fp8.replace(' than that', '')} {basis}."

@@ -20,7 +20,7 @@ from fp8doctor.diagnosis.expected_verdict import (
     invalidates,
     short_of_training,
 )
-from fp8doctor.diagnosis.giving_up import COMPILATION
+from fp8doctor.diagnosis.giving_up import COMPILATION, stays_in_bf16
 from fp8doctor.diagnosis.next_step import run_again
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
@@ -139,7 +139,10 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     grave = gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
-        yield from _why_slow(report) if verdict.status == "layers_do_not_learn" else ()
+        if verdict.status == "layers_do_not_learn":
+            yield from _why_slow(report)
+        elif stays_in_bf16(steps) and (told := estimated_parts(report)):
+            yield Cause(told)
         yield from _own_fix(grave, steps)
         return
     if verdict.status == "step_raises":

@@ -65,6 +65,7 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
     """Say what FP8 is now, and how that looks. ``steps`` are those of the plan that are shown."""
     verdict, facts = report.verdict, report.facts
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
+    what = what.replace("Not timed", "Not compared") if facts.get("observed.steps_ms") else what
     if verdict.basis == "measured" and verdict.status not in GRAVE and timed_on_cpu(facts):
         tone = "plain"  # it predicts no GPU
     if failed_early(facts):

@@ -55,8 +55,9 @@ def ranks(facts: Facts) -> RankLines | None:
 def _job(facts: Facts) -> str:
     kinds = if_recorded(_kinds, facts) or ()
     kind = f" ({', '.join(kinds)})" if kinds else ""
-    copies = if_recorded(timed_a_model, facts)
-    then = "then rank 0 timed copies alone" if copies else "in place: nothing of the model is copied"
+    copies, tried = if_recorded(timed_a_model, facts), any(each.tried for each in facts.arms())
+    alone = "then rank 0 timed copies alone" if tried else "no copy was timed"
+    then = alone if copies else "in place: nothing of the model is copied"
     profiled = any(exposed_of_ranks(facts))
     longer = " Their GPU's times are of one profiled step, which is longer." if profiled else ""
     timed = f"timed in their own steps{';' if copies else ','} {then}."

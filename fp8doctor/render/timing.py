@@ -204,14 +204,19 @@ def _trains_in_fp8(facts: Facts) -> bool:
     return recorded(facts, "network") and uses_fp8(facts)
 
 
-def _by_label(reason: str, names: Mapping[str, str]) -> str:
-    """Call FP8 with all fixes what the table calls it."""
-    return reason.replace(variant_in_a_sentence(ArmName.PRESCRIBED), names.get(ArmName.PRESCRIBED, "it"))
+def _by_label(arm: Arm, names: Mapping[str, str]) -> str:
+    """Call FP8 with all fixes, and the variant that this one changes, what the table calls them."""
+    reason = arm.reason or "no reason given"
+    for name in (ArmName.PRESCRIBED, arm.get("base")):
+        if name in names:
+            quoted = f'"{names[name]}"' if "," in names[name] else names[name]
+            reason = reason.replace(variant_in_a_sentence(name), quoted)
+    return reason
 
 
 def _row(arm: Arm, names: Mapping[str, str], apart: str) -> Row:
     if not arm.tried or not arm.step_ms:
-        return Row(names[arm.name], "", "", _by_label(arm.reason or "no reason given", names))
+        return Row(names[arm.name], "", "", _by_label(arm, names))
     return Row(
         names[arm.name],
         f"{arm.step_ms:,.1f} {apart}".rstrip(),

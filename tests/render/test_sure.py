@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.analysis.arms import ratio_on_screen
+from fp8doctor.analysis.arms import ratio_on_screen, uses_fp8
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import is_in_fp8
 from fp8doctor.analysis.significance import EVEN, is_even
@@ -167,3 +167,47 @@ def test_a_job_that_does_not_fit_has_no_now(path: Path) -> None:
     _, screen, _ = replayed(path)
     if screen.answer.what == TOO_LARGE:
         assert "than now" not in screen.answer.then.sentence
+
+
+@EVERY
+def test_a_job_that_stops_has_no_now(path: Path) -> None:
+    """Nothing is faster than a step that does not end, and no fix saves time of it."""
+    report, screen, _ = replayed(path)
+    told = " ".join(each.explanation for each in report.findings if each.severity == "error")
+    stops = re.search(r"and stops with|Accelerator\(\) raises|importing it raises", told)
+    if report.verdict.status == "step_raises" or (stops and not uses_fp8(report.facts)):
+        assert "than now" not in screen.answer.then.sentence
+        assert not [each for each in screen.fixes if "saves" in each.aside]
+
+
+@EVERY
+def test_fp8_that_is_estimated_to_be_slower_has_its_parts(path: Path) -> None:
+    """Advice that rests on an estimate shows the estimate."""
+    report, screen, _ = replayed(path)
+    slower = any("FP8 would be slower here (estimated)" in each for each in screen.answer.fix)
+    if slower and report.verdict.status == "fp8_not_engaged":
+        assert any("(estimated): " in each for each in screen.answer.why), screen.answer
+
+
+@EVERY
+def test_no_fix_is_graded_where_none_is_shown(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if not report.prescription:
+        assert not re.search("with (the|all) fix", screen.answer.sure), screen.answer.sure
+
+
+@EVERY
+def test_a_variant_needs_no_step_that_was_timed(path: Path) -> None:
+    _, screen, view = replayed(path)
+    if view.as_is and view.as_is.step_ms:
+        assert "needs the step as you run it" not in screen.untimed
+
+
+@EVERY
+def test_copies_were_timed_only_if_one_was(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    if screen.ranks and not any(each.tried for each in report.facts.arms()):
+        assert "then rank 0 timed copies" not in screen.ranks.job
+    if report.facts.get("observed.steps_ms"):
+        assert not any("The step could not be timed" in each for each in screen.answer.why)
+        assert not screen.answer.what.startswith("Not timed")
