@@ -141,8 +141,8 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield _cause_from(grave)
         if verdict.status == "layers_do_not_learn":
             yield from _why_slow(report)
-        elif stays_in_bf16(steps) and (told := estimated_parts(report)):
-            yield Cause(told)
+        elif stays_in_bf16(steps) and (parts := estimated_parts(report)):
+            yield Cause(parts)
         yield from _own_fix(grave, steps)
         return
     if verdict.status == "step_raises":
