@@ -130,6 +130,7 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         yield from _causes(report, steps, [])
         return
     if failed_early(report.facts):
+        yield from _causes(report, steps, [])
         yield Cause("The exception is in the script's output; fp8doctor recorded none.", is_summary=True)
         return
     if ended_rank(report.facts):

@@ -22,7 +22,6 @@ def test_a_plain_loop_with_eager_float8(tmp_path: Path, capsys: pytest.CaptureFi
     assert (code, out) == (0, plain), err
     assert len(plain.splitlines()) == 12 + 1
     assert "6 of 6 FP8 Linears are not compiled" in " ".join(err.split())
-    assert "CMP001" in err
     saved = json.loads((tmp_path / "report.json").read_text())
     facts = Facts.from_dict(saved["facts"])
     assert (facts.target.kind, facts.target.name) == ("script", "train.py")
