@@ -317,8 +317,8 @@ def test_ascii_where_the_locale_is(
 def test_a_line_for_a_chat_holds_job_verdict_and_fix() -> None:
     said = fp8doctor("demo", "--format", "line")
     assert said.stdout == (
-        "llama_8b_eager.py: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, extrapolated from 4 and 12 of "
-        "32 blocks. Fix: Compile block by block, after the conversion to FP8\n"
+        "llama_8b_eager.py: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, extrapolated from 4 and 12 "
+        "of 32 blocks. Fix: Compile block by block, after the conversion to FP8\n"
     )
 
 
