@@ -38,6 +38,14 @@ LINES = {
 }
 """Wrapper -> lines that send less or start earlier."""
 
+ACTIONS = {
+    "DDP": "send the gradients once per step, with model.no_sync() for all micro-batches but the last",
+    "FSDP2": "prefetch the next block's weights, and use a larger batch per GPU",
+}
+"""Wrapper -> what its lines do."""
+
+LARGER = "use a larger batch per GPU: it computes more for the same bytes"
+
 LARGER_BATCH = "batch_size = 2 * batch_size     # more to compute for the same bytes"
 
 
@@ -80,7 +88,7 @@ def exposed_communication(facts: Facts) -> Finding | NotApplicable | None:
         saving_ms=Saving(low=0.0, high=least, basis="modelled"),
         treatment=Treatment(
             name="hide-communication",
-            summary="send less, start earlier, or compute more per byte",
+            summary=ACTIONS.get(kind or "", LARGER),
             code="\n".join(filter(None, (LINES.get(kind or ""), LARGER_BATCH))),
             kind="sketch",
         ),

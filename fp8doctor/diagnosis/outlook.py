@@ -17,6 +17,7 @@ from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
@@ -34,6 +35,10 @@ timed against its own copy may differ by."""
 
 
 NOT_COMPILED = "No estimate: nothing compiles the FP8 layers that this makes."
+
+
+EXPOSED = "DST005"
+"""The check of communication that no compute covers: it is of the whole step, and copies have none."""
 
 
 class End(Struct, frozen=True):
@@ -87,7 +92,10 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
     done = set(end.changes if end else total.get("treatments", ()))
     others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
     more = _beside(steps, others, total.step_ms) if done else ""
-    told, how = _against(view, total, beginning(total, steps, end), fixes), timed(view.facts)
+    begins = beginning(total, steps, end)
+    if any(step.code == EXPOSED for step in steps) and (ran_ms := watched_ms(view.facts)):
+        begins = begins.replace("less than now", f"less than the whole step, {in_ms(ran_ms)} now")
+    told, how = _against(view, total, begins, fixes), timed(view.facts)
     untimed = how and steps and total.name == ArmName.AS_IS
     return f"{told} Time the step with it: {how}" if untimed else f"{told}{more}"
 

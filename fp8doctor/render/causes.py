@@ -25,7 +25,7 @@ from fp8doctor.diagnosis.next_step import run_again
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.finding import Finding, Saving
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.details import CASTS_COST, fix_in_words, gained_alone, gains_nothing, numbers
+from fp8doctor.render.details import CASTS_COST, IDLE, fix_in_words, gained_alone, gains_nothing, numbers
 from fp8doctor.render.ended_ranks import ended_rank, why_it_ended
 from fp8doctor.render.step_parts import (
     estimate_told,
@@ -55,10 +55,6 @@ UNKNOWN_CAUSE = "STP006"
 
 DISTURBED = (BUSY_HOST, "GPU004")
 """Checks whose findings are about the machine while it timed, not about the job."""
-
-
-IDLE = "STP001"
-"""The check whose finding is idle time of the GPU."""
 
 
 RECOMPUTE, MORE_MEMORY = "CKP003", "MEM001"
@@ -260,7 +256,7 @@ def _causes(report: Document, steps: Sequence[Step], beside: Sequence[Cause]) ->
     shown = causes[:MOST_CAUSES] or unfixed[:1]
     codes = told.union(each.code for each in shown)
     errors = [each for each in report.findings if each.severity == "error" and each.code not in codes]
-    return [*(_beside_the_plan(each, steps) for each in errors), *shown]
+    return [*(_beside_the_plan(each, steps, report) for each in errors), *shown]
 
 
 def _idle_time(report: Document) -> Cause | None:
@@ -316,9 +312,11 @@ def _timed_on(step_ms: float | None, report: Document) -> str:
     return "" if step_ms == report.verdict.step_ms else next((names[each] for each in bases), "")
 
 
-def _beside_the_plan(error: Finding, steps: Sequence[Step]) -> Cause:
+def _beside_the_plan(error: Finding, steps: Sequence[Step], report: Document) -> Cause:
     """Write an error that heads no fix, and the fix that ends it."""
-    return Cause(as_sentence(f"{error.title.rstrip('.')}{fix_in_words(error, steps)}"), error.code)
+    return Cause(
+        as_sentence(f"{error.title.rstrip('.')}{fix_in_words(error, steps, report.facts)}"), error.code
+    )
 
 
 def gravest(report: Document) -> Finding | None:

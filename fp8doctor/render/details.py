@@ -7,10 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor import registry
+from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16
+from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.outlook import EXPOSED
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.registry import reason_of
@@ -171,7 +174,7 @@ def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
     return next(itself, None) or next(also, None) or next(cause, None)
 
 
-def fix_in_words(finding: Finding, steps: Sequence[Step]) -> str:
+def fix_in_words(finding: Finding, steps: Sequence[Step], facts: Facts) -> str:
     """Name the step that fixes a finding; staying in BF16 only leaves its cause behind."""
     fix = fixed_by(finding, steps)
     if fix is None and _is_of_fp8_alone(finding):
@@ -181,16 +184,26 @@ def fix_in_words(finding: Finding, steps: Sequence[Step]) -> str:
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
     if gone and finding.code in LEVERS:
         return " (its fix makes another job, not timed)"
+    if finding.code == IDLE and if_recorded(_still_idle, facts):
+        return f" (less with fix {fix})"
     untold = finding.code == EXPOSED and steps[fix - 1].saving_ms is None
     return f" (gone with fix {fix})" if gone else f" ({'see fix' if untold else 'fixed by'} {fix})"
 
 
+def _still_idle(facts: Facts) -> bool:
+    """Return whether the timed step that the plan ends in is idle for as long a share as a check reports."""
+    end = trial_view(facts).end
+    found = breakdown_of(end.arm) if end and not end.is_as_is else None
+    step_ms = end.arm.step_ms if end else None
+    return bool(found and step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * step_ms)
+
+
+IDLE = "STP001"
+"""The check whose finding is idle time of the GPU."""
+
+
 CASTS_COST = "STP002"
 """The check whose finding says what the line of casts and matmuls says."""
-
-
-EXPOSED = "DST005"
-"""The check of communication that no compute covers, of which a fix takes an unknown part."""
 
 
 LEVERS = ("MOD004", "SHP003")

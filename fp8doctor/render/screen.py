@@ -303,7 +303,7 @@ def _notices(
     for finding in beside:
         if finding.severity in ("warning", "error") and finding.code not in said.causes:
             vain = gains_nothing(finding)
-            fixed = fix_in_words(finding, steps)
+            fixed = fix_in_words(finding, steps, report.facts)
             text = f"{GAINS_NOTHING if vain and not fixed else ''}{finding.title}"
             text += fixed or ("" if vain else _on_its_own(finding, steps))
             if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):

@@ -204,7 +204,7 @@ def test_what_is_of_fp8_alone_is_gone_in_bf16(path: Path) -> None:
         of_fp8 = {each.code for each in registry.discover() if each.changes_fp8 and not each.stays_in_bf16}
         of_fp8 |= {"STP002", "CKP003", "MEM001"}
         left = [each for each in screen.notices if each.mark != "info" and each.code in of_fp8]
-        told = ("gone with", "fixed by", "its fix makes another job")
+        told = ("gone with", "less with", "fixed by", "its fix makes another job")
         assert all(any(word in each.text for word in told) for each in left)
 
 
@@ -216,7 +216,7 @@ def test_an_error_among_the_causes_has_a_fix_or_names_it(path: Path) -> None:
         return  # one cause alone stands there
     beside = (each for each in report.findings if each.severity == "error" and each.code not in heads)
     for each in beside:
-        if fix_in_words(each, report.prescription):
+        if fix_in_words(each, report.prescription, report.facts):
             assert as_sentence(each.title) not in screen.answer.why
 
 
@@ -312,3 +312,12 @@ def test_a_trial_that_took_longer_than_its_budget_says_so(path: Path) -> None:
     late = round(trial.elapsed_s) > trial.budget_s
     told = f", {trial.elapsed_s:.0f} s of a budget of {trial.budget_s:g} s"
     assert (told in found.basis) is late, found.basis
+
+
+@EVERY
+def test_idle_time_is_gone_only_where_the_plan_ends_without_it(path: Path) -> None:
+    _, screen, view = replayed(path)
+    told = next((each.text for each in screen.notices if each.code == "STP001"), "")
+    end = view.end.arm if view.end and not view.end.is_as_is else None
+    if re.search(r"\((gone with fix|fixed by) \d\)", told) and end and end.get("breakdown"):
+        assert end.breakdown.idle_ms < 0.1 * end.step_ms, told

@@ -13,10 +13,12 @@ from fp8doctor.diagnosis.planned_gain import planned_gain
 from fp8doctor.facts import if_recorded
 from fp8doctor.registry import discover
 from fp8doctor.render.causes import estimate_told
-from tests.diagnosis.test_plan_agrees import EVERY, replayed
+from tests.diagnosis.test_plan_agrees import EVERY, TESTS, replayed
+from tests.recordings import files, name_of
 from tests.render.test_reasons import ESTIMATED, number
 
 SAVES = re.compile(r"saves ([\d,.]+)(?: to ([\d,.]+))? ms/step, estimated")
+SHARDED = [*files(TESTS / "sharded" / "recorded")]
 FASTER = re.compile(r"(?:[Aa]bout )?([\d.]+)x(?: to ([\d.]+)x)? faster than now")
 
 
@@ -132,3 +134,21 @@ def test_sure_and_then_are_about_the_same_fixes(path: Path) -> None:
     sure = re.search(r"(?:Faster|Slower) with ([^:]*fix[^:]*): ", screen.answer.sure)
     if promise and sure:
         assert promise[1] == sure[1]
+
+
+@pytest.mark.parametrize("path", SHARDED, ids=name_of)
+def test_communication_is_saved_from_the_whole_step(path: Path) -> None:
+    """A copy has none: its compute does not get shorter."""
+    _, screen, _ = replayed(path)
+    then = screen.answer.then.sentence
+    exposed = re.search(r"communication takes [\d.]+ of ([\d.,]+) ms/step", " ".join(screen.answer.why))
+    if exposed and then.startswith("Compute alone") and "ms/step less than" in then:
+        assert f"less than the whole step, {exposed[1]} ms now" in then
+
+
+@pytest.mark.parametrize("path", SHARDED, ids=name_of)
+def test_a_fix_of_communication_is_an_action(path: Path) -> None:
+    report, _, _ = replayed(path)
+    for step in report.prescription:
+        if step.code == "DST005":
+            assert re.search("larger batch per GPU|no_sync", step.treatment.summary)
