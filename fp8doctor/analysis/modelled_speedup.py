@@ -31,8 +31,7 @@ HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 42, 0.029, 0.32
 Source: tests/benchmarks/results/cost_model_h200.md; `tests.test_cost` counts them again."""
 
 ERROR = (
-    f"estimated speedups were off by {MEDIAN_ERROR:.0%} in the median and {WORST_ERROR:.0%} at worst "
-    f"in {HELD_OUT_JOBS} jobs"
+    f"estimates were up to {WORST_ERROR:.0%} off ({MEDIAN_ERROR:.0%} in the median of {HELD_OUT_JOBS} jobs)"
 )
 """The one sentence on the error of the cost model: whatever speaks of it says this, or links to
 docs/trial.md."""

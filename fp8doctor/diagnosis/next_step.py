@@ -121,7 +121,9 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
-    return (registry.reason_of(outcome, facts) or "this report is too old to tell").rstrip(".")
+    lacks = f", without {outcome.missing}" if recorded(outcome, "missing") else ""
+    old = f"recorded by an older version{lacks}; run it again to check {outcome.code}"
+    return (registry.reason_of(outcome, facts) or old).rstrip(".")
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:

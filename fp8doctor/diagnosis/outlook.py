@@ -34,7 +34,7 @@ SMALL_PCT = 1.0
 timed against its own copy may differ by."""
 
 
-NOT_COMPILED = "No estimate: nothing compiles the FP8 layers that this makes."
+NOT_COMPILED = "conversions are modelled with compiled layers, and the fix compiles none"
 
 
 EXPOSED = "DST005"
@@ -65,9 +65,7 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     if not steps:
         return End("")
     known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
-    untold = None if known else expected_speedup(facts, report.findings)
-    compiled = untold and leaves_uncompiled(untold, facts, steps)
-    why = "" if known else NOT_COMPILED if compiled else why_not_modelled(facts, report.findings)
+    why = "" if known else why_fixed_is_unknown(report, steps)
     how = f" {once_applied(steps)}{timed(facts)}" if why and timed(facts) else ""
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
@@ -284,10 +282,24 @@ def counted_in_words(steps: Sequence[Step], one: str = "the fix") -> str:
 def why_now_is_unknown(report: Document) -> str:
     """Say why the step as it is has no estimate."""
     expects = expected_speedup(report.facts, report.findings)
+    if expects and leaves_uncompiled(expects, report.facts, report.prescription):
+        return NOT_COMPILED
     codes = [each.code for each in report.findings if invalidates(each)]
-    return no_model_of(
-        (expects.after if expects else "", *codes, *(step.code for step in report.prescription))
-    )
+    codes += [step.code for step in report.prescription]
+    if expects is None and not codes:
+        why = why_not_modelled(report.facts, report.findings)
+        return why.removeprefix("No estimate: ").partition(". ")[0].rstrip(".")
+    return no_model_of((expects.after if expects else "", *codes))
+
+
+def why_fixed_is_unknown(report: Document, steps: Sequence[Step]) -> str:
+    """Say why the step with the plan has no estimate."""
+    expects = expected_speedup(report.facts, report.findings)
+    if expects and leaves_uncompiled(expects, report.facts, steps):
+        return f"No estimate: {NOT_COMPILED}. If torchao converts them, compile the blocks too."
+    if stays_in_bf16(steps):
+        return f"No estimate as it is: {why_now_is_unknown(report)}."
+    return why_not_modelled(report.facts, report.findings)
 
 
 def _without_fp8(
@@ -298,7 +310,7 @@ def _without_fp8(
 ) -> str:
     """Say what a plan that stays in BF16 gives, and what FP8 would cost."""
     if expects is None:
-        why = why_not_modelled(report.facts, report.findings)
+        why = why_fixed_is_unknown(report, steps)
         return f"FP8 cannot win here (estimated). {why}{_how_to_find(report, steps)}"
     slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
     fp8 = f"FP8 with every fix would be {slower} than that"

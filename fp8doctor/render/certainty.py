@@ -28,7 +28,7 @@ from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early
-from fp8doctor.diagnosis.giving_up import planned_speedup, stays_in_bf16
+from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.diagnosis.outlook import beginning, counted_in_words, why_now_is_unknown
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -72,7 +72,7 @@ def _estimated(report: Document) -> str:
     told, seen = _side(report), _seen(report)
     if report.verdict.basis == "modelled" or "x the speed" in told:
         return f"{told}. {_error(estimate_told(report))}; {seen}."
-    if any(_is_modelled(step) for step in report.prescription):
+    if any(step.saving_ms and step.saving_ms.basis == "modelled" for step in report.prescription):
         return f"{told}. The savings are estimates; {seen}."
     return f"{told}; {seen}."
 
@@ -95,11 +95,14 @@ def _side(report: Document) -> str:
     plan = if_recorded(planned_speedup, report.facts, report.findings, steps)
     fixed = "in FP8 with every fix" if stays else f"with {counted_in_words(steps)}" if steps else ""
     if told is None and plan:
-        return f"{_likely(plan.wins, plan.loses, fixed)}, {plan.range} the speed of BF16"
+        runs = status == "layers_do_not_learn" and not stays and not report.facts.get("observed.steps_ms", ())
+        now = f"As it is: not known, no estimate ({why_now_is_unknown(report)}). " if runs else ""
+        return f"{now}{_likely(plan.wins, plan.loses, fixed)}, {plan.range} the speed of BF16"
     if told is None:
         on_side = stays or status in ("fp8_faster", "fp8_slower")
-        side_of = "Not faster" if stays else "Faster" if status == "fp8_faster" else "Slower"
-        return f"{side_of}: likely" if on_side else NOT_COMPARED
+        side_of = "Not faster (estimated)" if stays else "Faster" if status == "fp8_faster" else "Slower"
+        unknown = f"Faster or slower: not known, no estimate ({why_now_is_unknown(report)})"
+        return f"{side_of}: likely" if on_side else unknown
     if told.recipes or not steps:
         return _as_it_is(report, told, "")
     now = _as_it_is(report, told, "as it is")
@@ -118,8 +121,7 @@ def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
         return _likely(bounds[0] >= 1, bounds[1] <= 1, state)
     slower = times_slower(report, told)
     if slower is None:
-        stays = stays_in_bf16(report.prescription)  # which says why
-        return f"As it is: not known, no estimate{'' if stays else f' ({why_now_is_unknown(report)})'}"
+        return f"As it is: not known, no estimate ({why_now_is_unknown(report)})"
     return f"Slower as it is: likely, {' to '.join(dict.fromkeys(map(in_times, slower)))}"
 
 
@@ -270,11 +272,6 @@ def _doubts(view: TrialView) -> Iterator[str]:
         yield why
     if skipped:
         yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
-
-
-def _is_modelled(step: Step) -> bool:
-    saves = step.saving_ms is not None and step.saving_ms.basis == "modelled"
-    return saves or step.treatment.name == STAY_IN_BF16
 
 
 def _seen(report: Document) -> str:

@@ -9,6 +9,7 @@ from statistics import median
 from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.memory_fit import memory_row
+from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
@@ -236,7 +237,7 @@ def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
         whole = sum(each.compiled for each in blocks)
         if whole or not done:
             done, count, noun = whole, sum(each.count for each in blocks), "block"
-    if not count:
+    if not count or (not done and may_be_compiled_by_unsloth(facts)):
         return UNKNOWN
     doubts = (each for each in findings if each.area == "compilation" and not is_what_it_seems([each]))
     doubt = next(doubts, None) if done else None

@@ -308,7 +308,8 @@ def test_an_open_check_that_could_mean_a_broken_job_is_in_the_box() -> None:
     """Also under a plan, and beside a time: neither says whether the layers learn."""
     unknown = replace(DECODER_468M.training, parameters_outside_optimizer=NOT_RECORDED)
     said = answer(diagnose(replace(DECODER_468M, training=unknown)))
-    reason = "this report is too old to tell"
+    lacks = "training.parameters_outside_optimizer"
+    reason = f"recorded by an older version, without {lacks}; run it again to check MOD009"
     assert said.fix[-1] == f"Open: do the layers learn? Unknown: {reason}."
     assert not any("Open: " in each for each in answer(diagnose(DECODER_468M)).fix)
 
