@@ -122,7 +122,7 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
     lacks = f", without {outcome.missing}" if recorded(outcome, "missing") else ""
-    old = f"recorded by an older version{lacks}; run it again to check {outcome.code}"
+    old = f"recorded by an older version{lacks}; run it again"
     return (registry.reason_of(outcome, facts) or old).rstrip(".")
 
 

@@ -60,7 +60,7 @@ LONGEST_REASON = 200
 
 
 WITHOUT_A_PRONOUN = {
-    "(was used up before it|ran out)$": "had no room for more",
+    "(was used up before it|ran out)$": "had no time for more",
     "would not have been enough for it$": "would not have been enough",
     "for the ([\\d,]+ s) that it takes$": r"for \1 more",
     "^it changes (.+), which has no time$": r"needs \1, which was not timed",

@@ -46,9 +46,8 @@ ENDS = {
     "mlp_large": "With this fix: about 1.35x faster than now, already the best BF16 (estimated for H200).",
     "compile_disabled": "With this fix: 210 to 351 ms/step less than now, about 1.04x the speed of the best "
     "BF16 (estimated for H200), too uncertain to tell.",
-    "backend_missing": "About 1.62x faster than now (5.8 ms/step; 3.6 in the best BF16). FP8 with every "
-    "fix would be about 1.54x slower than "
-    "that (estimated for H200).",
+    "backend_missing": "Fixed, the step runs in the best BF16 (3.6 ms/step). FP8 with every fix would be "
+    "about 1.54x slower than that (estimated for H200). As it is, the job stops before its first step.",
     "mxfp8_on_hopper": "With this fix: about 1.10x the speed of the best BF16 (estimated for H200)"
     ", too uncertain to tell.",
     "unaligned": "fp8doctor has not timed the fixed step. No estimate: a fix changes which layers "
@@ -56,8 +55,8 @@ ENDS = {
     "accelerate_eager": "Fixed, the step runs in the best BF16 (6.8 ms/step). FP8 with every fix would be "
     "about 1.55x slower than that (estimated for H200). No estimate as it is: no cost model for these "
     "layers as they are.",
-    "nf4_base": "FP8 cannot win here (estimated). No estimate: a fix changes which layers run in FP8, or "
-    "their shapes. Apply the fix, then time the step: fp8doctor nf4_base.py",
+    "nf4_base": "FP8 cannot win here (estimated). No estimate as it is: no cost model for these layers as "
+    "they are. Apply the fix, then time the step: fp8doctor nf4_base.py",
     "lora_plain": "Compiled, BF16 would be about 1.47x faster than now (estimated for H200).",
 }
 

@@ -309,7 +309,7 @@ def test_an_open_check_that_could_mean_a_broken_job_is_in_the_box() -> None:
     unknown = replace(DECODER_468M.training, parameters_outside_optimizer=NOT_RECORDED)
     said = answer(diagnose(replace(DECODER_468M, training=unknown)))
     lacks = "training.parameters_outside_optimizer"
-    reason = f"recorded by an older version, without {lacks}; run it again to check MOD009"
+    reason = f"recorded by an older version, without {lacks}; run it again"
     assert said.fix[-1] == f"Open: do the layers learn? Unknown: {reason}."
     assert not any("Open: " in each for each in answer(diagnose(DECODER_468M)).fix)
 

@@ -392,8 +392,8 @@ def test_a_recipe_is_told_in_words_and_the_table_of_a_large_model_fits() -> None
     ]
     shown = text.render(of(*arms, *waiting(*WIDE)), width=120, verbose=True)
     assert (
-        "Not timed: FP8 rowwise · FP8 rowwise with BF16 weight gradients (the budget of 60 s ran out)."
-        in shown
+        "Not timed: FP8 rowwise · FP8 rowwise with BF16 weight gradients "
+        "(the budget of 60 s had no time for more)." in shown
     )
     assert "  ms/step            FP8 matmul" in shown
 
