@@ -111,7 +111,7 @@ VISION = (
     Untouched("DeiTForImageClassification", "DeiTConfig", TWO, (2,)),
     Untouched("BeitForImageClassification", "BeitConfig", TWO, (2,)),
     Untouched("Dinov2Model", "Dinov2Config", TWO, (2,), head=False),
-    Untouched("SwinForImageClassification", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (2,)),
+    Untouched("SwinForImageClassification", "SwinConfig", {"depths": [2, 2], "num_heads": [3, 6]}, (2, 2)),
     Untouched("ConvNextForImageClassification", "ConvNextConfig", {}, (4,)),
     Untouched(
         "DetrForObjectDetection",
