@@ -281,6 +281,8 @@ def counted_in_words(steps: Sequence[Step], one: str = "the fix") -> str:
 
 def why_now_is_unknown(report: Document) -> str:
     """Say why the step as it is has no estimate."""
+    if not recorded(report.facts, "network"):
+        return "no model was examined"
     expects = expected_speedup(report.facts, report.findings)
     if expects and leaves_uncompiled(expects, report.facts, report.prescription):
         return NOT_COMPILED
