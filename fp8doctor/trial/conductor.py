@@ -134,9 +134,9 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
     gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
     costs = costs_of(timed)
     run.begin(Stage.PROFILING)
-    run.keep(msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s))
+    run.keep(report(tracer, attempts, samples, enough_s))
     tracer.explain(timed, samples)
-    run.keep(msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s))
+    run.keep(report(tracer, attempts, samples, enough_s))
     for attempt in timed:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
@@ -189,7 +189,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
     tracer, attempts, samples = window.tracer, window.attempts, window.samples
     bench, run = tracer.bench, tracer.run
     run.begin(Stage.MORE)
-    trial = msgspec.structs.replace(report(tracer, attempts, samples), enough_s=enough_s)
+    trial = report(tracer, attempts, samples, enough_s)
     run.keep(trial)
     try:
         try:
@@ -197,7 +197,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
             if final:
                 tracer.explain(final.attempts, final.samples)
             time_in_pairs(tracer, attempts, samples)
-            trial = msgspec.structs.replace(report(tracer, attempts, samples, final), enough_s=enough_s)
+            trial = report(tracer, attempts, samples, enough_s, final)
             run.keep(trial)
             run.progress("measuring what FP8 does to each layer", NUMERICS)
             until = tracer.run.budget.numerics_until()

@@ -212,49 +212,38 @@ conductor.harm = lambda *arguments: {hang(once)}
     )
 
 
+PROVES = """prove = Tracer.prove
+Tracer.prove = lambda self, attempt, *, explain=True: prove(self, attempt) if explain else {hang}"""
+PROFILES = "Tracer._profile = lambda self, ready: {hang}"
+
+
 @pytest.mark.usefixtures("forked")
-def test_a_child_that_overstays_while_it_checks_variants_keeps_the_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("slow", "profiled"), [(PROVES, True), (PROFILES, False)], ids=["proof", "profile"])
+def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
+    slow: str, profiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are compared are profiled by then."""
+    """The profile of T5 large in FP8, not compiled, took longer than the time that was left (H200)."""
     once = tmp_path / "hung"
     late_while_it_grows(once, monkeypatch)
     text = FP8_MODEL.replace("{part}", "nothing")
     (tmp_path / "model.py").write_text(f"""{text}
 from fp8doctor.trial.measure.profile_step import Tracer
 
-prove = Tracer.prove
-Tracer.prove = lambda self, attempt, *, explain=True: prove(self, attempt) if explain else {hang(once)}
-""")
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
-    )
-    arms = {arm.name: arm for arm in examination.facts.trial.arms}
-    assert arms["as_is"].tried
-    assert arms["as_is"].breakdown is not None
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_child_that_overstays_in_its_first_profile_keeps_the_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """T5 large in FP8, not compiled, on an H200: its profile took longer than the time that was left."""
-    once = tmp_path / "hung"
-    late_while_it_grows(once, monkeypatch)
-    text = FP8_MODEL.replace("{part}", "nothing")
-    (tmp_path / "model.py").write_text(f"""{text}
-from fp8doctor.trial.measure.profile_step import Tracer
-
-Tracer._profile = lambda self, ready: {hang(once)}
+{slow.format(hang=hang(once))}
 """)
     examination = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
     )
     trial = examination.facts.trial
-    arms = {arm.name: arm for arm in trial.arms}
-    assert arms["as_is"].tried
-    assert arms["bf16"].tried
-    assert arms["as_is"].breakdown is None
+    as_is, bf16 = (next(arm for arm in trial.arms if arm.name == name) for name in ("as_is", "bf16"))
+    assert as_is.tried
+    if profiled:
+        assert as_is.breakdown is not None
+        return
+    assert bf16.tried
+    assert as_is.breakdown is None
+    assert not recorded(as_is, "graphs_run"), "no step was counted"
+    assert not recorded(as_is, "fp8_gemms")
     assert "was used up while fp8doctor was profiling" in trial.gaps["trial.arms.breakdown"]
 
 

@@ -26,7 +26,6 @@ from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
-from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.peak_memory import memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import gpu_name
@@ -46,9 +45,13 @@ MOST_GROUPS, MOST_MODULES = 30, 40
 
 
 def report(
-    tracer: Tracer, attempts: Sequence[Attempt], samples: Samples, final: Final | None = None
+    tracer: Tracer,
+    attempts: Sequence[Attempt],
+    samples: Samples,
+    enough_s: float | None,
+    final: Final | None = None,
 ) -> Trial:
-    """Turn the attempts and their samples into facts."""
+    """Turn the attempts and their samples into facts; ``enough_s`` is a budget that those left out fit in."""
     plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
     ratio = _self_check(attempts, samples)
     trial = Trial(
@@ -72,6 +75,7 @@ def report(
         gaps=tracer.gaps | _unknown_peaks(plan, [*attempts, *(final.attempts if final else ())]),
         why=None,
         budget_s=tracer.run.budget.seconds,
+        enough_s=enough_s,
         elapsed_s=tracer.run.budget.elapsed_s,
     )
     doubts = why_unreliable(trial), _too_few(samples, final.samples if final else {})
@@ -140,8 +144,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         "base": of.base,
         "tokens_ratio": ratio,
     }
-    proof = attempt.proof or StepProof(fp8_gemms=None, graphs_run=0)
-    unseen = UNSEEN if attempt.proof is None and of.fp8 and of.name != ArmName.AS_IS else None
+    proof = attempt.proof
+    unseen = UNSEEN if proof is None and of.fp8 and of.name != ArmName.AS_IS else None
     if no_number := attempt.no_number or unseen:
         return not_tried(no_number, **planned)
     full = full_ms(plan, samples, of)
@@ -180,8 +184,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         cuts=tuple(cuts),
         breakdown=_breakdown(plan, attempt, at.median),
         memory=memory_parts(plan, peak_gib, holds),
-        fp8_gemms=proof.fp8_gemms,
-        graphs_run=proof.graphs_run,
+        fp8_gemms=proof.fp8_gemms if proof else NOT_RECORDED,
+        graphs_run=proof.graphs_run if proof else NOT_RECORDED,
         non_finite=_non_finite(attempt),
     )
 
