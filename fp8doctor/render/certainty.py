@@ -208,8 +208,8 @@ def _of_times(report: Document, view: TrialView) -> str:
         return f"No: {_speed(speedup)} {rounds}{end}"
     answer, size, then = _answer(speedup), _size(speedup), _promised(view, report.prescription)
     if view.may_become_even and not view.side_is_wrong:
-        answer = f"{answer.removesuffix(' or even')} or even".capitalize()
-        return f"{answer}: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
+        either = f"{SIDES[side(speedup.median)]} or even".capitalize()
+        return f"{either}: yes. Which of the two: no, {MAY_BE_EVEN}{end}"
     if turns or view.side_is_wrong:
         return f"No, the answer may change on a quiet machine{end}"
     if not side(speedup.median):
