@@ -47,7 +47,7 @@ GAINS = {
 
 OTHERS = {
     "h100x2-fsdp2_torchao": "The timing is too noisy to tell",
-    "h100x2-fsdp2_torchao_8b": "Not timed: FP8 may be faster or slower than BF16",
+    "h100x2-fsdp2_torchao_8b": "Not compared: FP8 may be faster or slower than BF16",
 }
 """Titles of jobs that got no bounds."""
 
