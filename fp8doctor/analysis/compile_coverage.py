@@ -139,6 +139,14 @@ def blocks_are_compiled(network: Network) -> bool:
     )
 
 
+def compiles_each_block(facts: Facts) -> bool:
+    """Return whether the user compiles each block by itself, with kernels."""
+    marks = facts.get("training.compile_marks", ())
+    idle = [each for each in marks if not each.name or each.get("compiles") is False]
+    bare = [each for each in marks if each.get("backend") in BACKENDS_WITHOUT_KERNELS]
+    return recorded(facts, "network.blocks") and blocks_are_compiled(facts.network) and not (idle or bare)
+
+
 def has_loop(blocks: Blocks) -> bool:
     """Return whether a loop over the blocks reaches their calls; by default it does."""
     return blocks.get("level", 0) is not None

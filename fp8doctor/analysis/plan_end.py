@@ -24,6 +24,7 @@ from fp8doctor.analysis.arms import (
     timed_on_gpu,
     uses_fp8,
 )
+from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
@@ -105,10 +106,16 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
     whole = arm(trial, ArmName.PRESCRIBED)
     totals = [each for each in timed if _is_total(each)]
     found = [
-        PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(all_changes(trial, each)))
+        PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(_changes(facts, each)))
         for each in (*filter(None, [whole]), *_by_time(totals))
     ]
     yield from sorted(found, key=lambda each: len(each.changes))
+
+
+def _changes(facts: Facts, of: Arm) -> list[str]:
+    """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
+    compiled = is_conversion(of.name) and compiles_each_block(facts)
+    return [name for name in all_changes(facts.trial, of) if not (compiled and traits(name).compiles)]
 
 
 TELLS_GIB, TELLS_PCT = 0.25, 1.0
@@ -222,7 +229,7 @@ def _made(facts: Facts, of: Arm) -> frozenset[str]:
     if of.name == ArmName.WITHOUT_ADAPTERS:
         return frozenset()
     if not is_in_bf16(of.name):
-        return frozenset(kind(name, facts) for name in all_changes(facts.trial, of))
+        return frozenset(kind(name, facts) for name in _changes(facts, of))
     bf16 = bf16_of_the_plan(facts)
     changes = changes_in_bf16(of.name, of.get("treatments", ())) - {CUDA_GRAPHS}
     if bf16 is None or (of.name != bf16.name and not (changes and _form_of(facts, of) == bf16)):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.compile_coverage import compile_treatment, compiles_each_block
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.modelled_speedup import (
@@ -93,7 +93,7 @@ def starting(end: PlanEnd, view: TrialView) -> list[Step]:
         treatment = msgspec.structs.replace(treatment, summary=_compile_what(facts), code=code)
         return [untold(title, treatment)]
     title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-    first, *more = treatments(facts, end.arm.name, end.arm.get("treatments", ()))
+    first, *more = treatments(facts, end.arm.name, end.changes)
     return [untold(title, first), *(untold(f"Timed with {first.name}", each) for each in more)]
 
 
@@ -107,22 +107,30 @@ def treatments(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treat
     for name in sorted(names, key=lambda each: traits(each).family != "convert"):
         if traits(name).family == "convert":
             layers = {each.name for each in facts.network.linears if would_be_converted(each)}
-            yield convert(facts, recipe_of(fp8), layers, before_own=keeps_users_compilation(fp8))
+            yield convert(facts, recipe_of(fp8), layers, before_own=_is_compiled_by_user(facts, fp8))
         elif traits(name).compiles:
             yield compiled(facts)
         elif described := describe(name, facts):
             yield described
 
 
+def _is_compiled_by_user(facts: Facts, fp8: str) -> bool:
+    return keeps_users_compilation(fp8) or compiles_each_block(facts)
+
+
 def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: bool) -> Treatment:
-    """Convert these layers with a recipe of torchao, before what the user compiles himself."""
+    """Convert these layers with a recipe of torchao, before the job wraps them and compiles them itself."""
     kept = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
     sets = names_in_python(kept)
     arguments = ["model"]
     made = RECIPES[("torchao", recipe)]
     arguments += [] if made is default_of("torchao") else [f"config={made.config}"]
     arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
-    own = ["# before your own torch.compile, which stays as it is"] if before_own else []
+    distributed = facts.get("training.distributed")
+    wrapper = distributed.get("wrapper") if distributed else None
+    later = [f"{wrapper} and the optimizer"] if wrapper else []
+    later += ["your own torch.compile, which stays as it is"] if before_own else []
+    own = [f"# before {', and before '.join(later)}"] if later else []
     return Treatment(
         name=f"convert-{recipe}",
         summary=f"convert to FP8 ({recipe})",

@@ -83,7 +83,10 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> str:
             changes_fp8(step) for step in steps if step.treatment.name != STAY_IN_BF16
         ):
             return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total, steps)}{faster}."
-        rest = " ".join(["", *(_left_out(view, steps) if view.uses_fp8 else ())])
+        done = {*end.changes, STAY_IN_BF16}
+        others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
+        left_out = _left_out(view, steps) if view.uses_fp8 else ()
+        rest = " ".join([_beside(steps, others, total.step_ms), *left_out])
         host = " on this busy host" if faster and view.may_become_even else ""
         return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
     fixes = "these fixes" if len(steps) > 1 else "this fix"

@@ -346,7 +346,9 @@ def _basis(trial: Trial, arms: Sequence[Arm]) -> str:
         if len(timed) > 1
         else ""
     )
-    return f"Timed: {', '.join(parts)}{copies}."
+    larger = any(arm.get("tokens_ratio", 1.0) > 1 for arm in timed)
+    per_batch = " A larger batch's times are for as many tokens as the others'." if larger else ""
+    return f"Timed: {', '.join(parts)}{copies}.{per_batch}"
 
 
 def _depth(trial: Trial) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.analysis.trial_view import trial_view
@@ -13,7 +14,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed
 from fp8doctor.examine import examine
-from fp8doctor.facts import Arm, Facts, Target, Workload
+from fp8doctor.facts import Arm, Distributed, Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.render.text import render
 from fp8doctor.trial.treatments.apply import carry_out
@@ -21,6 +22,7 @@ from tests.checks.arms import ran, timed
 from tests.examine.models import Stacked, network
 
 BLOCKS = ran("float8_tensorwise", 90.0, treatments=("convert-tensorwise", "compile-blocks"))
+DDP = Distributed(world_size=2, wrapper="DDP")
 OWN = ran("float8_rowwise_as_compiled", 80.0, treatments=("convert-rowwise",))
 
 
@@ -80,6 +82,21 @@ def test_lines_in_place_of_the_users_own_compile_say_so() -> None:
     own = conversion_of(of(model, BLOCKS, OWN))
     assert [step.treatment.name for step in own] == ["convert-rowwise"]
     assert own[0].treatment.code.splitlines()[-3] == "# before your own torch.compile, which stays as it is"
+
+
+def test_blocks_that_are_compiled_stay_so() -> None:
+    """The model is converted before them, and before it is wrapped: its names are those without a prefix."""
+    model = Stacked().bfloat16()
+    for block in model.blocks:
+        block.compile()
+    facts = replace(of(model, BLOCKS), training=replace(of(model).training, distributed=DDP))
+    (step,) = conversion_of(facts)
+    assert step.saving_ms is not None
+    assert step.saving_ms.middle == 10.0
+    *_, before, keep, convert = step.treatment.code.splitlines()
+    assert before == "# before DDP and the optimizer, and before your own torch.compile, which stays as it is"
+    assert keep == 'keep = {"head"}'
+    assert convert.startswith("convert_to_float8_training(model, ")
 
 
 def test_fp32_weights_are_told_their_autocast() -> None:

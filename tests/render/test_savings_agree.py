@@ -151,4 +151,12 @@ def test_a_fix_of_communication_is_an_action(path: Path) -> None:
     report, _, _ = replayed(path)
     for step in report.prescription:
         if step.code == "DST005":
-            assert re.search("larger batch per GPU|no_sync", step.treatment.summary)
+            assert re.search("larger batch per GPU|[Pp]refetch|no_sync", step.treatment.summary)
+
+
+@pytest.mark.parametrize("path", SHARDED, ids=name_of)
+def test_a_larger_batch_is_compared_by_its_tokens(path: Path) -> None:
+    """Twice the tokens take longer; the time on screen does not."""
+    report, screen, _ = replayed(path)
+    timed = any(each.tried and each.get("tokens_ratio", 1) > 1 for each in report.facts.arms())
+    assert ("for as many tokens as the others'" in screen.basis) == timed
