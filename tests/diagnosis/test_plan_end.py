@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, fair_bf16, ratio_on_screen, timed_on_gpu
+from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost, is_in_fp8
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, family, traits
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.giving_up import COMPILATION, changes_fp8_alone
@@ -52,7 +53,9 @@ def carried_out(names: set[str], view: TrialView) -> list[Arm]:
         compiles = any(traits(name).compiles for name in names)
         converts = {name for name in names if family(name) == "convert"}
         if converts:
-            return [each for each in arms if is_conversion(each.name) and names.issuperset(each.treatments)]
+            own = {COMPILE_BLOCKS} if compiles_each_block(view.facts) else set()
+            made = names | own
+            return [each for each in arms if is_conversion(each.name) and made.issuperset(each.treatments)]
         rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}
         alike = [each for each in arms if rest and changes_in_bf16(each.name, each.treatments) == rest]
         forms = (
