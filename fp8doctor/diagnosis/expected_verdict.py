@@ -28,7 +28,7 @@ from fp8doctor.analysis.modelled_speedup import (
     modelled_conversion,
     modelled_speedup,
 )
-from fp8doctor.analysis.no_estimate import unknown_part
+from fp8doctor.analysis.no_estimate import NoEstimate, unknown_part
 from fp8doctor.analysis.outcome import never_ran_in_script, watched_job
 from fp8doctor.analysis.watched_speedup import beside_its_run
 from fp8doctor.diagnosis.answer import Verdict
@@ -113,7 +113,7 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
 def _in_bf16(summary: str, facts: Facts, findings: Sequence[Finding]) -> Verdict:
     """Say what FP8 would give a model without it, or why there is no estimate."""
     expects = expected_speedup(facts, findings)
-    told = expects.sentence if expects else why_not_modelled(facts, findings)
+    told = expects.sentence if expects else why_not_modelled(facts, findings).of()
     return Verdict(
         status="no_fp8",
         summary=f"{summary} {told}",
@@ -249,13 +249,13 @@ def _set_up(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         return Verdict(status="fp8_not_engaged", summary=why, basis=basis)
     ran = _ran_in_script(facts)
     expects = expected_speedup(facts, findings)
-    told = expects.sentence if expects else why_not_modelled(facts, findings)
+    told = expects.sentence if expects else why_not_modelled(facts, findings).of()
     share = f" ({flops_share_pct(in_fp8, facts):.0f}% of the matmul FLOPs)" if shares_are_known(facts) else ""
     setup = f"{len(in_fp8)} of {len(linears)} Linears{share}"
     return Verdict(
         status="not_measured",
         summary=f"FP8 is set up in {setup}{f', and {ran}' if ran else ''}. Whether it is faster than BF16 "
-        f"was not measured.{f' {told}' if told else ''}",
+        f"was not measured. {told}",
         achievable_speedup=expects.best if expects else None,
         basis="modelled" if expects else None,
     )
@@ -272,19 +272,19 @@ def estimated(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> Ver
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why there is no estimate of a job's FP8, or why it has none."""
-    return why_not_engaged(facts) or why_not_modelled(facts, findings)
+    return why_not_engaged(facts) or why_not_modelled(facts, findings).of()
 
 
-def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
+def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> NoEstimate:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
     expects = if_recorded(_modelled, facts, fixed=True)
     if others and expects:
-        return "No estimate: a fix changes which layers run in FP8, or their shapes."
+        return NoEstimate("a fix changes which layers run in FP8, or their shapes")
     try:
         return unknown_part(facts)
     except Unrecorded as missing:
-        return f"No estimate: {path_of(missing)} was not recorded."
+        return NoEstimate(f"{path_of(missing)} was not recorded")
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.estimated_gain import GAIN, EstimatedGain
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.noise import is_noise
@@ -24,7 +25,7 @@ from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, 
 from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup, stays_in_bf16
 from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
 from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain, stops_first
-from fp8doctor.facts import Arm, Trial, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
@@ -44,10 +45,16 @@ EXPOSED = "DST005"
 class End(Struct, frozen=True):
     """Where a plan ends."""
 
-    sentence: str
+    told: str
     """The time of a step with the plan; empty if no job was examined."""
     basis: Basis | None = None
     """None if nothing is known of it."""
+    begins: str = ""
+    """Names the fixes that are in this step, if ``told`` does not."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.begins}: {self.told}" if self.begins else self.told
 
 
 def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
@@ -59,9 +66,9 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     if not recorded(facts, "network") or not (bool(steps) or if_recorded(uses_fp8, facts)):
         return End("")
     if measured := if_recorded(_measured, trial_view(facts), steps):
-        return End(measured, "measured")
+        return measured
     if modelled := if_recorded(_modelled, report, steps):
-        return End(modelled, "modelled")
+        return modelled
     if not steps:
         return End("")
     known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
@@ -70,35 +77,43 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
-def _measured(view: TrialView, steps: Sequence[Step]) -> str:
+def _than(facts: Facts) -> str:
+    """Name the step as it is, in a comparison; one that does not fit does not run now."""
+    memory = if_recorded(fit, facts)
+    return "without the fix" if memory and memory.is_too_large else "now"
+
+
+def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
     end = view.end
     if not view.on_gpu or view.bf16 is None:
-        return ""
+        return None
     total = end.arm if end else _total(view, steps)
     if total is None or total.step_ms is None:
-        return ""
+        return None
+    than = _than(view.facts)
     if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
-        faster = f", {_compared(total, view.as_is, 'now')}" if view.as_is and not end.is_as_is else ""
+        faster = f", {_compared(total, view.as_is, than)}" if view.as_is and not end.is_as_is else ""
+        told = f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}"
         if not view.uses_fp8 and any(
             changes_fp8(step) for step in steps if step.treatment.name != STAY_IN_BF16
         ):
-            return f"FP8 was not timed. Without it: {in_ms(total.step_ms)} in {_form(total, steps)}{faster}."
+            return End(f"FP8 was not timed. Without it: {told}.", "measured")
         done = {*end.changes, STAY_IN_BF16}
         others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
         left_out = _left_out(view, steps) if view.uses_fp8 else ()
         rest = " ".join([_beside(steps, others, total.step_ms), *left_out])
         host = " on this busy host" if faster and view.may_become_even else ""
-        return f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}{host}.{rest}"
+        return End(f"{told}{host}.{rest}", "measured")
     fixes = "these fixes" if len(steps) > 1 else "this fix"
     done = set(end.changes if end else total.get("treatments", ()))
     others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
     more = _beside(steps, others, total.step_ms) if done else ""
-    begins = beginning(total, steps, end)
+    told, how = _against(view, total, than, fixes), timed(view.facts)
     if any(step.code == EXPOSED for step in steps) and (ran_ms := watched_ms(view.facts)):
-        begins = begins.replace("less than now", f"less than the whole step, {in_ms(ran_ms)} now")
-    told, how = _against(view, total, begins, fixes), timed(view.facts)
+        than = f"the whole step, {in_ms(ran_ms)} now"
     untimed = how and steps and total.name == ArmName.AS_IS
-    return f"{told} Time the step with it: {how}" if untimed else f"{told}{more}"
+    rest = f" Time the step with it: {how}" if untimed else more
+    return End(f"{told}{rest}", "measured", beginning(total, steps, end, than))
 
 
 def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
@@ -132,12 +147,12 @@ def _total(view: TrialView, steps: Sequence[Step]) -> Arm | None:
     return (view.prescribed or view.as_is) if steps else view.as_is
 
 
-def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
+def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None, than: str = "now") -> str:
     """Name the fixes of the plan that are in a timed step; one in BF16 has the fix that leaves FP8 off."""
     if not steps:
         return "As it is"
     if total.name == ArmName.AS_IS:
-        gain = _gain(None, steps)
+        gain = _gain(None, steps, than)
         known = f" ({gain}, estimated)" if gain else ""
         fixes, them = ("fixes were", "them") if len(steps) > 1 else ("fix was", "it")
         return f"The {fixes} not timed{known}; before {them}"
@@ -150,14 +165,18 @@ def beginning(total: Arm, steps: Sequence[Step], end: PlanEnd | None) -> str:
 
 
 def _with_all(steps: Sequence[Step]) -> str:
-    return "With all fixes" if len(steps) > 1 else "With this fix"
+    return "With all fixes" if len(steps) > 1 else WITH_THIS_FIX
 
 
-def _against(view: TrialView, total: Arm, beginning: str, fixes: str) -> str:
+WITH_THIS_FIX = "With this fix"
+"""Begins what is said of the only fix."""
+
+
+def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
     """Compare a step with its BF16 and with the step as it is."""
-    now, measure = f"{beginning}: {in_ms(total.step_ms)}", fair_bf16(view.facts, total)
+    now, measure = in_ms(total.step_ms), fair_bf16(view.facts, total)
     changed = view.as_is is not None and total.name != ArmName.AS_IS
-    gain = f", {_compared(total, view.as_is, 'now')}" if changed and view.as_is else ""
+    gain = f", {_compared(total, view.as_is, than)}" if changed and view.as_is else ""
     joined = ";" if gain else ","
     if measure is None:
         how = timed(view.facts, longer=True)
@@ -209,52 +228,57 @@ def _form(bf16: Arm, steps: Sequence[Step] = ()) -> str:
     )
 
 
-def _modelled(report: Document, steps: Sequence[Step]) -> str:
+def _modelled(report: Document, steps: Sequence[Step]) -> End | None:
     facts, findings = report.facts, report.findings
     expects, gains = planned_speedup(facts, findings, steps), planned_gain(facts, findings, steps)
     if expects is None and trains_in_16_bits(facts):
-        return ""
+        return None
     if stays_in_bf16(steps):
-        return _without_fp8(expects, gains, report, steps)
+        return End(_without_fp8(expects, gains, report, steps), "modelled")
     if expects is None:
-        return ""
+        return None
     converted = any(map(converts, steps))
     if expects.recipes and not begins_fp8(steps, expects) and not facts.get("trial.arms"):
         compiles = next((step for step in steps if traits(step.treatment.name).compiles), None)
-        return f"{compiles.title}." if compiles else _unknown_gain(report, steps) if steps else ""
+        told = f"{compiles.title}." if compiles else _unknown_gain(report, steps)
+        return End(told, "modelled") if steps else None
     advice = (
         "" if expects.wins else "; a larger batch may pay" if expects.loses else ", too uncertain to tell"
     )
     as_is = f"{expects.after[:1].upper()}{expects.after[1:]}" or "As it is"
     if not steps and expects.as_is and expects.gains_compiled:
         speed = f"about {expects.as_is:.2f}x the speed of the best BF16, {expects.best:.2f}x compiled"
-        return f"{as_is}: {speed} (estimated for {expects.gpu})."
+        return End(f"{speed} (estimated for {expects.gpu}).", "modelled", as_is)
     more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
     current = None if more_tokens else expected_speedup(facts, findings)
-    now = current.now if current else None
+    now, than_now = current.now if current else None, _than(facts)
     if steps and now and not converted and gains is None:
-        saved, sure = _gain(None, steps), expects.wins or expects.loses
+        saved, sure = _gain(None, steps, than_now), expects.wins or expects.loses
         still = "" if sure else f" FP8 may be faster.{_how_to_find(report, steps)}"
-        told = f"{_with_all(steps)}: {saved} (estimated).{still}"
-        return told if saved else _unknown_gain(report, steps)
+        if not saved:
+            return End(_unknown_gain(report, steps), "modelled")
+        return End(f"{saved} (estimated).{still}", "modelled", _with_all(steps))
     held = counted(steps)
     fixes = as_is if expects.after == KEPT or not steps else f"With {counted_in_words(steps, 'this fix')}"
     beginning = "With FP8" if expects.recipes and not converted else fixes
     is_best = bool(steps and now and f"{now:.2f}" == "1.00")
-    faster = f"{in_times(expects.best)} faster than now, already" if is_best and expects.best > 1 else ""
-    than = faster or f"{expects.best:.2f}x the speed of"
+    faster = is_best and expects.best > 1
+    than = f"{expects.best:.2f}x the speed of"
+    if faster:
+        than = f"{in_times(expects.best)} faster than {than_now}, already"
     if gains and gains.may_keep_ms and not faster:
         than = f"{expects.range} the speed of"  # both ends, like the gain
     about = "" if than.startswith(expects.range) else "about "
     speed = f"{about}{than} the best BF16 (estimated for {expects.gpu}){advice}."
-    gain = "" if is_best else _gain(gains, held)
+    gain = "" if is_best else _gain(gains, held, than_now)
     known = not steps or gain or is_best or report.verdict.status in GRAVE
     why = "a step with more tokens is other work" if more_tokens else "there is none of the step as it is"
     later, how = "", ""
     if not known:
         later, how = f" No estimate of the gain over now: {why}.", _how_to_find(report, steps)
     apart = [n for n, step in enumerate(steps, 1) if step not in held]
-    return f"{beginning}: {gain and f'{gain}, '}{speed}{later}{_beside(steps, apart)}{how}"
+    told = f"{gain and f'{gain}, '}{speed}{later}{_beside(steps, apart)}{how}"
+    return End(told, "modelled", beginning)
 
 
 def _beside(steps: Sequence[Step], numbers: Sequence[int], of_ms: float = inf) -> str:
@@ -292,8 +316,7 @@ def why_now_is_unknown(report: Document) -> str:
     codes = [each.code for each in report.findings if invalidates(each)]
     codes += [step.code for step in report.prescription]
     if expects is None and not codes:
-        why = why_not_modelled(report.facts, report.findings)
-        return why.removeprefix("No estimate: ").partition(". ")[0].rstrip(".")
+        return why_not_modelled(report.facts, report.findings).reason
     return no_model_of((expects.after if expects else "", *codes))
 
 
@@ -304,7 +327,7 @@ def why_fixed_is_unknown(report: Document, steps: Sequence[Step]) -> str:
         return f"No estimate: {NOT_COMPILED}. If torchao converts them, compile the blocks too."
     if stays_in_bf16(steps):
         return f"No estimate as it is: {why_now_is_unknown(report)}."
-    return why_not_modelled(report.facts, report.findings)
+    return why_not_modelled(report.facts, report.findings).of()
 
 
 def _without_fp8(
@@ -318,32 +341,32 @@ def _without_fp8(
         why = why_fixed_is_unknown(report, steps)
         return f"FP8 cannot win here (estimated). {why}{_how_to_find(report, steps)}"
     slower, basis = f"about {in_times(1 / expects.best)} slower", f"(estimated for {expects.gpu})"
-    fp8 = f"FP8 with every fix would be {slower} than that"
+    fp8, than = f"FP8 with every fix would be {slower}", " than that"
     if not expects.loses:
-        fp8 = f"FP8 is not expected to win here, {expects.range}"
+        fp8, than = f"FP8 is not expected to win here, {expects.range}", ""
     if gain is None:
         ms = f" ({expects.parts.bf16_ms:,.1f} ms/step)" if expects.parts else ""
         why = f"No estimate as it is: {why_now_is_unknown(report)}."
         if stops_first(report.facts, report.findings):
             why = "As it is, the job stops before its first step."
-        return f"Fixed, the step runs in the best BF16{ms}. {fp8} {basis}. {why}"
+        return f"Fixed, the step runs in the best BF16{ms}. {fp8}{than} {basis}. {why}"
     if gain.now_ms < gain.bf16_ms * (1 + EVEN):
-        return f"The step stays as it is, in the best BF16. {fp8.replace(' than that', '')} {basis}."
+        return f"The step stays as it is, in the best BF16. {fp8} {basis}."
     step = f" ({gain.now_ms:,.1f} ms/step; {gain.bf16_ms:,.1f} in the best BF16)"
-    faster = f"About {_between(*gain.faster)} faster than now{step}"
+    faster = f"About {_between(*gain.faster)} faster than {_than(report.facts)}{step}"
     if in_times(gain.now_ms / gain.bf16_ms) == in_times(1 / expects.best):
         return f"{faster} {basis}."
-    return f"{faster}. {fp8} {basis}."
+    return f"{faster}. {fp8}{than} {basis}."
 
 
 def _between(low: float, high: float) -> str:
     return " to ".join(dict.fromkeys((in_times(low), in_times(high))))
 
 
-def _gain(gains: EstimatedGain | None, steps: Sequence[Step]) -> str:
+def _gain(gains: EstimatedGain | None, steps: Sequence[Step], than: str) -> str:
     """Say what the plan is estimated to gain over the step as it is; empty if that is unknown."""
     if gains and gains.faster[1] >= 1 + GAIN:
-        return f"about {_between(*gains.faster)} faster than now"
+        return f"about {_between(*gains.faster)} faster than {than}"
     saved = [each.saving_ms for each in steps if each.saving_ms and each.saving_ms.high > 0]
     if not saved:
         return ""
@@ -351,7 +374,7 @@ def _gain(gains: EstimatedGain | None, steps: Sequence[Step]) -> str:
     low, high = map(rounded_ms, (most.low, most.high))
     several = len(steps) > 1 and most.low > 0
     range_ms = f"at least {low}" if several else f"{low} to {high}" if most.low > 0 else f"at most {high}"
-    return f"{range_ms} ms/step less than now"
+    return f"{range_ms} ms/step less than {than}"
 
 
 def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:

@@ -27,7 +27,7 @@ from fp8doctor.diagnosis.next_step import (
     where_to_time,
     with_more_time,
 )
-from fp8doctor.diagnosis.outlook import End, once_applied, outlook
+from fp8doctor.diagnosis.outlook import WITH_THIS_FIX, End, once_applied, outlook
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Treatment
 from fp8doctor.render.causes import (
@@ -122,7 +122,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
             tone, what = "bad", TOO_LARGE
     state, then = state_now(report), _then(report, steps)
     if memory and memory.is_too_large:
-        then = End(f"Once it fits: {then.sentence.replace('than now', 'than without the fix')}", then.basis)
+        then = End(f"Once it fits: {then.sentence}", then.basis)
     sure = [_of_whole(report), certainty(report), _of_compute(report), _untimed(report.facts, why)]
     told = " ".join((what, *fix, then.sentence, *sure))
     return Answer(
@@ -293,7 +293,7 @@ def _mended(report: Document, steps: Sequence[Step]) -> str:
     if not fixing:
         return ""
     which = numbered([*fixing], fixing)
-    return f"With {which if len(steps) > 1 else 'this fix'} {FIXED[status]}. "
+    return f"{f'With {which}' if len(steps) > 1 else WITH_THIS_FIX} {FIXED[status]}"
 
 
 def _fixing(report: Document, steps: Sequence[Step]) -> dict[str, int]:
@@ -313,10 +313,14 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     verdict = report.verdict
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence and verdict.basis == "measured" and verdict.whole_step_high:
-        return End(f"Compute alone. {mended}{end.sentence} {_leaner(report, steps)}".rstrip(), end.basis)
+        told = f"{mended}. {end.sentence}" if mended else end.sentence
+        return End(f"Compute alone. {told} {_leaner(report, steps)}".rstrip(), end.basis)
     if end.sentence:
-        both = f"{mended}{end.sentence}".replace(". With this fix: ", ": ", 1)
-        told = f"{end.sentence} {_finite(report)}{_untried(report, steps)}" if gives_nan(report) else both
+        told = end.sentence
+        if gives_nan(report):
+            told = f"{told} {_finite(report)}{_untried(report, steps)}"
+        elif mended:
+            told = f"{mended}: {end.told}" if end.begins == WITH_THIS_FIX else f"{mended}. {told}"
         return End(f"{told} {_leaner(report, steps)}".rstrip(), end.basis)
     if verdict.status == "no_fp8" and estimate_told(report):
         return End("The step stays as it is; FP8 was not timed.")  # the title has the estimate

@@ -172,9 +172,9 @@ def no_cause_known(report: Document) -> str:
         if expects and expects.as_is_loses:
             how = "compiling it explains most of the gap" if expects.gains_compiled else UNEXPLAINED
             return f"No check found anything that slows FP8 down: {how} (estimated)."
-        why = unknown_part(report.facts) if expects and expects.after else ""
-        why = why.replace("No estimate", "No estimate as it is", 1)
-        return why or "No check found anything that slows FP8 down."
+        if expects and expects.after:
+            return unknown_part(report.facts).of(" as it is")
+        return "No check found anything that slows FP8 down."
     if verdict.status == "not_measured":
         in_layers = if_recorded(uses_fp8, report.facts)
         if not in_layers and (outside := if_recorded(fp8_outside_layers, report.facts)):

@@ -133,7 +133,7 @@ def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown
     untimed = recorded_steps.without_trial(facts)
     verdict = diagnose(untimed).verdict
     assert (verdict.basis, verdict.estimated_speedup) == ("modelled", None)
-    assert unknown_part(untimed) == (
+    assert unknown_part(untimed).of() == (
         "No estimate: casts of 1,048,576 rows that are not compiled are far from any that were measured."
     )
     times = {arm.name: arm.step_ms or 0.0 for arm in facts.trial.arms}
