@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from fp8doctor.analysis.fp8_request import accelerate_of_model, lacks_autocast
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import unseen_recompute
 from fp8doctor.cost.step_cost import with_linears
@@ -57,6 +58,18 @@ def multiplies_in_fp32_only(facts: Facts) -> bool:
     linears = facts.network.linears
     in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     return in_fp32 and facts.get("training.autocast") != "bfloat16"
+
+
+def runs_in_fp32(facts: Facts) -> bool:
+    """Return whether most of the Linears' weights surely multiply in fp32.
+
+    Accelerate brings an autocast of its own. Raises `Unrecorded` if the Linears were not read.
+    """
+    if accelerate_of_model(facts) or not lacks_autocast(facts):
+        return False
+    linears = facts.network.linears
+    fp32 = sum(each.parameters for each in linears if each.multiplies_in == "float32")
+    return 2 * fp32 > sum(each.parameters for each in linears)
 
 
 def engaged(facts: Facts) -> Facts:

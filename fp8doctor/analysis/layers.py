@@ -240,6 +240,18 @@ def would_be_converted(
     )
 
 
+def nothing_to_convert(network: Network) -> bool:
+    """Return whether no Linear of a model without FP8 could train in it, rewritten or padded.
+
+    FP8 multiplies no convolution and no recurrent layer, and is left out of heads, routers and adapters.
+    """
+    return not network.get("fp8_calls") and all(
+        linear.use == "none"
+        and not would_be_converted(linear, roles=("body", "experts"), rewritten=True, padded=True)
+        for linear in network.linears
+    )
+
+
 def too_small(linear: Linear, *, rowwise: bool) -> bool:
     """Apply torchao's rule, tuned on an H100.
 

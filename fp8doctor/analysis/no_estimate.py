@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.known_form import AUTOCAST, LOADED, TENSORWISE
-from fp8doctor.analysis.layers import FP8_MULTIPLE
+from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert
 from fp8doctor.analysis.modelled_speedup import (
     BY_UNSLOTH,
     CACHE_OFF,
@@ -21,6 +21,7 @@ from fp8doctor.analysis.modelled_speedup import (
     to_convert,
     waits_for_te,
 )
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.cost import routed_rows, rows_of
 from fp8doctor.cost.cast_cost import casts_too_many_rows
 from fp8doctor.cost.step_cost import (
@@ -54,6 +55,11 @@ def unknown_part(facts: Facts) -> NoEstimate:
         return NoEstimate("fp8doctor has no datasheet of this GPU", "Name another with --assume-gpu.")
     if gpu.fp8_tflops is None:
         return NoEstimate(f"{gpu.name} has no FP8 tensor cores")
+    if nothing_to_convert(facts.network):
+        return NoEstimate(
+            "a conversion to FP8 takes none of its layers",
+            "It takes only Linears, and no head, router or LoRA matrix.",
+        )
     if not consists_of_linears(facts.network):
         return NoEstimate("most parameters are outside of Linears, and the cost model has only those")
     if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
@@ -101,6 +107,7 @@ def no_model_of(keys: Iterable[str]) -> str:
 
 LACKS = {
     AUTOCAST: "FP32 weights without autocast",
+    AUTOCAST_BF16: "FP32 weights without autocast",
     TENSORWISE: "this recipe",
     LOADED: "weights in low precision",
     CACHE_OFF: "a KV cache",

@@ -8,6 +8,7 @@ import msgspec
 
 from fp8doctor.analysis.compile_coverage import compile_treatment, compiles_each_block
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
@@ -23,12 +24,24 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import compile_blocks, compiled_as, describe, keep
+from fp8doctor.diagnosis.expected_verdict import IN_FP32
+from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, compiled_as, describe, keep
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.recipes import RECIPES, default_of
 from fp8doctor.wording import in_times
+
+
+def leaving_fp32(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
+    """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights."""
+    if answer.status != "no_fp8" or fp8_was_asked_for(facts) or not if_recorded(runs_in_fp32, facts):
+        return ()
+    treatment = autocast_bf16(facts)
+    if facts.get("target.kind") == "file":
+        code = f"{treatment.code}\n# if your script does that: autocast = torch.bfloat16 in the model file"
+        treatment = msgspec.structs.replace(treatment, code=code)
+    return (untold(IN_FP32, treatment),)
 
 
 def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:

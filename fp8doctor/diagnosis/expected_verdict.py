@@ -15,10 +15,12 @@ from fp8doctor.analysis.fp8_request import (
     fp8_was_asked_for,
     of_converter,
 )
+from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     flops_share_pct,
     layer_label,
+    nothing_to_convert,
     rehearses_quantization,
     shares_are_known,
     stores_fp8,
@@ -37,6 +39,8 @@ from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import plural
+
+IN_FP32 = "Its matmuls are in fp32: its weights are, and no autocast is on"
 
 FAILED_EARLY = "The script failed before its first step"
 
@@ -107,7 +111,8 @@ def expected_verdict(facts: Facts, findings: Sequence[Finding]) -> Verdict:
         )
     if asked:
         return _in_bf16("FP8 was asked for; this model holds no FP8 layer, or none yet.", facts, findings)
-    return _in_bf16(f"This model uses no FP8{_and_none_asked(facts)}.", facts, findings)
+    now = f" {IN_FP32}." if if_recorded(runs_in_fp32, facts) else ""
+    return _in_bf16(f"This model uses no FP8{_and_none_asked(facts)}.{now}", facts, findings)
 
 
 def _in_bf16(summary: str, facts: Facts, findings: Sequence[Finding]) -> Verdict:
@@ -285,6 +290,12 @@ def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> NoEstimate:
         return unknown_part(facts)
     except Unrecorded as missing:
         return NoEstimate(f"{path_of(missing)} was not recorded")
+
+
+def nothing_in_fp8(answer: Verdict, facts: Facts) -> bool:
+    """Return whether the answer is that a conversion to FP8 takes no layer of this model."""
+    untimed = answer.status == "no_fp8" and answer.basis != "measured" and recorded(facts, "network")
+    return untimed and bool(if_recorded(nothing_to_convert, facts.network))
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:

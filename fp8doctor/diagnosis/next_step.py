@@ -13,7 +13,7 @@ from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, failed_early
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, failed_early, nothing_in_fp8
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -28,7 +28,9 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     memory = if_recorded(fit, facts)
-    fails = failed_early(facts) or (memory is not None and memory.is_too_large)
+    fails = (
+        failed_early(facts) or nothing_in_fp8(verdict, facts) or (memory is not None and memory.is_too_large)
+    )
     if verdict.basis != "measured" and not fails and verify is not None and not failed_to_time(facts):
         return Next(command=timed(facts) or verify, saving_ms=None, verify=verify)
     return None

@@ -314,7 +314,7 @@ def why_now_is_unknown(report: Document) -> str:
     if expects and leaves_uncompiled(expects, report.facts, report.prescription):
         return NOT_COMPILED
     codes = [each.code for each in report.findings if invalidates(each)]
-    codes += [step.code for step in report.prescription]
+    codes += [step.code or step.treatment.name for step in report.prescription]
     if expects is None and not codes:
         return why_not_modelled(report.facts, report.findings).reason
     return no_model_of((expects.after if expects else "", *codes))
@@ -379,7 +379,7 @@ def _gain(gains: EstimatedGain | None, steps: Sequence[Step], than: str) -> str:
 
 def _unknown_gain(report: Document, steps: Sequence[Step]) -> str:
     """Say why the estimate knows nothing of what the plan changes, and how to find its gain."""
-    why = no_model_of(step.code for step in steps)
+    why = no_model_of(step.code or step.treatment.name for step in steps)
     return f"No estimate of the gain: {why}.{_how_to_find(report, steps)}"
 
 

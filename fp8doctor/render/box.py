@@ -17,7 +17,7 @@ from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import in_bounds, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import failed_early
+from fp8doctor.diagnosis.expected_verdict import failed_early, nothing_in_fp8
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
     nothing_found,
@@ -256,6 +256,8 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"{again}: {command}" if (command := timed(report.facts)) else f"{again}."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
+    elif nothing_in_fp8(report.verdict, report.facts):
+        yield "Stay in BF16."
     elif modelled_loss(report):
         how = how_to_time(report)
         or_time = f", or time it {where_to_time(report.facts)}: {how}" if how else ""
@@ -330,6 +332,8 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         here = how == "measured" and timed_on_cpu(report.facts)
         where = f"{ON_CPU}, which does not predict a GPU" if here else ""
         return End(f"FP8 would run at {speed} the speed of the best BF16, {HOW_KNOWN[how]}{where}.", how)
+    if nothing_in_fp8(report.verdict, report.facts):
+        return End("The step stays as it is.")
     if verdict.status == "no_fp8":
         return End("The gain from FP8 is unknown: FP8 was not timed.")
     if not recorded(report.facts, "network"):

@@ -27,7 +27,7 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16, that_help_bf16_too
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import failed_early
+from fp8doctor.diagnosis.expected_verdict import failed_early, nothing_in_fp8
 from fp8doctor.diagnosis.giving_up import planned_speedup
 from fp8doctor.diagnosis.outlook import beginning, counted_in_words, why_now_is_unknown
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
@@ -69,6 +69,8 @@ FROM_THE_JOB = "The fault: yes, it was read from the job itself. "
 
 def _estimated(report: Document) -> str:
     """Say on which side of BF16 the advice is, by estimates alone."""
+    if nothing_in_fp8(report.verdict, report.facts):
+        return "No gain from FP8: yes, by the types of all layers. Nothing was timed."
     told, seen = _side(report), _seen(report)
     if report.verdict.basis == "modelled" or "x the speed" in told:
         return f"{told}. {_error(estimate_told(report))}; {seen}."

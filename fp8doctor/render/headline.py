@@ -16,7 +16,7 @@ from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.analysis.whole_step import in_bounds, timed_alone
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early
+from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early, nothing_in_fp8
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import as_is_ms, gives_nan, state_now, times_slower
 from fp8doctor.render.ended_ranks import ended_rank
@@ -49,7 +49,11 @@ TOO_LARGE = "It does not fit into the GPU's memory (estimated)"
 """Says that the step will not run on this GPU, in FP8 or in BF16."""
 
 
-TOO_SMALL = "Too small for FP8: stay in BF16"
+NO_LINEAR = "Nothing here that FP8 multiplies: train in BF16"
+"""Says that a conversion takes no layer of this model."""
+
+
+TOO_SMALL = "Too small for FP8: train in BF16"
 """Says that a conversion would make the step slower."""
 
 
@@ -128,6 +132,8 @@ def _with_its_size(report: Document, steps: Sequence[Step], what: str) -> str:
     """Say how many times slower or faster FP8 is, or that the plan leaves it off untimed."""
     verdict = report.verdict
     stays = any(step.treatment.name == STAY_IN_BF16 for step in steps)
+    if nothing_in_fp8(verdict, report.facts):
+        return NO_LINEAR
     if verdict.status == "not_measured" and verdict.basis is None and stays:
         return "FP8 cannot be faster than BF16 here (estimated)"
     if verdict.basis == "modelled" and verdict.status in ("fp8_slower", "fp8_even", "fp8_faster"):

@@ -138,7 +138,7 @@ def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
 @pytest.mark.parametrize(
     ("tokens", "what", "fix"),
     [
-        (128, "Too small for FP8: stay in BF16", "Stay in BF16, or time it on this GPU"),
+        (128, "Too small for FP8: train in BF16", "Stay in BF16, or time it on this GPU"),
         (2048, "Too close to tell whether FP8 would be faster", "Compile block by block."),
     ],
 )

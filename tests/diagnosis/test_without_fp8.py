@@ -1,0 +1,69 @@
+"""What a job without FP8 is told before anything was timed: in fp32, and without a layer that FP8 takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fp8doctor import Report, inspect_model
+from fp8doctor.render.text import render
+
+AUTOCAST = "autocast-bf16"
+
+
+def mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(width, width, bias=False, dtype=torch.float32) for _ in range(2)))
+
+
+def report_of(model: nn.Module, rows: int = 256, **options: object) -> Report:
+    batch = torch.zeros(rows, model[0].in_features, dtype=model[0].weight.dtype)
+    return inspect_model(model, batch, trial=False, assume_gpu="H100", **options)  # type: ignore[arg-type]
+
+
+def names(report: Report) -> list[str]:
+    return [step.treatment.name for step in report.prescription]
+
+
+@pytest.mark.parametrize(
+    ("width", "more"),
+    [(4096, ["convert-tensorwise", "compile-model"]), (64, [])],
+    ids=["FP8 wins", "it loses"],
+)
+def test_fp32_is_left_before_anything_else(width: int, more: list[str]) -> None:
+    report = report_of(mlp(width), rows=8192)
+    assert names(report) == [AUTOCAST, *more]
+    shown = " ".join(render(report).split())
+    assert "Its matmuls are in fp32" in shown
+    assert "stay in BF16" not in shown
+
+
+@pytest.mark.parametrize("model", [mlp(64).bfloat16(), mlp(64)], ids=["BF16 weights", "autocast"])
+def test_bf16_is_not_left(model: nn.Module) -> None:
+    in_fp32 = model[0].weight.dtype is torch.float32
+    report = report_of(model, autocast=torch.bfloat16 if in_fp32 else None)
+    assert AUTOCAST not in names(report)
+    assert "fp32" not in report.verdict.summary
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 64, 8, 8), nn.Conv2d(64, 64, 3, padding=1), nn.AvgPool2d(8))
+        self.append(nn.Flatten())
+        self.append(nn.Linear(64, 10))
+
+
+def test_a_model_that_a_conversion_leaves_alone_stays_in_bf16() -> None:
+    model = Convolutions().bfloat16()
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.bfloat16)
+    report = inspect_model(model, images, trial=False, assume_gpu="H100")
+    shown = " ".join(render(report).split())
+    assert report.verdict.status == "no_fp8"
+    assert "Fix Stay in BF16." in shown.replace("│", "").replace("  ", " ")
+    assert "not known" not in shown
+    assert report.next is None
+
+
+def test_a_layer_that_padding_would_bring_to_fp8_is_no_reason_to_stay() -> None:
+    model = nn.Sequential(nn.Linear(100, 2048, bias=False), nn.Linear(2048, 100, bias=False)).bfloat16()
+    assert "a conversion to FP8 takes none" not in report_of(model).verdict.summary
