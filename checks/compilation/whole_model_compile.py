@@ -33,6 +33,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS
 from fp8doctor.facts import Arm, ArmCut, ArmName, Blocks, CompileMark, Facts, Trial, recorded
 from fp8doctor.facts.examples import example, float8, variant
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
@@ -98,7 +99,7 @@ def both_steps(facts: Facts, whole: Arm, blocks: Arm | None) -> str:
             f"Timed in turn, the step takes {blocks.step_ms:,.1f} ms block by block and {whole.step_ms:,.1f} "
             "ms as it is."
         )
-    left_out = (each.reason for each in facts.trial.arms if each.name == COMPILE_BLOCKS and each.reason)
+    left_out = (sentence_of(each) for each in facts.trial.arms if each.name == COMPILE_BLOCKS and each.reason)
     return (
         f"As it is, the step takes {whole.step_ms:,.1f} ms; the trial did not time it block by "
         f"block{''.join(f' ({each})' for each in left_out)}. The seconds for one block are estimated."

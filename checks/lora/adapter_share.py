@@ -39,6 +39,7 @@ from fp8doctor.cost import amdahl, modelled_gpu
 from fp8doctor.facts import Arm, ArmName, Facts, Linear, Trial, Value
 from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 from fp8doctor.wording import percent
@@ -110,7 +111,7 @@ def why_not(trial: Trial) -> str:
     if trial.device == "cpu":
         return "the trial ran on a CPU, which says nothing about a GPU"
     attempt = next((each for each in trial.arms if each.name == WITHOUT), None)
-    return (attempt.reason if attempt else None) or "it timed no step without them"
+    return (sentence_of(attempt) if attempt else None) or "it timed no step without them"
 
 
 def fp8_ceiling(facts: Facts, base: Arm, adapters_ms: float) -> float | None:

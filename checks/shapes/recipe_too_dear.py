@@ -44,6 +44,7 @@ from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, ArmName, Facts, Value, if_recorded, recorded
 from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.recipes import BY_TREATMENT, named
 from fp8doctor.registry import check
@@ -78,7 +79,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         if _is_recipe(each) and each.tried and (base := base_of(facts.trial, each))
     ]
     if not others:
-        reasons = sorted({each.reason for each in facts.trial.arms if _is_recipe(each) and each.reason})
+        reasons = sorted({reason for each in facts.trial.arms if _is_recipe(each) and (reason := sentence_of(each))})
         return NotApplicable(reason=f"no other recipe was timed{': ' if reasons else ''}{'; '.join(reasons)}")
     gains = [(base, each, ratio(base, each)) for each, base in others]
     faster = [

@@ -25,6 +25,7 @@ from fp8doctor.facts.arm_names import (
     keeps_users_compilation,
     recipe_of,
 )
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Finding
 from fp8doctor.wording import in_ms, plural, times
 
@@ -111,7 +112,7 @@ def _without_bf16(view: TrialView, as_is: Arm, can_be_modelled: bool) -> Verdict
     missing = view.left_out_bf16 or next(
         (each for each in facts.trial.arms if each.name in BF16_BASELINES), None
     )
-    why = missing.reason if missing else "it was not tried"
+    why = sentence_of(missing) if missing else "it was not tried"
     timed = (
         f"FP8 takes {in_ms(as_is.step_ms)}/step. No BF16 baseline could be timed: {why}."
         if bf16 is None or bf16.step_ms is None
@@ -175,7 +176,7 @@ def _without_as_is(facts: Facts, bf16: Arm | None) -> Verdict:
         )
         summary = f"FP8 is set up and does not run: no FP8 matmul was seen in a training step.{gives}"
         return Verdict(status="fp8_not_engaged", summary=summary, basis="measured")
-    attempted = next((each.reason for each in trial.arms if each.name == ArmName.AS_IS), None)
+    attempted = next((sentence_of(each) for each in trial.arms if each.name == ArmName.AS_IS), None)
     reason = attempted or trial.reason or "no time was left"
     untimed = "No copy of the step was" if facts.get("observed.steps_ms") else "The step could not be"
     return Verdict(status="not_measured", summary=f"{untimed} timed: {reason}.")
@@ -225,7 +226,9 @@ def _most(view: TrialView) -> str:
 def _offer(view: TrialView) -> str:
     trial, bf16, fp8 = view.facts.trial, view.bf16, view.fp8
     if bf16 is None or fp8 is None:
-        reasons = {each.reason for each in trial.arms if is_conversion(each.name) and each.reason}
+        reasons = {
+            why for each in trial.arms if is_conversion(each.name) and (why := sentence_of(each))
+        }
         return (
             f"The gain from FP8 was not measured: {'; '.join(sorted(reasons))}."
             if reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -33,6 +34,22 @@ def why_of(part: Arm | Trial) -> Reason | None:
         return part.why
     sentence = part.get("reason") or ""
     return next((why for begins, ends, why in _SENTENCES if _is(sentence, begins, ends)), None)
+
+
+def did_not_fit(budget_s: float) -> str:
+    """Write the reason of a variant that was left out for time."""
+    return f"it did not fit into the budget of {budget_s:g} s"
+
+
+def sentence_of(part: Arm) -> str | None:
+    """Return why a variant has no number, in a sentence for people.
+
+    Older recordings give the seconds that a variant takes. Those did not decide: time was kept for all that
+    has to follow too.
+    """
+    sentence = part.get("reason")
+    budget = re.match(r"the budget of ([\d.]+) s ", sentence or "")
+    return did_not_fit(float(budget[1])) if budget else sentence
 
 
 def _is(sentence: str, begins: str, ends: str) -> bool:

@@ -17,8 +17,8 @@ from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.next_step import more_time, where_to_time
-from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.diagnosis.next_step import more_time, more_time_s, where_to_time
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
 from fp8doctor.render.box import Answer, answer
@@ -55,14 +55,15 @@ LEAST_PCT = 1.0
 """Share of a difference, in per cent, from which a part has a bar."""
 
 
+LONG_S = 300
+"""Seconds from which a time to wait is written in minutes."""
+
+
 LONGEST_REASON = 200
 """Characters of a reason that are shown below the table: two lines of a terminal. A choice of length."""
 
 
 WITHOUT_A_PRONOUN = {
-    "(was used up before it|ran out)$": "had no time for more",
-    "would not have been enough for it$": "would not have been enough",
-    "for the ([\\d,]+ s) that it takes$": r"for \1 more",
     "^it changes (.+), which has no time$": r"needs \1, which was not timed",
     "too small for it$": "too small",
     "^it ": "",
@@ -361,7 +362,7 @@ def _next(
     view = trial_view(report.facts)
     decided = view.gives_up_fp8 and view.has_little_to_gain
     first, option = next(filter(None, codes), ""), "" if decided else more_time(report.facts)
-    more = f"{option} to time more variants" if option else ""
+    more = f"{option} to time more variants{_added(report.facts.trial)}" if option else ""
     if held_in:
         yield f'{held_in}.save("report.json")'
         yield from filter(None, [more])
@@ -376,3 +377,12 @@ def _next(
     yield from filter(None, [more])
     yield "-v shows more"
     yield "-o report.html"
+
+
+def _added(trial: Trial) -> str:
+    """Say how much longer than this trial the budget for the variants left out may take."""
+    spent_s, budget_s = trial.get("elapsed_s"), more_time_s(trial)
+    if spent_s is None or budget_s is None:
+        return ""
+    added_s = budget_s - round(spent_s)
+    return f", up to {f'{added_s:.0f} s' if added_s < LONG_S else f'{added_s / 60:.0f} min'} more"

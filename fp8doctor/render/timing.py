@@ -25,6 +25,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants, variant_of
 from fp8doctor.wording import percent, plural
@@ -206,7 +207,7 @@ def _trains_in_fp8(facts: Facts) -> bool:
 
 def _by_label(arm: Arm, names: Mapping[str, str]) -> str:
     """Call FP8 with all fixes, and the variant that this one changes, what the table calls them."""
-    reason = arm.reason or "no reason given"
+    reason = sentence_of(arm) or "no reason given"
     for name in (ArmName.PRESCRIBED, arm.get("base")):
         if name in names:
             quoted = f'"{names[name]}"' if "," in names[name] else names[name]

@@ -339,7 +339,7 @@ def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_
     found = timing(of(*ARMS[:-1], *waiting(*WIDE, "fused-optimizer"), budget_s=60.0).facts)
     assert found is not None
     assert [(row.label, row.note) for row in found.rows if row.note] == [
-        ("3 more variants", "not timed: the budget of 60 s ran out")
+        ("3 more variants", "not timed: it did not fit into the budget of 60 s")
     ]
     assert more_time_s(of(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0).facts.trial) == 120.0
     assert more_time_s(of(*ARMS[:-1], budget_s=60.0).facts.trial) is None
@@ -393,7 +393,7 @@ def test_a_recipe_is_told_in_words_and_the_table_of_a_large_model_fits() -> None
     shown = text.render(of(*arms, *waiting(*WIDE)), width=120, verbose=True)
     assert (
         "Not timed: FP8 rowwise · FP8 rowwise with BF16 weight gradients "
-        "(the budget of 60 s had no time for more)." in shown
+        "(did not fit into the budget of 60 s)." in shown
     )
     assert "  ms/step            FP8 matmul" in shown
 

@@ -138,4 +138,4 @@ def test_what_the_budget_does_not_reach_is_said() -> None:
     arms = run(job(blocks=3), AS_IS, BF16, budget_s=0.0)
     assert arms["as_is"].tried
     assert arms["bf16"].why is Reason.NO_TIME_LEFT
-    assert arms["bf16"].reason == "the budget of 0 s ran out"
+    assert arms["bf16"].reason == "it did not fit into the budget of 0 s"

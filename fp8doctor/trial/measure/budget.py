@@ -21,7 +21,7 @@ from fp8doctor.facts.arm_names import (
     is_conversion,
     is_in_bf16,
 )
-from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.facts.no_number import NoNumber, did_not_fit
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
@@ -148,14 +148,12 @@ class Budget:
     @property
     def used_up(self) -> NoNumber:
         """The reason of a variant that no time was left for."""
-        return NoNumber(Reason.NO_TIME_LEFT, f"the budget of {self.seconds:g} s ran out")
+        return NoNumber(Reason.NO_TIME_LEFT, did_not_fit(self.seconds))
 
-    def too_short(self, takes_s: float) -> NoNumber:
-        """Make the reason of a variant that is not expected to fit."""
-        return NoNumber(
-            Reason.NOT_EXPECTED_TO_FIT,
-            f"the budget of {self.seconds:g} s is too short for the {max(1.0, takes_s):.0f} s that it takes",
-        )
+    @property
+    def too_short(self) -> NoNumber:
+        """The reason of a variant that is not expected to fit next to all that has to follow."""
+        return NoNumber(Reason.NOT_EXPECTED_TO_FIT, did_not_fit(self.seconds))
 
     def closing_s(self) -> float:
         """Sum up the numerics and the end."""
@@ -186,10 +184,6 @@ class Budget:
     def after_builds_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up the least rounds and what follows them."""
         return timer.LEAST_ROUNDS * round_s(costs.values()) + self.after_rounds_s(costs)
-
-    def takes_s(self, cost: Cost, name: str, costs: Mapping[str, Cost]) -> float:
-        """Sum up what one more variant takes next to those that were built."""
-        return cost.build_s + self.after_builds_s({**costs, name: cost}) - self.after_builds_s(costs)
 
     def fits(self, cost: Cost, name: str, costs: Mapping[str, Cost], by: float) -> bool:
         """Return whether one more variant, built now, leaves time for all that follows."""
@@ -321,7 +315,7 @@ def no_time_for(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) 
         return None
     limit = HARD_LIMIT if needed else 1.0 if plan.explored else PROPOSAL_LIMIT
     fits = budget.fits(cost, plan.name, costs, budget.began + limit * budget.seconds)
-    return None if fits else budget.too_short(budget.takes_s(cost, plan.name, costs))
+    return None if fits else budget.too_short
 
 
 def build_until(plan: VariantPlan, attempts: Sequence[Attempt], budget: Budget) -> float:
