@@ -79,7 +79,9 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
         if _is_recipe(each) and each.tried and (base := base_of(facts.trial, each))
     ]
     if not others:
-        reasons = sorted({reason for each in facts.trial.arms if _is_recipe(each) and (reason := sentence_of(each))})
+        reasons = sorted(
+            {reason for each in facts.trial.arms if _is_recipe(each) and (reason := sentence_of(each))}
+        )
         return NotApplicable(reason=f"no other recipe was timed{': ' if reasons else ''}{'; '.join(reasons)}")
     gains = [(base, each, ratio(base, each)) for each, base in others]
     faster = [

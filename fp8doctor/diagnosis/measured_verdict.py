@@ -226,9 +226,7 @@ def _most(view: TrialView) -> str:
 def _offer(view: TrialView) -> str:
     trial, bf16, fp8 = view.facts.trial, view.bf16, view.fp8
     if bf16 is None or fp8 is None:
-        reasons = {
-            why for each in trial.arms if is_conversion(each.name) and (why := sentence_of(each))
-        }
+        reasons = {why for each in trial.arms if is_conversion(each.name) and (why := sentence_of(each))}
         return (
             f"The gain from FP8 was not measured: {'; '.join(sorted(reasons))}."
             if reasons

@@ -12,7 +12,9 @@ from tests.diagnosis.test_plan_agrees import ALL, TESTS, replayed
 from tests.recordings import files, name_of
 
 RECORDED = [*ALL, *files(TESTS / "sharded" / "recorded")]
-EVERY = pytest.mark.parametrize("path", RECORDED, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in RECORDED])
+EVERY = pytest.mark.parametrize(
+    "path", RECORDED, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in RECORDED]
+)
 
 OPTION = re.compile(r"--budget ([\d.]+)|budget_s=([\d.]+)")
 
