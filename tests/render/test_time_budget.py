@@ -36,7 +36,8 @@ def test_a_budget_that_is_named_is_the_time_spent_and_what_it_adds(path: Path) -
     if not named:
         return
     option, adds = OPTION.search(named), re.search(r"up to ([\d,]+) (s|min) more", named)
-    assert option and adds, named
+    assert option, named
+    assert adds, named
     added_s = float(adds[1].replace(",", "")) * (60 if adds[2] == "min" else 1)
     spent_s = report.facts.get("trial.elapsed_s") or 0.0
     rounded_s = 1 if adds[2] == "s" else 30
