@@ -159,4 +159,4 @@ def test_a_larger_batch_is_compared_by_its_tokens(path: Path) -> None:
     """Twice the tokens take longer; the time on screen does not."""
     report, screen, _ = replayed(path)
     timed = any(each.tried and each.get("tokens_ratio", 1) > 1 for each in report.facts.arms())
-    assert ("for as many tokens as the others'" in screen.basis) == timed
+    assert ("for as many tokens as the others'" in screen.method) == timed
