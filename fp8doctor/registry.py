@@ -45,8 +45,16 @@ class Check(msgspec.Struct, frozen=True):
     Examples: compiled in name only, layers that stay out of FP8 or cannot run in it, several GPUs. An
     uncompiled FP8 layer is the model's best known case.
     """
+    keeps_layers: bool = False
+    """Its fix keeps the layers that are in FP8, and their shapes, or puts FP8 where only weights are."""
     stays_in_bf16: bool = False
     """Turning FP8 off does not fix it."""
+    costs_of_fp8: bool = False
+    """It is about what FP8 costs more than BF16, in time or in memory."""
+    makes_another_job: bool = False
+    """Its fix gives FP8 more work: another job, whose FP8 may win."""
+    stops_before_a_step: bool = False
+    """Its error stops a job without FP8 layers before its first step: its FP8 backend is not usable."""
     about_shapes: bool = False
     """It proposes BF16 for layers because of their shapes alone; timing may refute it."""
     may_raise: bool = False
@@ -84,20 +92,15 @@ def check(
     area: str,
     severity: Severity,
     explained_by: Iterable[str] = (),
-    changes_fp8: bool = False,
-    invalidates_model: bool = False,
-    stays_in_bf16: bool = False,
-    about_shapes: bool = False,
-    may_raise: bool = False,
-    may_stop_learning: bool = False,
-    background: bool = False,
+    **properties: bool,
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a check. Raises ValueError if the code or name is malformed or taken."""
+    """Register a check; ``properties`` are those of `Check` that default to False.
+
+    Raises ValueError if the code or name is malformed or taken.
+    """
 
     def register(function: CheckFunction) -> CheckFunction:
-        causes = tuple(explained_by)
-        flags = changes_fp8, invalidates_model, stays_in_bf16, about_shapes, may_raise, may_stop_learning
-        new = Check(code, name, area, severity, causes, function, *flags, background)
+        new = Check(code, name, area, severity, tuple(explained_by), function, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
@@ -145,6 +148,12 @@ def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
         _checks.update(known)
         raise
     return tuple(sorted(_checks.values(), key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def check_of(finding: Finding) -> Check | None:
+    """Return the registered check of a finding."""
+    _import_own()
+    return _checks.get(finding.code)
 
 
 def select(

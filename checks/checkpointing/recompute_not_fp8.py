@@ -59,7 +59,14 @@ NOT_KNOWN_WHERE = (
 )
 
 
-@check("CKP002", "recompute-not-fp8", area="checkpointing", severity="error", invalidates_model=True)
+@check(
+    "CKP002",
+    "recompute-not-fp8",
+    area="checkpointing",
+    severity="error",
+    invalidates_model=True,
+    keeps_layers=True,
+)
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [each for each in facts.network.fp8 if stack_of(each).under_autocast]
     inside = [(linear, region) for linear in te if (region := region_of(linear, facts, "torch"))]

@@ -44,7 +44,7 @@ from fp8doctor.recipes import recipe_of, stack_of
 from fp8doctor.registry import check
 
 
-@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning")
+@check("CKP003", "recomputed-casts", area="checkpointing", severity="warning", costs_of_fp8=True)
 def recomputed_casts(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts) or all(each.active is False for each in facts.training.checkpointing):
         return NotApplicable(reason="no FP8 layer under activation checkpointing")

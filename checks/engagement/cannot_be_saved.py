@@ -57,7 +57,13 @@ UNWRAP = Treatment(
 
 
 @check(
-    "MOD010", "cannot-be-saved", area="engagement", severity="error", changes_fp8=True, invalidates_model=True
+    "MOD010",
+    "cannot-be-saved",
+    area="engagement",
+    severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
+    keeps_layers=True,
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = facts.network.fp8

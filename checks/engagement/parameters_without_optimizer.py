@@ -74,6 +74,7 @@ LATE_OPTIMIZER = late_optimizer("optimizer-after-conversion")
     changes_fp8=True,
     invalidates_model=True,
     may_stop_learning=True,
+    keeps_layers=True,
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears

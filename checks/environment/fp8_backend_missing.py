@@ -71,7 +71,14 @@ FIRST_IN_CUTEDSL = Version("0.17.0")
 """torchao whose casts of MXFP8 experts are written in CuTe DSL alone, by the wheel; 0.16 was not read."""
 
 
-@check("ENV004", "fp8-backend-missing", area="environment", severity="error", changes_fp8=True)
+@check(
+    "ENV004",
+    "fp8-backend-missing",
+    area="environment",
+    severity="error",
+    changes_fp8=True,
+    stops_before_a_step=True,
+)
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     for backend, error in imports.items():

@@ -51,7 +51,14 @@ MEANT = {
 """Other names that people give the backends."""
 
 
-@check("ENV003", "fp8-backend-misspelled", area="environment", severity="error", changes_fp8=True)
+@check(
+    "ENV003",
+    "fp8-backend-misspelled",
+    area="environment",
+    severity="error",
+    changes_fp8=True,
+    stops_before_a_step=True,
+)
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages
     written = variables.get("ACCELERATE_FP8_BACKEND")

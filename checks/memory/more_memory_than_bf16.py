@@ -75,7 +75,12 @@ IN_WORDS = {
 
 
 @check(
-    "MEM001", "more-memory-than-bf16", area="memory", severity="warning", explained_by=("CMP001", "CMP002")
+    "MEM001",
+    "more-memory-than-bf16",
+    area="memory",
+    severity="warning",
+    explained_by=("CMP001", "CMP002"),
+    costs_of_fp8=True,
 )
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):

@@ -87,6 +87,7 @@ NAMED = 3
         "SHP004",
         "SHP005",
     ),
+    costs_of_fp8=True,
 )
 def cast_bound(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):

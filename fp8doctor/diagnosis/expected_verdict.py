@@ -145,26 +145,13 @@ def expected_speedup(
 
 def _keeps_layers(finding: Finding) -> bool:
     """Return whether a finding has a fix after which the same layers run as they seem to."""
-    return bool(finding.treatment) and (finding.code in KEEPS_LAYERS or finding.area in KEEPS_LAYERS)
+    check = registry.check_of(finding)
+    keeps = finding.area in KEEPS_LAYERS or (check is not None and check.keeps_layers)
+    return finding.treatment is not None and keeps
 
 
-KEEPS_LAYERS = (
-    "compilation",
-    "distributed",
-    "MOD001",
-    "MOD002",
-    "MOD003",
-    "MOD005",
-    "MOD007",
-    "MOD008",
-    "MOD010",
-    "MOD011",
-    "CKP002",
-    "GPU002",
-    "MOD013",
-)
-"""Areas and checks whose fixes change neither which layers are in FP8 nor their shapes, or put FP8 where only
-weights are: the fixed step is the modelled one. A recipe that does not run is modelled as tensorwise."""
+KEEPS_LAYERS = ("compilation", "distributed")
+"""Areas whose fixes keep the layers that are in FP8, and their shapes: the fixed step is the modelled one."""
 
 
 def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
@@ -310,8 +297,10 @@ def invalidates(finding: Finding) -> bool:
     """
     if finding.get("breaks") == "step_raises":
         return True
+    check = registry.check_of(finding)
     return (
-        any(check.code == finding.code and check.invalidates_model for check in registry.discover())
+        check is not None
+        and check.invalidates_model
         and finding.severity != "info"
         and finding.evidence.get("examined_as_uncompiled") is not True
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
@@ -17,14 +18,11 @@ from fp8doctor.diagnosis.giving_up import CONVERTS, changes_fp8, planned_speedup
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 
-STOPPED_BY = ("ENV003", "ENV004", "ENV008")
-"""Checks whose error stops a job without FP8 layers before its first step: its FP8 backend is not usable."""
-
 
 def stops_first(facts: Facts, findings: Sequence[Finding]) -> bool:
     """Return whether the job ends before a step, so that nothing is faster than it is now."""
-    stopped = any(each.code in STOPPED_BY and each.severity == "error" for each in findings)
-    return stopped and not uses_fp8(facts)
+    checks = (registry.check_of(each) for each in findings if each.severity == "error")
+    return any(each and each.stops_before_a_step for each in checks) and not uses_fp8(facts)
 
 
 def planned_gain(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> EstimatedGain | None:

@@ -182,7 +182,8 @@ def fix_in_words(finding: Finding, steps: Sequence[Step], facts: Facts) -> str:
     if fix is None:
         return ""
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
-    if gone and finding.code in LEVERS:
+    check = registry.check_of(finding)
+    if gone and check and check.makes_another_job:
         return " (its fix makes another job, not timed)"
     if finding.code == IDLE and if_recorded(_still_idle, facts):
         return f" (less with fix {fix})"
@@ -206,20 +207,12 @@ CASTS_COST = "STP002"
 """The check whose finding says what the line of casts and matmuls says."""
 
 
-LEVERS = ("MOD004", "SHP003")
-"""Checks whose fix gives FP8 more work: another job, whose FP8 may win."""
-
-
-OF_FP8 = (CASTS_COST, "CKP003", "MEM001")
-"""Checks of what FP8 costs more than BF16, in time or in memory."""
-
-
 def _is_of_fp8_alone(finding: Finding) -> bool:
     """Return whether nothing is left of a problem once the layers run in BF16."""
     if finding.treatment and finding.treatment.name == OPTIMIZER_LAST:
         return False
-    checks = (each for each in registry.discover() if each.code == finding.code)
-    return finding.code in OF_FP8 or any(each.changes_fp8 and not each.stays_in_bf16 for each in checks)
+    check = registry.check_of(finding)
+    return bool(check and (check.costs_of_fp8 or (check.changes_fp8 and not check.stays_in_bf16)))
 
 
 def mark_of(finding: Finding, report: Document) -> Mark:

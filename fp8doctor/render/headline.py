@@ -27,6 +27,10 @@ from fp8doctor.wording import in_times, rounded_ms
 Tone = Literal["bad", "good", "plain"]
 
 
+OPEN = "FP8 may be faster or slower than BF16"
+"""Says that nothing tells which of the two is faster."""
+
+
 WHAT: dict[str, tuple[Tone, str]] = {
     "step_raises": ("bad", "The training step raises"),
     "layers_do_not_learn": ("bad", "Layers do not learn"),
@@ -36,7 +40,7 @@ WHAT: dict[str, tuple[Tone, str]] = {
     "fp8_faster": ("good", "FP8 is faster than BF16"),
     "too_noisy": ("plain", "The timing is too noisy to tell"),
     "no_fp8": ("plain", "No FP8 training here"),
-    "not_measured": ("plain", "Not timed: FP8 may be faster or slower than BF16"),
+    "not_measured": ("plain", f"Not timed: {OPEN}"),
 }
 """Status of the verdict -> how it looks, and what it says."""
 
@@ -69,7 +73,8 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
     """Say what FP8 is now, and how that looks. ``steps`` are those of the plan that are shown."""
     verdict, facts = report.verdict, report.facts
     tone, what = WHAT.get(verdict.status, ("plain", verdict.status.replace("_", " ")))
-    what = what.replace("Not timed", "Not compared") if facts.get("observed.steps_ms") else what
+    if verdict.status == "not_measured" and facts.get("observed.steps_ms"):
+        what = f"Not compared: {OPEN}"
     if verdict.basis == "measured" and verdict.status not in GRAVE and timed_on_cpu(facts):
         tone = "plain"  # it predicts no GPU
     if failed_early(facts):
@@ -162,7 +167,7 @@ def _estimated(expects: ModelledSpeedup) -> str:
             return f"FP8 would be about {in_times(expects.best)} faster than BF16"
         return TOO_SMALL if expects.loses else f"{_open(expects)} FP8 would be faster"
     if expects.is_of_another_step or expects.as_is is None:
-        return "FP8 may be faster or slower than BF16"
+        return OPEN
     if expects.as_is_loses:
         return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
     if expects.as_is_wins:
