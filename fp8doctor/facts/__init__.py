@@ -12,13 +12,14 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.incomplete import without_incomplete_lists
+from fp8doctor.facts.incomplete import missing_fact
 from fp8doctor.facts.machine import AccelerateConfig, Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
+    UnreadableDocument,
     Value,
     from_builtins,
     restore_unknown_keys,
@@ -161,14 +162,10 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_saved(cls, data: dict[str, Any]) -> Facts:
-        """Read the facts of a saved report, as `from_dict`.
-
-        A list with an incomplete element is not recorded, and is kept for the next save.
-        """
-        gaps: dict[str, str] = {}
-        facts = without_incomplete_lists(from_builtins(cls, data), gaps)
-        if gaps:
-            facts = msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), **gaps})
+        """Read the facts of a saved report, as `from_dict`; refuse an element without an essential fact."""
+        facts = from_builtins(cls, data)
+        if missing := missing_fact(facts):
+            raise UnreadableDocument(f"an element has no {missing}")
         return facts._with_unknown_keys(data)
 
     def _with_unknown_keys(self, data: dict[str, Any]) -> Facts:

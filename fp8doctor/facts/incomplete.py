@@ -1,15 +1,10 @@
-"""Lists of a saved report with an incomplete element, which count as not recorded.
+"""What every version of fp8doctor has written of the elements of a saved report.
 
 A layer without a name, or a shape without its time, was written by hand or damaged. Nothing can be said of
 such an element, and sums over the others would be wrong.
 """
 
 from __future__ import annotations
-
-import functools
-from typing import Any, TypeVar, get_args
-
-import msgspec
 
 from fp8doctor.facts.network import Attention, Blocks, Linear, SavedWeight, Scaling
 from fp8doctor.facts.record import Record
@@ -22,9 +17,7 @@ from fp8doctor.facts.trial import (
     LayerShape,
     ModuleTime,
 )
-from fp8doctor.facts.unrecorded import NOT_RECORDED, recorded
-
-R = TypeVar("R", bound=Record)
+from fp8doctor.facts.unrecorded import recorded
 
 ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
     Linear: ("name", "kind", "stack"),
@@ -52,50 +45,18 @@ ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
 """Kind of an element -> the facts that every version of fp8doctor has written of it."""
 
 
-def without_incomplete_lists(record: R, gaps: dict[str, str], path: str = "") -> R:
-    """Return the record without lists that hold an incomplete element.
-
-    ``gaps`` takes their paths, each with the reason.
-    """
-    changed: dict[str, Any] = {}
-    for name in _holds_records(type(record)):
+def missing_fact(record: Record, path: str = "") -> str:
+    """Return the path of the first essential fact that an element lacks; empty if none does."""
+    essential = ESSENTIAL.get(type(record), ())
+    if isinstance(record, Arm) and record.get("tried"):
+        essential = (*essential, "step_ms")
+    for name in essential:
         if not recorded(record, name):
-            continue
-        value, inner = getattr(record, name), f"{path}.{name}".removeprefix(".")
-        if isinstance(value, Record):
-            now: Any = without_incomplete_lists(value, gaps, inner)
-        elif isinstance(value, tuple):
-            now = tuple(without_incomplete_lists(each, gaps, inner) for each in value)
-            if (lacks := next(filter(None, map(_lacks, now)), None)) is not None:
-                now, gaps[inner] = NOT_RECORDED, f"an element of this list has no {lacks}"
-            elif all(one is other for one, other in zip(now, value, strict=True)):
-                now = value
-        else:
-            continue
-        if now is not value:
-            changed[name] = now
-    return msgspec.structs.replace(record, **changed) if changed else record
-
-
-def _lacks(element: Record) -> str | None:
-    """Name what an element lacks; None if it has all that is essential."""
-    if isinstance(element, Arm) and recorded(element, "tried") and element.tried:
-        return "step_ms" if not recorded(element, "step_ms") else _first_missing(element)
-    return _first_missing(element)
-
-
-def _first_missing(element: Record) -> str | None:
-    names = ESSENTIAL.get(type(element), ())
-    return next((name for name in names if not recorded(element, name)), None)
-
-
-@functools.cache
-def _holds_records(kind: type[Record]) -> tuple[str, ...]:
-    """Name the fields that may hold records."""
-    return tuple(field.name for field in msgspec.structs.fields(kind) if _of_records(field.type))
-
-
-def _of_records(annotation: Any) -> bool:
-    return (isinstance(annotation, type) and issubclass(annotation, Record)) or any(
-        map(_of_records, get_args(annotation))
-    )
+            return f"{path}.{name}"
+    for name in record.__struct_fields__:
+        value = getattr(record, name) if recorded(record, name) else None
+        for each in value if isinstance(value, tuple) else (value,):
+            inner = f"{path}.{name}" if path else name
+            if isinstance(each, Record) and (missing := missing_fact(each, inner)):
+                return missing
+    return ""
