@@ -82,7 +82,6 @@ class Teller:
         self._stage = OF_TRIAL[0]
 
     def begin(self, stage: Stage) -> None:
-        """Report that a stage begins."""
         self._stage = stage
         self.say(stage.value, None)
 

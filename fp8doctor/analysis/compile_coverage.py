@@ -208,7 +208,6 @@ def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str
 
 
 def compile_line(linear: Linear, network: Network) -> str:
-    """Write the line that compiles one layer."""
     if linear.kind.startswith(TORCH_NN):
         return in_its_place(linear.name, "torch.compile({})", network)
     return f"{in_python(linear.name, network)}.compile()"

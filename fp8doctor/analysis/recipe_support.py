@@ -85,12 +85,10 @@ def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> st
 
 
 def numbers(text: str) -> VersionNumbers:
-    """Read a version as numbers."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
 def dotted(version: VersionNumbers) -> str:
-    """Write a version as text."""
     return ".".join(map(str, version))
 
 

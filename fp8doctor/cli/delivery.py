@@ -238,7 +238,6 @@ def why_no_trace(report: Document) -> str:
 
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
-    """Replay a saved report and deliver it."""
     wanted = checked_options(options, saved)
 
     from fp8doctor.diagnosis.diagnose import replay

@@ -62,7 +62,6 @@ class LayerReport(Record, frozen=True, kw_only=True):
 
 
 def as_json(layers: Sequence[LayerReport]) -> str:
-    """Write the JSON of a layer, or of several as a list."""
     written = [to_builtins(each) for each in layers]
     data = written[0] if len(written) == 1 else {"layers": written}
     return encode({"schema_version": SCHEMA_VERSION, "kind": "layer", **data}).decode()

@@ -264,7 +264,6 @@ def _in_mxfp8(facts: Facts) -> str:
 
 
 def compile_blocks(facts: Facts) -> Treatment:
-    """Compile block by block."""
     return compile_treatment(facts, covered_by_blocks(facts))
 
 

@@ -84,7 +84,6 @@ def is_followed(place: Place, config: Any) -> bool:
 
 
 def below(place: Place) -> Iterator[nn.Module]:
-    """Yield the modules below a place."""
     for child in place.children:
         yield child.module
         yield from below(child)
@@ -113,7 +112,6 @@ def calls_torchs_own(module: nn.Module) -> bool:
 
 
 def sdp_backends() -> tuple[str, ...]:
-    """List the enabled backends."""
     return tuple(name for name in BACKENDS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
 
 
@@ -154,7 +152,6 @@ def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:
 
 
 def above_of(place: Place) -> Iterator[Place]:
-    """Yield the places above."""
     while place.parent is not None:
         place = place.parent
         yield place

@@ -42,7 +42,6 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 
 
 def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing | None:
-    """Return the checkpointing at this module, or None."""
     state, training = state_of(module), read(module, "training")
     hooks = [hook for hook in state.get("_forward_pre_hooks", {}).values() if is_composable(hook)]
 

@@ -132,7 +132,6 @@ def _backend_of_function(function: Any) -> str | None:
 
 
 def _backend(callback: Any) -> str | None:
-    """Name the innermost backend."""
     for _ in range(32):
         inner = inner_backend(callback)
         if inner is None:

@@ -223,7 +223,6 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
 
 
 def names(places: Iterable[Place]) -> tuple[str, ...]:
-    """Return the places' names."""
     return tuple(place.name for place in places)
 
 

@@ -274,7 +274,6 @@ def _ends(
 
 
 def output_embeddings(tree: Tree) -> Any:
-    """Return transformers' output embeddings, or None."""
     for place in tree.places:
         if PRETRAINED in place.kind.lineage:
             ask = method(place.module, "get_output_embeddings")

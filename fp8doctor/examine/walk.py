@@ -240,7 +240,6 @@ class _Walk:
         return self.kinds[of]
 
     def marked(self, module: nn.Module, name: str, kind: ClassCache, cover: Cover) -> Cover:
-        """Apply this module's marks to the cover."""
         checkpointed, flag_above = cover.checkpointed, cover.flag_above
         compiled, watched = self.compiled(module, name, kind, cover)
         found = checkpointing_of(module, name, kind)
@@ -352,7 +351,6 @@ def _has_a_router(place: Place, experts: int) -> bool:
 
 
 def wrapped_child(module: nn.Module) -> nn.Module | None:
-    """Return the module in a wrapper, or None."""
     if INNER_NAMES.isdisjoint(children_of(module)):
         return None
     for each in lineage(type(module)):

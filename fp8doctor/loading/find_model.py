@@ -204,7 +204,6 @@ def _required(value: Callable[..., Any]) -> list[str]:
 
 
 def takes_layers(value: Callable[..., Any]) -> bool:
-    """Tell if this takes an argument ``layers``."""
     try:
         inspect.signature(value).bind_partial(layers=None)
     except (ValueError, TypeError):

@@ -41,7 +41,6 @@ class Source:
         return escaped(self.path.name if self.path else self.module or "")
 
     def target(self) -> Target:
-        """Return the target's record."""
         return Target(kind="file" if self.path else "module", name=self.name, attribute=self.attribute)
 
 
@@ -282,7 +281,6 @@ def _trains(statement: ast.stmt) -> ast.stmt | ast.expr | None:
 
 
 def _is_named_training(function: ast.expr) -> bool:
-    """Tell by its name if this is a function for training."""
     return isinstance(function, ast.Name) and function.id in TRAINING_FUNCTIONS
 
 

@@ -56,7 +56,6 @@ class PlanDocument(Record, frozen=True, kw_only=True):
         return to_builtins(self)
 
     def to_json(self) -> str:
-        """Return the plan as JSON."""
         return encode(self).decode()
 
 

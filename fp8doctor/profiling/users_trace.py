@@ -246,7 +246,6 @@ class StepMarks:
     steps: tuple[tuple[int, int], ...]
 
     def step_at(self, time: int) -> int | None:
-        """Return the number of the step at a time, or None."""
         number = bisect_right(self.steps, time, key=itemgetter(0)) - 1
         return number if number >= 0 and time < self.steps[number][1] else None
 

@@ -48,7 +48,6 @@ def comparison(one: Checkpoint, other: Checkpoint, changes: Sequence[Change]) ->
 
 
 def as_json(found: Sequence[Checkpoint], told: Sequence[Conclusions], changes: Sequence[Change]) -> str:
-    """Write everything as JSON."""
     files = [
         {"name": each.name, "form": each.form, **msgspec.to_builtins(conclusions)}
         for each, conclusions in zip(found, told, strict=True)

@@ -80,7 +80,6 @@ class Details(Struct, frozen=True):
 
 
 def details(report: Document) -> Details:
-    """Collect the details of a report."""
     facts, steps = report.facts, report.prescription
     fixes = numbers(steps)
     made = f"Recorded {report.created_at} by fp8doctor {report.tool.version}."

@@ -109,7 +109,6 @@ class Canvas(Struct, frozen=True):
 
 
 def draw(screen: Screen, *, width: int, colour: bool, ascii: bool) -> str:
-    """Draw the first screen."""
     with _random_state_kept():
         return _drawn(screen, Canvas(width, ascii), colour=colour)
 

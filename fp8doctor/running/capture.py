@@ -120,7 +120,6 @@ class Capture:
 
 
 def carried_loss(output: Any) -> torch.Tensor | None:
-    """Return the loss that a model's output carries, or None."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, torch.Tensor) else None
 

@@ -168,7 +168,6 @@ class _Pipes:
             ) from None
 
     def close_scripts_ends(self) -> None:
-        """Close the script's ends in this process."""
         os.close(self.write)
         os.close(self.wait)
 

@@ -152,7 +152,6 @@ def _failed(rank: Rank) -> str:
 
 
 def named(numbers: list[int]) -> str:
-    """Name ranks by their numbers."""
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
 
 

@@ -93,7 +93,6 @@ def is_a(thing: Any, kind: type) -> bool:
 
 
 def is_module(thing: Any) -> bool:
-    """Tell if this is an ``nn.Module``."""
     return issubclass(type(thing), _module()[0])
 
 
@@ -113,7 +112,6 @@ def buffers_of(module: Module) -> dict[str, Tensor | None]:
 
 
 def children_of(module: Module) -> dict[str, Module | None]:
-    """Return a module's direct children."""
     return _members(module, "_modules")
 
 

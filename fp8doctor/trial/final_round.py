@@ -36,7 +36,6 @@ class Window:
     samples: Samples
 
     def timed(self, name: str) -> Attempt | None:
-        """Return the variant of that name, if it was timed."""
         return next(
             (
                 each

@@ -104,7 +104,6 @@ class VariantPlanner:
         return [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
 
     def bf16(self, form: ArmName, name: str = "") -> VariantPlan:
-        """Plan a form of BF16."""
         by_block = form == ArmName.BF16_COMPILED
         make, compiled = in_form(form, self.facts), form != ArmName.BF16
         return VariantPlan(name or form, make, fp8=False, compiled=compiled, by_block=by_block)

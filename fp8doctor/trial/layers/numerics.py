@@ -87,7 +87,6 @@ def with_part(trial: Trial, part: str, device: torch.device, measure: Callable[[
 
 
 def fp8_layers(model: nn.Module) -> list[str]:
-    """Name the layers that train in FP8."""
     return [
         name
         for name, module in modules(model).items()

@@ -88,7 +88,6 @@ class Layout:
         return bool(smaller)
 
     def _lay_out_first(self, plans: Sequence[depth.Plan]) -> None:
-        """Lay out the first of the plans that fits."""
         if not any(map(self._laid_out, plans)):
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 

@@ -219,8 +219,6 @@ def _refuse_gradients(
 
 
 def _refuse_optimizer_steps(stack: ExitStack, is_the_users: Callable[[Any], bool], refuse: Refuse) -> None:
-    """Refuse a step of the user's optimizer."""
-
     def before(optimizer: Any, arguments: Any, settings: Any) -> None:
         if not torch.compiler.is_compiling() and is_the_users(optimizer):
             refuse(f"it would step your optimizer ({type(optimizer).__name__})")
@@ -229,8 +227,6 @@ def _refuse_optimizer_steps(stack: ExitStack, is_the_users: Callable[[Any], bool
 
 
 def _refuse_scheduler_steps(stack: ExitStack, is_the_users: Callable[[Any], bool], refuse: Refuse) -> None:
-    """Refuse a step of a scheduler of the user's optimizer."""
-
     def guarded(step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def instead(self: Any, *arguments: Any, **settings: Any) -> Any:

@@ -154,7 +154,6 @@ def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]
 
 
 def compile_places(places: Iterable[tuple[nn.Module, str]], settings: Mapping[str, Any]) -> None:
-    """Compile the modules at these places."""
     for parent, child in places:
         parent._modules[child] = compiled(parent._modules[child], settings)
 
