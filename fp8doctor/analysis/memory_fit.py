@@ -140,6 +140,12 @@ def fit(facts: Facts) -> Fit | None:
     return Fit(bf16, fp8, bool(facts.network.fp8), whole, samples(facts))
 
 
+def step_now(facts: Facts) -> str:
+    """Name the step as it is, in a comparison; one that does not fit does not run now."""
+    memory = if_recorded(fit, facts)
+    return "without the fix" if memory and memory.is_too_large else "now"
+
+
 def _is_spread(facts: Facts) -> bool:
     """Return whether other GPUs or the host hold a part; DeepSpeed may offload its optimizer."""
     if facts.get("training.accelerate.distributed") == "DEEPSPEED":

@@ -10,6 +10,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment, compiles_each
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layers import may_be_taken, would_be_converted
+from fp8doctor.analysis.memory_fit import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
@@ -80,7 +81,8 @@ def _compiling(facts: Facts) -> Step | None:
     faster = now.step_ms / later.step_ms
     if now.host_ms > now.busy_ms or faster - 1 < off:
         return None
-    title = f"Compiled, BF16 would be about {in_times(faster)} faster than now (estimated for {now.gpu})"
+    than = f"{in_times(faster)} faster than {step_now(facts)}"
+    title = f"Compiled, BF16 would be about {than} (estimated for {now.gpu})"
     treatment = compile_blocks(facts)
     saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
     saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)

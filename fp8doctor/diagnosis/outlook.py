@@ -10,7 +10,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import changes_in_bf16, fair_bf16, lacked_time, ratio_on_screen, uses_fp8
 from fp8doctor.analysis.estimated_gain import GAIN, EstimatedGain
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
-from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.memory_fit import step_now
 from fp8doctor.analysis.modelled_speedup import KEPT, ModelledSpeedup
 from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.noise import is_noise
@@ -25,7 +25,7 @@ from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, 
 from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup, stays_in_bf16
 from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
 from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain, stops_first
-from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
@@ -77,12 +77,6 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
 
 
-def _than(facts: Facts) -> str:
-    """Name the step as it is, in a comparison; one that does not fit does not run now."""
-    memory = if_recorded(fit, facts)
-    return "without the fix" if memory and memory.is_too_large else "now"
-
-
 def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
     end = view.end
     if not view.on_gpu or view.bf16 is None:
@@ -90,7 +84,7 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
     total = end.arm if end else _total(view, steps)
     if total is None or total.step_ms is None:
         return None
-    than = _than(view.facts)
+    than = step_now(view.facts)
     if end and end.in_bf16 and (view.uses_fp8 or not end.is_as_is):
         faster = f", {_compared(total, view.as_is, than)}" if view.as_is and not end.is_as_is else ""
         told = f"{in_ms(total.step_ms)} in {_form(total, steps)}{faster}"
@@ -251,7 +245,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> End | None:
         return End(f"{speed} (estimated for {expects.gpu}).", "modelled", as_is)
     more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
     current = None if more_tokens else expected_speedup(facts, findings)
-    now, than_now = current.now if current else None, _than(facts)
+    now, than_now = current.now if current else None, step_now(facts)
     if steps and now and not converted and gains is None:
         saved, sure = _gain(None, steps, than_now), expects.wins or expects.loses
         still = "" if sure else f" FP8 may be faster.{_how_to_find(report, steps)}"
@@ -353,7 +347,7 @@ def _without_fp8(
     if gain.now_ms < gain.bf16_ms * (1 + EVEN):
         return f"The step stays as it is, in the best BF16. {fp8} {basis}."
     step = f" ({gain.now_ms:,.1f} ms/step; {gain.bf16_ms:,.1f} in the best BF16)"
-    faster = f"About {_between(*gain.faster)} faster than {_than(report.facts)}{step}"
+    faster = f"About {_between(*gain.faster)} faster than {step_now(report.facts)}{step}"
     if in_times(gain.now_ms / gain.bf16_ms) == in_times(1 / expects.best):
         return f"{faster} {basis}."
     return f"{faster}. {fp8}{than} {basis}."
