@@ -127,7 +127,9 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
     )
     assert not [each for each in gpt.why if "seconds" in each]
     (fix,) = gpt.fix
-    assert fix.startswith("Stay in BF16, under your own torch.compile: the fastest FP8 that was timed takes ")
+    assert fix.startswith(
+        "Go back to BF16, under your own torch.compile: the fastest FP8 that was timed takes "
+    )
     assert qwen.why[-1] == (
         "FP8 takes 29.5 ms/step longer: casts +38.9, matmuls −20.7, attention +12.4, other parts −1.1."
     )
@@ -136,7 +138,7 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
 def test_fixes_that_would_end_within_noise_of_bf16_are_no_plan() -> None:
     said = answer(replayed(REPORTS / "h100-bert_large_accelerate.json.gz"))
     hidden = "noise hides whether the fastest FP8 that was timed is faster (64.7 vs 66.2 ms)."
-    assert said.fix == (f"Stay in BF16 for now: {hidden}",)
+    assert said.fix == (f"Go back to BF16 for now: {hidden}",)
     assert said.then.sentence == (
         "With this fix the layers train. 66.2 ms in BF16, 6.8x faster than now. FP8 is undecided. Time more "
         "variants: fp8doctor --budget 120 bert_large_accelerate.py"

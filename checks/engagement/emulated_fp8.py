@@ -28,7 +28,7 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 from __future__ import annotations
 
 from fp8doctor.analysis.layers import flops_share_pct, named
-from fp8doctor.analysis.recipe_support import has_op_configs
+from fp8doctor.analysis.recipe_support import has_fp8, has_op_configs
 from fp8doctor.diagnosis.treatments import convert_again, mxfp8_without_biases
 from fp8doctor.facts import Facts
 from fp8doctor.facts.examples import example, float8
@@ -86,7 +86,8 @@ def without_emulation(facts: Facts) -> Treatment:
     """Describe converting the same layers without emulation."""
     return Treatment(
         name="real-fp8-kernel",
-        summary="convert without emulation; on a GPU without FP8, train in BF16",
+        summary="convert without emulation"
+        + ("" if any(map(has_fp8, facts.get("gpus", ()))) else "; on a GPU without FP8, train in BF16"),
         code=convert_again(facts, config="Float8LinearConfig(emulate=False)"),
     )
 

@@ -201,6 +201,7 @@ GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor
     area="environment",
     severity="warning",
     explained_by=("ENV001", "ENV004"),
+    changes_fp8=True,
 )
 def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     if not any(pair.one.package in facts.software.packages for pair in PAIRS):
@@ -217,12 +218,13 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     wanted = tuple(dict.fromkeys(for_cuda_of(facts, pair.fixed_by) for pair in found))
     return Finding(
         severity="info" if all(pair.later for pair in found) else None,
-        title=f"{named[0]} does not work here" + (f", nor {len(named) - 1} more" if len(named) > 1 else ""),
+        title=f"{named[0]} does not work with FP8 here"
+        + (f", nor {len(named) - 1} more" if len(named) > 1 else ""),
         explanation=" ".join(f"{name}: {pair.what_happens}" for name, pair in zip(named, found, strict=True)),
         evidence={"pairs": tuple(named), "mended_by": wanted},
         treatment=Treatment(
             name="upgrade-" + "-and-".join(dict.fromkeys(each.partition(">=")[0] for each in wanted)),
-            summary="install a version that works",
+            summary=f"install {' and '.join(wanted)}",
             code="pip install " + " ".join(f'"{each}"' for each in wanted),
         ),
     )

@@ -20,10 +20,11 @@ autocast. On an fp16 base you need them: PyTorch's GradScaler refuses fp16 gradi
 
 How it is detected, and limits. fp8doctor compares the dtypes and looks for an autocast. It warns only if the
 step is known: FP8 layers, a gradient or a measured step. It is information under autocast, before a Trainer's
-autocast, for adapters in FP8 (LORA003), and on the meta device, where PEFT does not convert adapters. Under
-Unsloth, which compiles functions, the autocast is unknown.
+autocast, for adapters in FP8 (LORA003), and on the meta device, where PEFT does not convert adapters.
+Unsloth's kernels cast the matrices themselves: there it does not apply.
 
-References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`).
+References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`); Unsloth
+2026.10 (`matmul_lora`).
 https://huggingface.co/docs/peft/en/package_reference/peft_model https://github.com/AgileRL/AgileRL/issues/623
 (a fifth less peak memory) https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)
 """
@@ -31,7 +32,7 @@ https://huggingface.co/docs/peft/en/package_reference/peft_model https://github.
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
+from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of, under_unsloth
 from fp8doctor.analysis.layers import named
 from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8
@@ -57,6 +58,10 @@ def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
     fp32 = [linear for linear in adapters if linear.dtype == "float32"]
     if not fp32:
         return None
+    if under_unsloth(facts):
+        return NotApplicable(
+            reason="Unsloth casts the adapters to the base's dtype and multiplies in 16 bits"
+        )
     autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
     multiplied = [linear for linear in fp32 if linear.use != "training"]
     unsure = " On the meta device PEFT leaves them in fp32 even if you pass `autocast_adapter_dtype=False`."

@@ -28,7 +28,8 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-wit
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm_if_any
-from fp8doctor.facts import Arm, ArmCut, ArmName, Facts, Gpu, recorded
+from fp8doctor.analysis.memory import estimated_peak
+from fp8doctor.facts import Arm, ArmCut, ArmName, Facts, Gpu, if_recorded, recorded
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -63,7 +64,7 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
             "peak_gib": peak_gib,
             "gpu_gib": memory_gib,
         },
-        treatment=treatment(facts.environment.variables),
+        treatment=(free_memory(facts) if own else None) or treatment(facts.environment.variables),
     )
 
 
@@ -85,6 +86,21 @@ def gpu_gib(facts: Facts) -> float | None:
     """Return the memory of the first visible GPU; None if unknown."""
     gpu = next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None)
     return gpu.get("memory_gib") if gpu else None
+
+
+def free_memory(facts: Facts) -> Treatment | None:
+    """Propose to free memory that this step does not need; None if it may need it all."""
+    peak, memory_gib = if_recorded(estimated_peak, facts), gpu_gib(facts)
+    if peak is None or peak.activations is None or not memory_gib or peak.gib >= FULL * memory_gib:
+        return None
+    return Treatment(
+        name="free-memory",
+        summary=f"free the GPU's memory first: the step needs about {peak.gib:.1f} of {memory_gib:.0f} GiB "
+        "(estimated), so another process or tensors of this one hold the rest",
+        code="nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv   # other processes\n"
+        "# for this one: print(torch.cuda.memory_summary()) where training begins",
+        kind="shell",
+    )
 
 
 def treatment(variables: dict[str, str]) -> Treatment:

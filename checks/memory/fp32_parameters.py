@@ -53,6 +53,8 @@ def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
     if share <= SMALL_PCT or autocast_of(facts) is not None:
         return None
     fp8 = sum(linear.use == "training" for linear in fp32)
+    fp32 = list(filter(_is_fp32, facts.network.linears))  # a head that may be fp32 is counted too
+    share = 100.0 * sum(linear.parameters for linear in fp32) / total
     return Finding(
         title=f"{len(fp32)} of {plural(len(facts.network.linears), 'Linear')} are fp32, and no autocast is "
         "on",
@@ -101,13 +103,11 @@ def computes_in_fp32(linear: Linear) -> bool:
     Heads, routers and LoRA's matrices may be fp32 on purpose. A user's own FP8 layer casts what it
     multiplies (nanochat keeps an fp32 master weight); FSDP casts what it gathers.
     """
-    return (
-        linear.multiplies_in == "float32"
-        and linear.use != "storage"
-        and linear.stack != "own"
-        and linear.role in ("body", "experts")
-        and linear.adapter != "adapter"
-    )
+    return _is_fp32(linear) and linear.role in ("body", "experts") and linear.adapter != "adapter"
+
+
+def _is_fp32(linear: Linear) -> bool:
+    return linear.multiplies_in == "float32" and linear.use != "storage" and linear.stack != "own"
 
 
 SICK = example(linears=(float8(dtype="float32"),), autocast=None)

@@ -87,17 +87,18 @@ def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
             "modules": tuple(names[:NAMED]),
             "fp32_linears": len(weights),
         },
-        treatment=treatment(facts),
+        treatment=treatment(facts, in_fp32=bool(weights)),
     )
 
 
-def treatment(facts: Facts) -> Treatment:
-    """Propose autocast if none is known; under autocast, the place that leaves it."""
+def treatment(facts: Facts, *, in_fp32: bool) -> Treatment:
+    """Propose autocast, or BF16 weights if some are fp32; under autocast, the place that leaves it."""
     if if_recorded(autocast_of, facts) is None:
         code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
         return Treatment(
             name=AUTOCAST_BF16,
-            summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
+            summary="run forward and loss under BF16 autocast, or "
+            + ("keep the weights in BF16" if in_fp32 else "convert no operand to fp32"),
             code=code,
         )
     code = "output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it"

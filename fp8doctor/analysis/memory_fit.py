@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,7 +23,7 @@ from fp8doctor.analysis.memory import (
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost.step_cost import in_bf16, with_linears
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import TORCHAO
 
@@ -31,19 +33,23 @@ cross entropy takes logits in 16 bits (h200-gpt_124m_whole). In the median they 
 `tests.analysis.test_memory`."""
 
 
+LOW = "low-precision weights"
+"""What a job is in whose weights are stored in 4 or 8 bits, and not made for FP8 training."""
+
+
 class Fit(Struct, frozen=True):
     """The estimated peaks of a job next to its GPU's memory."""
 
     bf16: Peak
     fp8: Peak
-    in_fp8: bool
-    """The job trains in FP8, or was asked to."""
+    form: str
+    """Of the job now: BF16, FP8, or weights in low precision, which ``fp8`` keeps."""
     gpu_gib: float
     batch: int | None
 
     @property
     def now(self) -> Peak:
-        return self.fp8 if self.in_fp8 else self.bf16
+        return self.bf16 if self.form == "BF16" else self.fp8
 
     @property
     def is_too_large(self) -> bool:
@@ -58,7 +64,8 @@ class Fit(Struct, frozen=True):
     def numbers(self) -> str:
         """Write both peaks and the memory."""
         least = "" if self.now.activations is not None else "at least "
-        parts = f"BF16 takes {least}{self.bf16.gib:,.0f} GiB, FP8 {least}{self.fp8.gib:,.0f}"
+        other = "FP8" if self.form == "BF16" else self.form
+        parts = f"BF16 takes {least}{self.bf16.gib:,.0f} GiB, {other} {least}{self.fp8.gib:,.0f}"
         return f"{parts}; the GPU has {self.gpu_gib:,.0f} (estimated)"
 
     @property
@@ -100,15 +107,16 @@ def memory_row(facts: Facts) -> str:
         least = "about" if peak.activations is not None else "at least"
         size = f"{least} {peak.gib:.1f}" if peak.gib >= LEAST_GIB else f"under {LEAST_GIB}"
         return f"{size} GiB at the peak ({_parts(peak)})"
-    now, other = (found.fp8, found.bf16) if found.in_fp8 else (found.bf16, found.fp8)
-    names = ("FP8", "BF16") if found.in_fp8 else ("BF16", "FP8")
+    now = found.now
+    other, name = (found.fp8, "FP8") if found.form == "BF16" else (found.bf16, "BF16")
     most = now.samples(found.gpu_gib, found.batch) if found.batch else None
     fits = f"; about {most:,} samples fit" if most and not facts.get("training.layerdrop") else ""
     if now.gib < LEAST_GIB:
         return f"under {LEAST_GIB} of {found.gpu_gib:.1f} GiB at the peak (estimated)"
     drops = f"{least_with_layerdrop(now, facts):.1f} to " if facts.get("training.layerdrop") else ""
-    told = f"about {drops}{now.gib:.1f} of {found.gpu_gib:.1f} GiB at the peak in {names[0]}"
-    return f"{told}, {other.gib:.1f} in {names[1]} ({_parts(now)}){fits}"
+    form = f"{'with' if found.form == LOW else 'in'} {found.form}"
+    told = f"about {drops}{now.gib:.1f} of {found.gpu_gib:.1f} GiB at the peak"
+    return f"{told} {form}, {other.gib:.1f} in {name} ({_parts(now)}){fits}"
 
 
 def _parts(peak: Peak) -> str:
@@ -134,10 +142,13 @@ def fit(facts: Facts) -> Fit | None:
     if if_recorded(ran_on_a_gpu, facts) or _is_spread(facts) or facts.get("trial.device", "cpu") != "cpu":
         return None
     whole = _whole_gib(facts)
-    bf16, fp8 = estimated_peak(in_bf16(facts)), estimated_peak(_in_fp8(facts))
+    stored = [each for each in facts.network.linears if each.use == "storage"]
+    bf16 = estimated_peak(in_bf16(_loaded_in_bf16(facts, stored) if stored else facts))
+    fp8 = estimated_peak(facts if facts.network.fp8 or stored else _in_fp8(facts))
     if whole is None or bf16 is None or fp8 is None:
         return None
-    return Fit(bf16, fp8, bool(facts.network.fp8), whole, samples(facts))
+    form = "FP8" if facts.network.fp8 else LOW if stored else "BF16"
+    return Fit(bf16, fp8, form, whole, samples(facts))
 
 
 def step_now(facts: Facts) -> str:
@@ -162,10 +173,17 @@ def _whole_gib(facts: Facts) -> float | None:
     return gpu.memory_gib if gpu else None
 
 
+def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
+    """Give these layers weights in BF16."""
+    dtypes = Counter(facts.network.dtypes if recorded(facts, "network.dtypes") else {})
+    for linear in stored:
+        dtypes[linear.dtype] -= linear.parameters
+        dtypes["bfloat16"] += linear.parameters
+    return replace(facts, network=replace(facts.network, dtypes=dict(dtypes)))
+
+
 def _in_fp8(facts: Facts) -> Facts:
     """Convert a model without FP8, as the usual filter does."""
-    if facts.network.fp8:
-        return facts
     linears = (
         replace(each, use="training", stack=TORCHAO.name, recipe="tensorwise")
         if would_be_converted(each)

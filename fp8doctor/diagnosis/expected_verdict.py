@@ -14,6 +14,7 @@ from fp8doctor.analysis.fp8_request import (
     converted_nothing,
     fp8_was_asked_for,
     of_converter,
+    trains_in_16_bits,
 )
 from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layers import (
@@ -283,6 +284,11 @@ def nothing_in_fp8(answer: Verdict, facts: Facts) -> bool:
     """Return whether the answer is that a conversion to FP8 takes no layer of this model."""
     untimed = answer.status == "no_fp8" and answer.basis != "measured" and recorded(facts, "network")
     return untimed and bool(if_recorded(nothing_to_convert, facts.network))
+
+
+def has_no_fp8(answer: Verdict, facts: Facts) -> bool:
+    """Return whether no conversion, or none under Unsloth, gives this model FP8."""
+    return nothing_in_fp8(answer, facts) or (answer.status == "no_fp8" and trains_in_16_bits(facts))
 
 
 def is_what_it_seems(findings: Iterable[Finding]) -> bool:

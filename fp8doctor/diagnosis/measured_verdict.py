@@ -186,7 +186,7 @@ def _promise(view: TrialView) -> str:
     """Say what the plan gives, or that nothing tried makes FP8 as fast as BF16."""
     facts, as_is, prescribed = view.facts, view.as_is, view.prescribed
     why = nothing_helps(view.all_fp8_loses)
-    stays = f" {why[:1].upper()}{why[1:]}: stay in BF16." if view.gives_up_fp8 else ""
+    stays = f" {why[:1].upper()}{why[1:]}: train in BF16." if view.gives_up_fp8 else ""
     saved = if_recorded(saved_ms, as_is, prescribed) if as_is and prescribed else None
     if prescribed is None or saved is None or saved.low <= 0:
         return stays

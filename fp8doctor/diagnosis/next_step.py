@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import left_out_bf16, uses_fp8
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.outcome import waits_for_time
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, failed_early, nothing_in_fp8
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, failed_early, has_no_fp8
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -28,9 +29,7 @@ def next_step(prescription: Iterable[Step], verdict: Verdict, facts: Facts) -> N
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     memory = if_recorded(fit, facts)
-    fails = (
-        failed_early(facts) or nothing_in_fp8(verdict, facts) or (memory is not None and memory.is_too_large)
-    )
+    fails = failed_early(facts) or has_no_fp8(verdict, facts) or (memory is not None and memory.is_too_large)
     if verdict.basis != "measured" and not fails and verify is not None and not failed_to_time(facts):
         return Next(command=timed(facts) or verify, saving_ms=None, verify=verify)
     return None
@@ -88,11 +87,12 @@ def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
     for each in outcomes:
         if each.code not in checks or each.outcome != "unknown" or _waits_for_trial(each):
             continue
+        why = f"Unknown: {reason}" if (reason := _reason(each, facts)) else TOO_OLD
         if checks[each.code].may_raise and not ran:
-            told.append(f"does the step raise on a GPU? Unknown: {_reason(each, facts)}")
+            told.append(f"does the step fail on a GPU? {why}")
         elif checks[each.code].may_stop_learning and learns:
-            told.append(f"do the layers learn? Unknown: {_reason(each, facts)}")
-    return told
+            told.append(f"do the layers learn? {why}")
+    return list(dict.fromkeys(told))
 
 
 def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> list[str]:
@@ -111,21 +111,28 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
         for each in outcomes
         if each.code in errors and each.outcome in ("unknown", "crashed") and not _waits_for_trial(each)
     ]
+    others = [each for each in others if _reason(each, facts)]  # an old report could not look
     told = may_break(outcomes, verdict, facts)
     if others:
         told.append(f"{plural(len(others), 'check')} without an answer ({_reason(others[0], facts)})")
     in_fp8, outside = if_recorded(uses_fp8, facts), facts.get("network.fp8_calls")
     if verdict.basis != "measured":
-        told.append("its speed and its numerics" if in_fp8 or outside else "what FP8 would gain")
+        if in_fp8 or outside:
+            told.append("its speed and its numerics")
+        elif not if_recorded(trains_in_16_bits, facts):
+            told.append("what FP8 would gain")
     elif outside and not in_fp8:
         told.append("what BF16 would take")
     return told
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:
-    lacks = f", without {outcome.missing}" if recorded(outcome, "missing") else ""
-    old = f"recorded by an older version{lacks}; run it again"
-    return (registry.reason_of(outcome, facts) or old).rstrip(".")
+    """Say why a check is unknown; empty if the version that wrote the report did not look."""
+    return (registry.reason_of(outcome, facts) or "").rstrip(".")
+
+
+TOO_OLD = "The older version that wrote this report did not check"
+"""Says that a check reads facts that the version which wrote the report did not record."""
 
 
 def _waits_for_trial(outcome: Outcome) -> bool:
@@ -136,7 +143,8 @@ def _waits_for_trial(outcome: Outcome) -> bool:
 def opened(report: Document) -> Iterator[str]:
     """Say what could still make the step raise, or its layers not learn."""
     for question in may_break(report.outcomes, report.verdict, report.facts):
-        yield f"Open: {question}."
+        again = run_again(report.facts) if question.endswith(TOO_OLD) else None
+        yield f"Open: {question}{f'; make a new one: {again}' if again else '.'}"
 
 
 def nothing_found(report: Document, nothing: str) -> str:

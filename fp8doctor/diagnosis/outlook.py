@@ -38,6 +38,9 @@ timed against its own copy may differ by."""
 NOT_COMPILED = "conversions are modelled with compiled layers, and the fix compiles none"
 
 
+NOT_FIXED = "fp8doctor has not timed the fixed step"
+
+
 EXPOSED = "DST005"
 """The check of communication that no compute covers: it is of the whole step, and copies have none."""
 
@@ -74,7 +77,8 @@ def outlook(report: Document, steps: Sequence[Step] | None = None) -> End:
     known = bool(facts.arms()) or if_recorded(planned_speedup, facts, report.findings, steps) is not None
     why = "" if known else why_fixed_is_unknown(report, steps)
     how = f" {once_applied(steps)}{timed(facts)}" if why and timed(facts) else ""
-    return End(f"fp8doctor has not timed the fixed step. {why}{how}".rstrip())
+    fixed = "Fixed, the step trains in BF16; it was not timed" if stays_in_bf16(steps) else NOT_FIXED
+    return End(f"{fixed}. {why}{how}".rstrip())
 
 
 def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:

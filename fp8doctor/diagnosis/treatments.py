@@ -17,7 +17,12 @@ from fp8doctor.analysis.compile_coverage import (
     covered_by_blocks,
     cuda_graphs,
 )
-from fp8doctor.analysis.fp8_request import asked_by_environment, may_have_converted
+from fp8doctor.analysis.fp8_request import (
+    asked_by_environment,
+    fp8_was_asked_for,
+    may_have_converted,
+    precision_of,
+)
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
@@ -67,9 +72,27 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     how = f" for now{how}" if for_now else how
     return Treatment(
         name=STAY_IN_BF16,
-        summary=f"stay in BF16{how}: {why or nothing_helps(all_fp8_loses(facts))}",
+        summary=f"{_begin(facts)} BF16{how}: {why or nothing_helps(all_fp8_loses(facts))}",
         code="\n".join([without_fp8(facts), *lines]),
     )
+
+
+def _begin(facts: Facts) -> str:
+    """Say what leaving FP8 off is to this job; with a variable that has to go."""
+    runs = any(each.get("use") == "training" and each.get("engaged") is not False for each in facts.linears())
+    begin = "go back to" if runs else "train in" if fp8_was_asked_for(facts) else "stay in"
+    return f"unset {BACKEND} and {begin}" if _against_backend(facts) else begin
+
+
+BACKEND = "ACCELERATE_FP8_BACKEND"
+"""The variable at which Accelerate's ``prepare`` looks even if the precision is not fp8."""
+
+
+def _against_backend(facts: Facts) -> str | None:
+    """Return the precision of a job that names an FP8 backend, if it is another than fp8."""
+    decided = precision_of(facts.accelerate(), facts.trainer())
+    asked = asked_by_environment(facts.variables())
+    return decided if BACKEND in facts.variables() and not asked and decided != "fp8" else None
 
 
 BF16_FORMS = {
@@ -123,13 +146,21 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
 
 def without_fp8(facts: Facts) -> str:
     """Tell what leaves FP8 out, if it is asked for."""
-    named = "ACCELERATE_FP8_BACKEND" in facts.variables()
+    if decided := _against_backend(facts):
+        return f"# in the shell: unset {BACKEND} (the precision is {decided} already)"
+    named = BACKEND in facts.variables()
     if named or asked_by_environment(facts.variables()) or may_have_converted(facts):
         return (
             '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
-            "bf16" + (",\n# without ACCELERATE_FP8_BACKEND in the environment" if named else "")
+            "bf16" + (f",\n# without {BACKEND} in the environment" if named else "")
         )
-    return "# leave out the conversion to FP8"
+    in_fp8 = [each for each in facts.linears() if each.get("use") == "training"]
+    built = next((each for each in in_fp8 if not stack_of(each).converter), None)
+    if built is None:
+        return "# leave out the conversion to FP8"
+    stack = stack_of(built)
+    autocast = "no te.autocast, and " if stack.under_autocast else ""
+    return f"# leave FP8 out: {autocast}torch.nn.Linear in place of {stack.layer or layer_label(built)}"
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:

@@ -17,7 +17,7 @@ from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import in_bounds, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import failed_early, nothing_in_fp8
+from fp8doctor.diagnosis.expected_verdict import failed_early, has_no_fp8
 from fp8doctor.diagnosis.next_step import (
     how_to_time,
     nothing_found,
@@ -37,6 +37,7 @@ from fp8doctor.render.causes import (
     causes_told,
     gives_nan,
     gravest,
+    keeps_fp8,
     state_now,
     unfixed_problems,
 )
@@ -132,7 +133,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
         why=tuple(each.sentence for each in why),
         causes=frozenset(each.code for each in (*why, *([state] if state else ())) if each.code),
         memory=memory.sentence if memory and memory.may_be_too_large else "",
-        fix=tuple(fix),
+        fix=tuple(filter(None, fix)),
         then=then,
         limit=" ".join(
             filter(
@@ -235,6 +236,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
             untimed = f" ({why})" if (why := if_recorded(not_timed, step, report.facts)) else ""
             summary = as_sentence(f"{step.treatment.summary.rstrip('.')}{untimed}")
             yield f"{number}. {summary}" if len(steps) > 1 else summary
+        yield keeps_fp8(report, steps)
         yield from opened(report)
         return
     told = {each.code for each in report.findings}
@@ -256,7 +258,7 @@ def _fix(report: Document, steps: Sequence[Step]) -> Iterator[str]:
         yield f"{again}: {command}" if (command := timed(report.facts)) else f"{again}."
     elif report.verdict.status == "not_measured" and not recorded(report.facts, "network"):
         yield "Run fp8doctor on a model."
-    elif nothing_in_fp8(report.verdict, report.facts):
+    elif has_no_fp8(report.verdict, report.facts):
         yield "Stay in BF16."
     elif modelled_loss(report):
         how = how_to_time(report)
@@ -332,7 +334,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         here = how == "measured" and timed_on_cpu(report.facts)
         where = f"{ON_CPU}, which does not predict a GPU" if here else ""
         return End(f"FP8 would run at {speed} the speed of the best BF16, {HOW_KNOWN[how]}{where}.", how)
-    if nothing_in_fp8(report.verdict, report.facts):
+    if has_no_fp8(report.verdict, report.facts):
         return End("The step stays as it is.")
     if verdict.status == "no_fp8":
         return End("The gain from FP8 is unknown: FP8 was not timed.")

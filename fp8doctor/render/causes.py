@@ -140,7 +140,6 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
             yield from _why_slow(report)
         elif stays_in_bf16(steps) and (parts := estimated_parts(report)):
             yield Cause(parts)
-        yield from _own_fix(grave, steps)
         return
     if verdict.status == "step_raises":
         yield Cause(verdict.summary, is_summary=True)
@@ -149,7 +148,6 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
         others = [each for each in _causes(report, steps, [Cause("", state.code)]) if each.code != state.code]
         yield from map(Cause, filter(None, (as_sentence(_reason(state)), estimated_parts(report))))
         yield from others
-        yield from _own_fix(state, steps)
         return
     difference = if_recorded(as_is_difference, report.facts)
     of_fp8 = verdict.basis == "measured" and verdict.status != "no_fp8"
@@ -210,11 +208,13 @@ def _costliest(findings: Iterable[Finding], report: Document) -> Iterator[Cause]
         yield _cause_from(most, most.saving_ms, report)
 
 
-def _own_fix(error: Finding, steps: Sequence[Step]) -> Iterator[Cause]:
-    """Tell how to keep FP8 if the plan ends an error by leaving FP8 off."""
+def keeps_fp8(report: Document, steps: Sequence[Step]) -> str:
+    """Tell how to train in FP8 all the same, if the plan ends an error by leaving FP8 off."""
+    error = gravest(report) if report.verdict.status in GRAVE else state_now(report)
     planned = {step.treatment.name for step in steps}
-    if STAY_IN_BF16 in planned and error.treatment and error.treatment.name not in planned:
-        yield Cause(f"To train in FP8: {error.treatment.summary}.")
+    if STAY_IN_BF16 not in planned or not error or not error.treatment or error.treatment.name in planned:
+        return ""
+    return f"For FP8 instead: {error.treatment.summary}."
 
 
 def _reason(finding: Finding) -> str:

@@ -60,6 +60,8 @@ def certainty(report: Document) -> str:
         return if_recorded(_of_times, report, trial_view(facts)) or "Yes: it was timed."
     if failed_early(facts):
         return "Yes: the script ended before a step was seen."
+    if verdict.status == "no_fp8" and not report.prescription and trains_in_16_bits(facts):
+        return "Yes: Unsloth multiplies LoRA in 16 bits."
     fault = FROM_THE_JOB if ended_rank(facts) or state_now(report) else ""
     return f"{fault}{_estimated(report)}"
 

@@ -354,7 +354,7 @@ def _fix(fix: Fix, canvas: Canvas) -> Iterator[RenderableType]:
     row.width = canvas.width
     row.add_column(no_wrap=True, style="bold green")
     row.add_column(ratio=1, overflow="fold")
-    row.add_column(no_wrap=True, justify="right", style="dim")
+    row.add_column(no_wrap=True, justify="right", vertical="bottom", style="dim")
     row.add_row(f"Fix {fix.number}", canvas.text(fix.aside), canvas.text(fix.code))
     yield row
     for line in printable_lines(fix.lines) if fix.lines else ():

@@ -17,6 +17,7 @@ from fp8doctor.analysis.whole_step import in_bounds, timed_alone
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early, nothing_in_fp8
+from fp8doctor.diagnosis.planned_gain import stops_first
 from fp8doctor.facts import if_recorded, recorded
 from fp8doctor.render.causes import as_is_ms, gives_nan, state_now, times_slower
 from fp8doctor.render.ended_ranks import ended_rank
@@ -34,7 +35,7 @@ OPEN = "FP8 may be faster or slower than BF16"
 WHAT: dict[str, tuple[Tone, str]] = {
     "step_raises": ("bad", "The training step raises"),
     "layers_do_not_learn": ("bad", "Layers do not learn"),
-    "fp8_not_engaged": ("bad", "FP8 does not run"),
+    "fp8_not_engaged": ("bad", "FP8 does not run: the job trains without it"),
     "fp8_slower": ("bad", "FP8 is slower than BF16"),
     "fp8_even": ("plain", "FP8 is about as fast as BF16"),
     "fp8_faster": ("good", "FP8 is faster than BF16"),
@@ -61,6 +62,10 @@ TOO_SMALL = "Too small for FP8: train in BF16"
 """Says that a conversion would make the step slower."""
 
 
+STOPS = "The job stops before its first step"
+"""Says that FP8 does not run because nothing does."""
+
+
 NEVER_FINITE = "FP8 gives NaN: the model does not learn"
 """Says that the user's own step is not finite in FP8."""
 
@@ -79,6 +84,8 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
         tone = "plain"  # it predicts no GPU
     if failed_early(facts):
         return "bad", FAILED_EARLY
+    if verdict.status == "fp8_not_engaged" and stops_first(facts, report.findings):
+        return "bad", STOPS
     if not recorded(facts, "network"):
         return tone, "No model was examined"
     if ended := ended_rank(facts):

@@ -160,3 +160,16 @@ def test_without_a_batch_activations_are_not_guessed() -> None:
         "at least 3.5 GiB at the peak (weights and optimizer 2.6, gradients 0.9, activations unknown, "
         "estimated)"
     )
+
+
+def test_bf16_next_to_stored_fp8_counts_bf16_weights() -> None:
+    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
+    in_16_bits = load_report(RECORDED / "h200-unsloth_lora.json.gz").facts
+    stored, plain = fit(facts), fit(in_16_bits)
+    assert stored is not None
+    assert plain is not None
+    assert stored.bf16.gib == pytest.approx(plain.bf16.gib, rel=1e-3)
+    assert stored.now.held.weights == pytest.approx(stored.bf16.held.weights - 251658240 / 2**30)
+    assert memory_row(facts).startswith(
+        "about 9.9 of 140.4 GiB at the peak with low-precision weights, 10.1 in BF16"
+    )

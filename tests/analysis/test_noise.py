@@ -208,7 +208,7 @@ def test_advice_that_the_idle_time_of_the_prescription_turns_is_doubted() -> Non
     report = diagnose(msgspec.structs.replace(facts, trial=trial))
     assert report.verdict.status == "fp8_slower"
     assert (
-        "0.83x the speed of BF16. No FP8 that was timed is as fast: stay in BF16. The CPU was busy"
+        "0.83x the speed of BF16. No FP8 that was timed is as fast: train in BF16. The CPU was busy"
         in report.verdict.summary
     )
     (finding,) = (each for each in report.findings if each.code == "STP009")

@@ -177,7 +177,7 @@ def test_fp8_that_stays_slower_ends_the_plan_with_bf16() -> None:
     report = diagnose(Of({**SLOW, "prescribed": around(100.0)}, bases={}).facts())
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
     assert report.verdict.summary.endswith(
-        "With compile-blocks: 100.0 ms, 0.93x the speed of BF16. No FP8 that was timed is as fast: stay in "
+        "With compile-blocks: 100.0 ms, 0.93x the speed of BF16. No FP8 that was timed is as fast: train in "
         "BF16."
     )
     last = report.prescription[-1].saving_ms
@@ -200,17 +200,17 @@ STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
     "compiled": (
         (103.6, 92.7),
         DECODER_468M,
-        "stay in BF16, compiled: ",
+        "go back to BF16, compiled: ",
         "for block in model.blocks:\n    block.compile()",
     ),
-    "eager is best": ((92.7, 95.0), DECODER_468M, "stay in BF16: ", ""),
+    "eager is best": ((92.7, 95.0), DECODER_468M, "go back to BF16: ", ""),
     "with a cache": (
         (103.6, 92.7),
         msgspec.structs.replace(
             DECODER_468M,
             training=msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch=""),
         ),
-        "stay in BF16, compiled: ",
+        "go back to BF16, compiled: ",
         "for block in model.blocks:\n    block.compile()\n"
         "model.config.use_cache = False   # a KV cache slows the compiled blocks down",
     ),
@@ -219,7 +219,7 @@ STAYING: dict[str, tuple[tuple[float, float], Facts, str, str]] = {
         msgspec.structs.replace(
             DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, blocks=())
         ),
-        "stay in BF16, compiled: ",
+        "go back to BF16, compiled: ",
         "model = torch.compile(model)",
     ),
 }
@@ -239,10 +239,10 @@ def test_the_plan_stays_in_the_bf16_that_was_fastest(
 @pytest.mark.parametrize(
     ("own_ms", "summary", "lines"),
     [
-        (80.0, "stay in BF16, under your own torch.compile: ", "# leave your own torch.compile as it is"),
+        (80.0, "go back to BF16, under your own torch.compile: ", "# leave your own torch.compile as it is"),
         (
             99.0,
-            "stay in BF16, compiled: ",
+            "go back to BF16, compiled: ",
             "# leave out your own torch.compile\nfor block in model.blocks:\n    block.compile()",
         ),
     ],

@@ -163,14 +163,14 @@ def test_an_estimated_ratio_stands_in_the_box_at_most_twice(path: Path) -> None:
 def test_the_fastest_fp8_that_is_the_users_own_is_called_so() -> None:
     _, screen, _ = patient("rotated")
     assert screen.answer.fix[0] == (
-        "Stay in BF16, compiled: your FP8 step as it is, 29.0 ms, is the fastest FP8 that was timed."
+        "Go back to BF16, compiled: your FP8 step as it is, 29.0 ms, is the fastest FP8 that was timed."
     )
 
 
 def test_compiled_fp8_without_a_time_is_told_with_the_budget_that_times_it() -> None:
     _, screen, _ = benchmark("h200-t5_large")
     assert screen.answer.fix[0] == (
-        "1. Stay in BF16 for now, compiled: the budget of 60 s was too short to time compiled FP8."
+        "1. Go back to BF16 for now, compiled: the budget of 60 s was too short to time compiled FP8."
     )
     how = "Time more variants: fp8doctor --budget 850 t5_large.py"
     assert screen.answer.then.sentence.endswith(f" FP8 is undecided. {how}")
@@ -178,7 +178,8 @@ def test_compiled_fp8_without_a_time_is_told_with_the_budget_that_times_it() -> 
     assert screen.answer.limit.startswith("Upper bound: 1.11x BF16")
     _, screen, _ = benchmark("h100-t5_large")
     assert screen.answer.fix[0] == (
-        "1. Stay in BF16, compiled: FP8 takes 872.0 ms as you run it, and cannot give more than 1.10x here."
+        "1. Go back to BF16, compiled: FP8 takes 872.0 ms as you run it, and cannot give more than 1.10x "
+        "here."
     )
     assert screen.answer.then.sentence.endswith(" 7.3x faster than now.")
 

@@ -432,7 +432,7 @@ def test_where_bf16_with_the_same_graphs_is_faster_the_plan_gives_fp8_up() -> No
     report = diagnose(Of(arms, treatments=("cuda-graphs",), bases={}).facts())
     last = report.prescription[-1].treatment
     assert last.name == "stay-in-bf16"
-    assert last.summary.startswith("stay in BF16, compiled with CUDA graphs: ")
+    assert last.summary.startswith("go back to BF16, compiled with CUDA graphs: ")
     assert 'mode="reduce-overhead"' in last.code
     assert ".compile()" not in last.code, "not in another form than the one that was timed"
     assert outlook(report).sentence == "85.0 ms in compiled BF16 with CUDA graphs, 1.27x faster than now."

@@ -16,6 +16,7 @@ from fp8doctor.render.details import gains_nothing
 from fp8doctor.render.screen import GAINS_NOTHING, Screen
 from tests.diagnosis.test_plan_agrees import ALL, TESTS, replayed
 from tests.recordings import files, name_of
+from tests.test_recorded import RECORDED
 
 PATHS = [*ALL, *files(TESTS / "sharded" / "recorded")]
 EVERY = pytest.mark.parametrize("path", PATHS, ids=[f"{each.parts[-3]}-{name_of(each)}" for each in PATHS])
@@ -73,6 +74,45 @@ def test_lora_under_unsloth_is_promised_no_fp8(path: Path) -> None:
         assert "With FP8" not in rows(screen)
         assert "FP8 would run at" not in screen.answer.numbers
         assert not [step for step in report.prescription if step.treatment.name == "train-in-fp8"]
+        assert "what FP8 would gain" not in rows(screen)
+
+
+@EVERY
+def test_a_job_that_is_not_in_bf16_does_not_stay_in_it(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    fix = " ".join(screen.answer.fix)
+    in_fp8 = any(each.use == "training" and each.engaged is not False for each in report.facts.linears())
+    assert not (in_fp8 and "tay in BF16" in fix), fix
+    assert not (not in_fp8 and "o back to BF16" in fix), fix
+
+
+@EVERY
+def test_no_fact_is_named_by_its_path_in_the_box(path: Path) -> None:
+    _, screen, _ = replayed(path)
+    assert not re.search(r"\b(network|training|environment|software|workload)\.\w+", rows(screen))
+
+
+@pytest.mark.parametrize(
+    ("job", "fix"),
+    [
+        ("backend_without_fp8", "Unset ACCELERATE_FP8_BACKEND and stay in BF16, compiled: "),
+        ("backend_missing", "Train in BF16, compiled: "),
+        ("full_gpu", "Free the GPU's memory first: the step needs about 0.5 of 140 GiB (estimated), "),
+        ("emulated", "Convert without emulation."),
+        ("fp32_matmul", "Run forward and loss under BF16 autocast, or convert no operand to fp32 "),
+        ("unsloth_lora", "Stay in BF16."),
+    ],
+)
+def test_the_advice_is_for_the_facts_of_the_job(job: str, fix: str) -> None:
+    _, screen, _ = replayed(RECORDED / f"h200-{job}.json.gz")
+    assert screen.answer.fix[0].startswith(fix)
+
+
+@pytest.mark.parametrize("job", ["te_tiny", "te_checkpointed_inside"])
+def test_layers_built_as_te_linear_have_no_conversion_to_leave_out(job: str) -> None:
+    _, screen, _ = replayed(RECORDED / f"h200-{job}.json.gz")
+    first = screen.fixes[0].lines.splitlines()[0]
+    assert first == "# leave FP8 out: no te.autocast, and torch.nn.Linear in place of te.Linear"
 
 
 @pytest.mark.parametrize("name", tables())

@@ -55,7 +55,7 @@ def test_accelerate_that_does_not_read_the_environment(
     finding = finding_of("ENV005", facts)
     if finding:
         assert finding.severity == "warning"
-        assert finding.title == f"accelerate {version} does not work here"
+        assert finding.title == f"accelerate {version} does not work with FP8 here"
         assert finding.treatment is not None
         assert finding.treatment.code == 'pip install "accelerate>=1.9.0"'
 

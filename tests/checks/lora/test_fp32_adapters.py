@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -13,7 +14,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Package
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -95,6 +96,17 @@ def test_a_model_that_accelerate_has_yet_to_prepare(forget_accelerate: None, loo
     finding = finding_of("LORA002", look(lora(float8_base())))
     assert finding is not None
     assert finding.severity == "warning", "that other model is the one it was made for"
+
+
+def test_unsloth_multiplies_them_in_16_bits(look: Look) -> None:
+    """As h200-unsloth_lora shows, whose profile has no matmul in fp32."""
+    facts = look(lora(float8_base()))
+    packages = {**facts.packages(), "unsloth": Package(version="2026.10.9", imported=True)}
+    loaded = msgspec.structs.replace(
+        facts, software=msgspec.structs.replace(facts.software, packages=packages)
+    )
+    assert outcome_of("LORA002", facts).outcome == "sick"
+    assert outcome_of("LORA002", loaded).outcome == "not_applicable"
 
 
 def test_on_the_meta_device_the_dtype_is_not_decided(look: Look) -> None:

@@ -35,6 +35,14 @@ def test_a_conversion_in_fp32(look: Look) -> None:
     assert finding.treatment.name == "autocast-bf16"
 
 
+def test_an_fp32_head_is_counted_with_the_body(look: Look) -> None:
+    body = convert_to_float8_training(mlp())
+    finding = finding_of("MEM003", look(nn.Sequential(body, nn.LayerNorm(64), nn.Linear(64, 1000))))
+    assert finding is not None
+    assert finding.title.startswith("3 of 3 Linears are fp32")
+    assert "100% of the weights are fp32" in finding.explanation
+
+
 def test_the_treatment_makes_it_silent(look: Look) -> None:
     model = convert_to_float8_training(mlp())
     finding = finding_of("MEM003", look(model))
