@@ -151,7 +151,8 @@ def nothing_found(report: Document, nothing: str) -> str:
     """Say that ``nothing`` has to change, or which questions could change the verdict."""
     questions = open_questions(report.outcomes, report.verdict, report.facts)
     if trial_view(report.facts).size_is_wrong:
-        return "Nothing to change. Time again on an idle GPU to know how much faster it is."
+        how = f": {again}" if (again := timed(report.facts)) else "."
+        return f"Nothing to change. To know how much faster it is, time it again on an idle GPU{how}"
     if not questions:
         return nothing
     expects = if_recorded(expected_speedup, report.facts, report.findings)

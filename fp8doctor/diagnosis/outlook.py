@@ -16,7 +16,7 @@ from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN, is_even
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, that_help_bf16_too, traits
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.answer import GRAVE
@@ -27,6 +27,7 @@ from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
 from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain, stops_first
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
 
@@ -110,7 +111,7 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
     if any(step.code == EXPOSED for step in steps) and (ran_ms := watched_ms(view.facts)):
         than = f"the whole step, {in_ms(ran_ms)} now"
     untimed = how and steps and total.name == ArmName.AS_IS
-    rest = f" Time the step with it: {how}" if untimed else more
+    rest = f" {once_applied(steps)}{how}" if untimed else more
     return End(f"{told}{rest}", "measured", beginning(total, steps, end, than))
 
 
@@ -123,8 +124,10 @@ def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
         short = f"The budget{f' of {budget_s:g} s' if budget_s else ''} was too short to time"
         yield f"{short} {' and '.join(untimed)}, which may be faster{how}"
     if view.fp8_is_undecided:
-        again = f"time it again: {command}" if (command := timed(view.facts)) else "time it again."
-        yield f"FP8 is undecided{f'. Time more variants: {longer}' if longer else f': {again}'}"
+        more = longer if view.deciding_fp8 else ""
+        how = "Time more variants" if more else "Time it again on a quiet machine"
+        command = more or timed(view.facts)
+        yield f"FP8 is undecided. {how}{f': {command}' if command else '.'}"
 
 
 def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
@@ -177,10 +180,12 @@ def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
     gain = f", {_compared(total, view.as_is, than)}" if changed and view.as_is else ""
     joined = ";" if gain else ","
     if measure is None:
-        how = timed(view.facts, longer=True)
+        late = _alike_in_bf16(view.facts.trial, total)
+        why = sentence_of(late) if late else "it was no part of this trial"
+        how = timed(view.facts, longer=late is not None and lacked_time(late))
         return (
-            f"{now}{gain}; BF16 with the same changes was not timed, so whether FP8 is faster than BF16 with "
-            f"{fixes} is open.{f' To time it: {how}' if how else ''}"
+            f"{now}{gain}; BF16 with the same changes was not timed ({why}), so whether FP8 is faster than "
+            f"BF16 with {fixes} is open.{f' To time it: {how}' if how else ''}"
         )
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
@@ -196,6 +201,13 @@ def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
     if is_even(speedup):
         return f"{now}{gain}{joined} about as fast as {best} ({ms})."
     return f"{now}{f'{gain} and' if gain else ','} {_compared(total, measure, f'{best} ({ms})')}."
+
+
+def _alike_in_bf16(trial: Trial, total: Arm) -> Arm | None:
+    """Find the BF16 that has a step's changes, if the trial planned it and did not time it."""
+    shared = that_help_bf16_too(total.get("treatments", ()))
+    planned = (each for each in trial.arms if is_in_bf16(each.name) and not each.tried)
+    return next((each for each in planned if changes_in_bf16(each.name, each.treatments) == shared), None)
 
 
 def _compared(one: Arm, other: Arm, named: str) -> str:

@@ -154,7 +154,7 @@ def _how_to_be_sure(report: Document, steps: Sequence[Step], told: str) -> str:
     facts = report.facts
     if not recorded(facts, "network") or re.search(COMMAND, told):
         return ""
-    if MAY_BE_EVEN in told and (again := timed(facts)):
+    if (MAY_BE_EVEN in told or "advice may change" in told) and (again := timed(facts)):
         return f"Time it again on a quiet machine: {again}"
     if "nothing was timed" not in told:
         return ""

@@ -283,8 +283,19 @@ def _seen(report: Document) -> str:
     if steps:
         other = "FP8 training" if report.verdict.status in ("no_fp8", "fp8_not_engaged") else "BF16"
         return f"{plural(len(steps), 'step')} were timed as they ran, {other} was not"
-    why = "no trial ran" if facts.get("gpus") else "no GPU here"
+    sees = facts.get("software.cuda") and any(gpu.get("visible", True) for gpu in facts.get("gpus", ()))
+    why = WITHOUT_TRIAL.get(facts.get("target.kind") if sees else None, "no trial ran")
+    why = why if facts.get("gpus") else "no GPU here"
     return f"nothing was timed{'' if recorded(facts, 'trial') else f' ({why})'}"
+
+
+WITHOUT_TRIAL = {
+    "file": "it ran with --no-trial",
+    "module": "it ran with --no-trial",
+    "live": "inspect_model ran with trial=False",
+    "script": "copies are timed with --stop",
+}
+"""Kind of target -> why a job has no trial, though torch sees a GPU."""
 
 
 RESTS_ON = {"measured": "from measured kernel times", "modelled": "estimated from the datasheet"}

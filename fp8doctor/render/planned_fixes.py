@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import timed_on_gpu
+from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Saving
 from fp8doctor.render.details import numbers
 from fp8doctor.render.words import HOW_KNOWN, numbered
@@ -136,5 +138,12 @@ def not_timed(step: Step, facts: Facts) -> str:
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
     done = done and step.treatment.name not in trial_view(facts).open_in_bf16
-    known = done or step.saving_ms is not None
-    return "" if not tried or known else "not timed"
+    if not tried or done or step.saving_ms is not None:
+        return ""
+    name = step.treatment.name
+    late = next((each for each in facts.trial.arms if lacked_time(each) and name in each.treatments), None)
+    if late:
+        return f"not timed: {(sentence_of(late) or '').removeprefix('it ')}"
+    if any(name in each.get("treatments", ()) for each in facts.trial.arms):
+        return "not timed"  # the table says why
+    return f"not timed: {'no part of this trial' if traits(name).runs else 'fp8doctor cannot apply it'}"

@@ -131,7 +131,7 @@ def test_an_untimed_fix_beside_timed_ones_is_marked_and_stands_last(path: Path) 
     assert untimed == [
         number
         for number, each in enumerate(screen.answer.fix[: len(screen.fixes)], 1)
-        if "(not timed)" in each
+        if "(not timed" in each
     ]
     repairs = {each.code for each in report.findings if each.get("breaks")}
     speeds = [each.number for each in screen.fixes if each.code not in repairs]
@@ -203,7 +203,8 @@ def test_bf16_that_lacked_time_is_told_with_the_budget_that_times_it(late: list[
     short = f" The budget of 90 s was too short to time {told}, which may be faster{how}"
     assert screen.answer.then.sentence.endswith(short)
     assert screen.answer.fix[1] == (
-        "2. Give the adapters the base's dtype, before you create the optimizer (not timed)."
+        "2. Give the adapters the base's dtype, before you create the optimizer (not timed: did not fit into "
+        "the budget of 60 s)."
     )
 
 

@@ -73,7 +73,8 @@ def test_a_disturbed_machine_is_a_note_and_no_fix() -> None:
     assert not DISTURBED_GPU.prescription
     assert not screen.fixes
     assert screen.answer.fix == (
-        "Nothing to change. Time again on an idle GPU to know how much faster it is.",
+        "Nothing to change. To know how much faster it is, time it again on an idle GPU: fp8doctor "
+        "decoder_468m_compiled.py",
     )
     (note,) = (each.text for each in screen.notices if each.code == "GPU004")
     assert note.endswith("; on a quiet machine the verdict stays, and its numbers may change")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8doctor.diagnosis.next_step import more_time
 from fp8doctor.render import text
 from tests.diagnosis.test_plan_agrees import ALL, TESTS, replayed
 from tests.recordings import files, name_of
@@ -45,3 +46,22 @@ def test_a_budget_that_is_named_is_the_time_spent_and_what_it_adds(path: Path) -
     assert f"{spent_s:.0f} s" in screen.method
     for other in OPTION.findall(" ".join(screen.answer.fix)):
         assert other == option.groups(default="")
+
+
+@EVERY
+def test_a_box_offers_what_removes_its_doubt(path: Path) -> None:
+    """More time times more variants. Noise needs a quiet machine, a fix that no copy has needs its user."""
+    report, screen, view = replayed(path)
+    box = " ".join(sentence for _, row in screen.answer.rows for sentence in row)
+    if re.search(r"\bfor now\b|advice may change|on an idle GPU|on a quiet machine", box):
+        assert re.search(r"fp8doctor [\w-]+|--budget|inspect_model", box), box
+    if "noise hides whether" in box:
+        assert "--budget" not in box, box
+        assert "on a quiet machine: fp8doctor" in box, box
+    if "--budget" in box:
+        assert more_time(report.facts), "no variant lacked time"
+    if "was not timed" in box and "before it:" in box:
+        assert re.search(r"\(not timed: |estimated\); before it:", box), box
+        assert "Apply the fix, then time the step" in box, box
+    if report.facts.get("gpus") and view.as_is is None:
+        assert "no trial ran" not in box
