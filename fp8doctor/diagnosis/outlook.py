@@ -189,7 +189,8 @@ def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
         )
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
-        return f"{now}{gain}; compiled BF16, which may be faster, was not timed."
+        more = f". To time it: {how}" if (how := with_more_time(view.facts)) else "."
+        return f"{now}{gain}; compiled BF16, which may be faster, was not timed{more}"
     ms = in_ms(measure.step_ms)
     if is_noise(measure, total, view.facts.trial):
         return f"{now}{gain}{joined} within noise of {_form(measure)} ({ms})."
