@@ -103,11 +103,10 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
         rest = " ".join([_beside(steps, others, total.step_ms), *left_out])
         host = " on this busy host" if faster and view.may_become_even else ""
         return End(f"{told}{host}.{rest}", "measured")
-    fixes = "these fixes" if len(steps) > 1 else "this fix"
     done = set(end.changes if end else total.get("treatments", ()))
     others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
     more = _beside(steps, others, total.step_ms) if done else ""
-    told, how = _against(view, total, than, fixes), timed(view.facts)
+    told, how = _against(view, total, than, steps), timed(view.facts)
     if any(step.code == EXPOSED for step in steps) and (ran_ms := watched_ms(view.facts)):
         than = f"the whole step, {in_ms(ran_ms)} now"
     untimed = how and steps and total.name == ArmName.AS_IS
@@ -173,7 +172,7 @@ WITH_THIS_FIX = "With this fix"
 """Begins what is said of the only fix."""
 
 
-def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
+def _against(view: TrialView, total: Arm, than: str, steps: Sequence[Step]) -> str:
     """Compare a step with its BF16 and with the step as it is."""
     now, measure = in_ms(total.step_ms), fair_bf16(view.facts, total)
     changed = view.as_is is not None and total.name != ArmName.AS_IS
@@ -182,10 +181,12 @@ def _against(view: TrialView, total: Arm, than: str, fixes: str) -> str:
     if measure is None:
         late = _alike_in_bf16(view.facts.trial, total)
         why = sentence_of(late) if late else "it was no part of this trial"
-        how = timed(view.facts, longer=late is not None and lacked_time(late))
+        fixes = "these fixes" if len(steps) > 1 else "this fix"
+        longer = late is not None and lacked_time(late)
+        how, begins = timed(view.facts, longer=longer), "To time it: " if longer else once_applied(steps)
         return (
             f"{now}{gain}; BF16 with the same changes was not timed ({why}), so whether FP8 is faster than "
-            f"BF16 with {fixes} is open.{f' To time it: {how}' if how else ''}"
+            f"BF16 with {fixes} is open.{f' {begins}{how}' if how else ''}"
         )
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
