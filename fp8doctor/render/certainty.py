@@ -284,7 +284,7 @@ def _seen(report: Document) -> str:
         other = "FP8 training" if report.verdict.status in ("no_fp8", "fp8_not_engaged") else "BF16"
         return f"{plural(len(steps), 'step')} were timed as they ran, {other} was not"
     sees = facts.get("software.cuda") and any(gpu.get("visible", True) for gpu in facts.get("gpus", ()))
-    why = WITHOUT_TRIAL.get(facts.get("target.kind") if sees else None, "no trial ran")
+    why = WITHOUT_TRIAL.get(str(facts.get("target.kind")) if sees else "", "no trial ran")
     why = why if facts.get("gpus") else "no GPU here"
     return f"nothing was timed{'' if recorded(facts, 'trial') else f' ({why})'}"
 
