@@ -61,6 +61,8 @@ class ModelledParts(Struct, frozen=True):
     bf16_idle_ms: float
     idle_ms: float = 0.0
     """That the GPU of a profiled step is idle longer."""
+    bf16: str = "BF16"
+    """Names the form of the best BF16."""
 
     @property
     def fp8_ms(self) -> float:
@@ -71,7 +73,8 @@ def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
     saved = sum(bf16.families_ms[family] - fp8.families_ms[family] for family in GEMMS)
     casts, gemms = fp8.families_ms["cast"], sum(bf16.families_ms[family] for family in GEMMS)
     other, idle = fp8.step_ms - bf16.step_ms + saved - casts, max(0.0, bf16.step_ms - bf16.busy_ms)
-    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle)
+    named = "compiled BF16" if bf16.compiled else "BF16"
+    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle, bf16=named)
 
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
@@ -337,8 +340,9 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
 def modelled_bf16(facts: Facts) -> ModelledStep | None:
     """Model the faster of uncompiled and compiled BF16."""
     plain = in_bf16(facts)
-    baselines = [modelled_step(with_linears_compiled(plain, yes=yes)) for yes in (False, True)]
-    return min((each for each in baselines if each is not None), key=lambda each: each.step_ms, default=None)
+    forms = ((yes, modelled_step(with_linears_compiled(plain, yes=yes))) for yes in (False, True))
+    baselines = [replace(each, compiled=yes) for yes, each in forms if each is not None]
+    return min(baselines, key=lambda each: each.step_ms, default=None)
 
 
 def _may_be_off(*steps: ModelledStep, fused: bool) -> float:

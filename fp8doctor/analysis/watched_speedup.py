@@ -25,7 +25,8 @@ def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
     late = if_recorded(late_ms, facts) or 0.0
     shared_ms = min(ran_ms, exposed_ms + late)
     bf16_ms = alone.bf16_ms + shared_ms
-    bf16_ms = min(bf16_ms, ran_ms) if found.recipes else bf16_ms
+    if found.recipes and ran_ms < bf16_ms:
+        bf16_ms, alone = ran_ms, replace(alone, bf16="BF16")
 
     def whole(speedup: float) -> float:
         return bf16_ms / (alone.bf16_ms / speedup + shared_ms)

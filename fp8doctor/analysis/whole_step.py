@@ -23,6 +23,10 @@ UNKNOWN = "Compute alone: how much of the step is communication was not profiled
 
 SLOWER_COPY = "Compute alone: its copy took longer than the script's own step."
 
+FP8_WAITS = "how long FP8 waits for its host in a script is not known"
+
+BF16_WAITS = "how long BF16 waits for its host is not known"
+
 MOST_SLOWER = 0.1
 """Share of the job's step by which a copy may take longer. A choice: a copy with Transformer Engine took 7%
 longer on a busy host, and its bounds held."""
@@ -138,7 +142,7 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf
     on_top = (
         (step.communication_ms, "{} of it is communication that no compute covers", True),
         (step.ranks_ms, "its GPU waits {} for another rank", False),
-        (step.casts_ms, "casts before its all-gathers take {}", False),
+        (step.casts_ms, "casts of its weights to FP8 before all-gathers take {}", False),
         (step.waiting_ms, "its GPU is idle {} longer than the copy's", False),
     )
     why = ", ".join(
@@ -146,6 +150,10 @@ def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf
         for ms, words, in_percent in on_top
         if ms >= EVEN * step.step_ms
     )
+    if step.copy_ms > (1 + EVEN) * step.step_ms:
+        why = f"the script's own step takes {in_ms(step.step_ms)}, its copy {in_ms(step.copy_ms)}"
+    if not bounds[0]:
+        why = ", ".join(filter(None, (why, BF16_WAITS if now else FP8_WAITS)))
     return (
         f"The whole step {'is' if now else 'would be'} {in_bounds(*bounds)} (estimated){why and f': {why}'}."
     )

@@ -108,6 +108,8 @@ class ModelledStep(Struct, frozen=True):
     step_ms: float
     """The slower of GPU and host."""
     gpu: str
+    compiled: bool = False
+    """True if `modelled_bf16` compiled all of it."""
 
 
 def modelled_step(

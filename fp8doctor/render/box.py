@@ -14,7 +14,7 @@ from fp8doctor.analysis.plan_end import leaner_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
-from fp8doctor.analysis.whole_step import in_bounds, whole_step_in_words
+from fp8doctor.analysis.whole_step import in_bounds, whole_step, whole_step_in_words
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early, has_no_fp8
@@ -125,6 +125,7 @@ def answer(report: Document, steps: Sequence[Step] | None = None) -> Answer:
     if memory and memory.is_too_large:
         then = End(f"Once it fits: {then.sentence}", then.basis)
     sure = [_of_whole(report), certainty(report), _of_compute(report), _untimed(report.facts, why)]
+    fix += filter(None, [_how_to_find_the_whole(report)])
     told = " ".join((what, *fix, then.sentence, *sure))
     return Answer(
         tone="bad" if report.worst() == "error" else tone,  # the exit code is 1
@@ -174,11 +175,15 @@ def _untimed(facts: Facts, why: Sequence[Cause]) -> str:
 
 
 def _of_compute(report: Document) -> str:
-    """Say that only compute was timed, and how to find the whole step if that may be on either side."""
-    if report.verdict.whole_step_high is None or report.verdict.basis != "measured":
-        return ""
+    """Say that only compute was timed, unless it was said before."""
+    told = report.verdict.whole_step_high is None or report.verdict.basis != "measured" or _is_open(report)
+    return "" if told else "That is of compute; the whole step is an estimate."
+
+
+def _how_to_find_the_whole(report: Document) -> str:
+    """Write the command that finds the whole step, if that may be on either side."""
     if not _is_open(report):
-        return "That is of compute; the whole step is an estimate."
+        return ""
     how = run_again(report.facts)
     other = "BF16" if if_recorded(uses_fp8, report.facts) else "FP8"
     return f"To find the whole step, run the script in {other} too, and compare: {how}" if how else ""
@@ -202,8 +207,9 @@ def _is_open(report: Document) -> bool:
 
 def _own_step(report: Document) -> str:
     """Say that the script's own step is longer than its copy; else empty."""
-    told = if_recorded(script_overhead, report.facts) or ""
-    return f"{told.partition(':')[0]}. FP8 does not shorten the rest." if told else ""
+    told, step = if_recorded(script_overhead, report.facts) or "", if_recorded(whole_step, report.facts)
+    rest = f"other {in_ms(step.on_top_ms)}" if step else "rest"
+    return f"{told.partition(':')[0]}. FP8 matmuls do not shorten the {rest}." if told else ""
 
 
 def _whole(report: Document) -> str:
@@ -281,7 +287,8 @@ def _hidden(report: Document) -> str:
     if end is None or end.hidden is None:
         return ""
     named = labels(report.facts, numbers(report.prescription))[end.hidden.name]
-    how = f" Time it again: {command}" if (command := timed(report.facts)) else ""
+    command = "" if _is_open(report) else timed(report.facts)
+    how = f" Time it again: {command}" if command else ""
     return f"No fix is surely faster: {named} took {in_ms(end.hidden.step_ms)}, within the noise.{how}"
 
 
@@ -318,7 +325,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
     mended, end = _mended(report, steps), outlook(report, steps)
     if end.sentence and verdict.basis == "measured" and verdict.whole_step_high:
         told = f"{mended}. {end.sentence}" if mended else end.sentence
-        return End(f"Compute alone. {told} {_leaner(report, steps)}".rstrip(), end.basis)
+        return End(f"Compute alone, on copies. {told} {_leaner(report, steps)}".rstrip(), end.basis)
     if end.sentence:
         told = end.sentence
         if gives_nan(report):

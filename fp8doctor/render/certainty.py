@@ -99,8 +99,11 @@ def _side(report: Document) -> str:
     plan = if_recorded(planned_speedup, report.facts, report.findings, steps)
     fixed = "in FP8 with every fix" if stays else f"with {counted_in_words(steps)}" if steps else ""
     if told is None and plan:
-        runs = status == "layers_do_not_learn" and not stays and not report.facts.get("observed.steps_ms", ())
-        now = f"As it is: not known, no estimate ({why_now_is_unknown(report)}). " if runs else ""
+        now = ""
+        if status == "layers_do_not_learn" and not stays:
+            now = (
+                f"{_as_it_ran(plan) or f'As it is: not known, no estimate ({why_now_is_unknown(report)})'}. "
+            )
         return f"{now}{_likely(plan.wins, plan.loses, fixed)}, {plan.range} the speed of BF16"
     if told is None:
         on_side = stays or status in ("fp8_faster", "fp8_slower")
@@ -121,12 +124,20 @@ def _as_it_is(report: Document, told: ModelledSpeedup, state: str) -> str:
         return _likely(told.wins, told.loses, state)
     if told.as_is is not None:
         return _likely(told.as_is_wins, told.as_is_loses, state)
-    if bounds := told.now_bounds:
-        return _likely(bounds[0] >= 1, bounds[1] <= 1, state)
+    if now := _as_it_ran(told):
+        return now
     slower = times_slower(report, told)
     if slower is None:
         return f"As it is: not known, no estimate ({why_now_is_unknown(report)})"
     return f"Slower as it is: likely, {' to '.join(dict.fromkeys(map(in_times, slower)))}"
+
+
+def _as_it_ran(expects: ModelledSpeedup) -> str:
+    """Say on which side the watched step is if nothing else of it is known; empty without one."""
+    if (bounds := expects.now_bounds) is None or expects.as_is is not None:
+        return ""
+    low, high = bounds
+    return f"{_likely(low >= 1, high <= 1, 'as it is')}, {low:.2f} to {high:.2f}x the speed of BF16"
 
 
 def _likely(wins: bool, loses: bool, state: str) -> str:

@@ -95,10 +95,14 @@ def estimated_parts(report: Document) -> str:
         unknown_ms = round(expects.ran_ms - expects.modelled_ms, digits)
     named |= {"other work": longer_ms - sum(named.values()) - unknown_ms, RESIDUAL: unknown_ms}
     told, fp8, bf16 = _told(named, digits), f"{fp8_ms:,.{digits}f} ms/step", f"{bf16_ms:,.{digits}f}"
+    both = ""
+    if expects.left_out_ms and (expects.describes_no_watched_step or expects.is_of_another_step):
+        left_out = f"{expects.left_out_ms:,.{digits}f} ms of the step as it ran"
+        both = f" {left_out} are in no estimate: BF16 may take them too."
     if expects.modelled_ms:
-        return f"FP8 takes {fp8}, BF16 would take about {bf16} (estimated): {told}."
-    takes = "would take" if expects.recipes or expects.after else "takes"
-    return f"{_once_changed(expects, report)}FP8 {takes} about {fp8}, BF16 {bf16} (estimated): {told}."
+        return f"FP8 takes {fp8}, {parts.bf16} would take about {bf16} (estimated): {told}.{both}"
+    takes = f"FP8 {'would take' if expects.recipes or expects.after else 'takes'} about {fp8}"
+    return f"{_once_changed(expects, report)}{takes}, {parts.bf16} {bf16} (estimated): {told}.{both}"
 
 
 def _told(parts_ms: dict[str, float], digits: int) -> str:
@@ -165,8 +169,7 @@ def no_cause_known(report: Document) -> str:
         if expects and expects.ran_ms and expects.other_work_leads and not is_profiled(report):
             return "The step was not profiled, so no check can tell more."
         if expects and expects.other_work_leads and not expects.after:
-            but = "" if blocks_are_compiled(report.facts.network) else ", but not every block is compiled"
-            return f"Other work costs most. No check knows why{but}."
+            return f"Other work costs most. No check knows why{_uncompiled(report)}."
         if cost := largest_cost(report):
             return cost
         if expects and expects.as_is_loses:
@@ -183,6 +186,16 @@ def no_cause_known(report: Document) -> str:
     if timed_on_cpu(report.facts):
         return "Timed on a CPU, which does not predict a GPU."
     return "The step was not profiled."
+
+
+def _uncompiled(report: Document) -> str:
+    """Say that some of the blocks are not compiled, or none; else empty."""
+    network = report.facts.network
+    if blocks_are_compiled(network):
+        return ""
+    blocks = network.get("blocks", ())
+    some = any(each.get("compiled") for each in blocks)
+    return f", but {'not every block is' if some else 'no block is' if blocks else 'it is not'} compiled"
 
 
 def modelled_loss(report: Document) -> bool:

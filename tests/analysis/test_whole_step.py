@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.whole_step import in_bounds, timed_alone, whole_step, whole_step_in_words
+from fp8doctor.analysis.whole_step import FP8_WAITS, in_bounds, timed_alone, whole_step, whole_step_in_words
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from fp8doctor.render import text
@@ -87,7 +87,7 @@ def test_compute_that_gains_may_be_lost_in_the_whole_step() -> None:
     assert told.tone == "plain"
     whole = f"{low:.2f}x to {high:.2f}x the speed of BF16"
     assert told.what == f"FP8 compute is 1.10x faster than BF16; the whole step {whole}"
-    assert "casts before its all-gathers take 20.0 ms" in told.limit
+    assert "casts of its weights to FP8 before all-gathers take 20.0 ms" in told.limit
 
 
 def test_a_job_that_waits_for_its_host_has_bounds() -> None:
@@ -102,7 +102,9 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     low, high = 61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7
     assert told.startswith(f"The whole step is {low:.2f}x to {high:.2f}x the speed of BF16 (estimated): ")
     assert told.endswith(", its GPU is idle 12.4 ms longer than the copy's.")
-    assert whole_step_in_words(facts, None, 1.10, 56.5).startswith("The whole step would be at most ")
+    later = whole_step_in_words(facts, None, 1.10, 56.5)
+    assert later.startswith("The whole step would be at most ")
+    assert later.endswith(f", {FP8_WAITS}."), "why it has no lower bound"
 
 
 @pytest.mark.parametrize(("fp8_ms", "bf16_ms"), [(100.0, 30.0), (120.0, 60.0), (60.0, 58.0)])

@@ -21,8 +21,8 @@ from tests.diagnosis.test_plan_agrees import EVERY, replayed
 
 MEASURED = re.compile(r"FP8 (?:takes|would take) ([\d,.]+) ms/step (longer|less)(?:, [\w ]+)?: (.+)\.$")
 ESTIMATED = re.compile(
-    r"FP8 (?:takes|would take) (?:about )?([\d,.]+) ms/step, BF16 (?:would take about )?([\d,.]+) "
-    r"\(estimated\): (.+?\d)\.(?= |$)"
+    r"FP8 (?:takes|would take) (?:about )?([\d,.]+) ms/step, (?:compiled )?BF16 (?:would take about )?"
+    r"([\d,.]+) \(estimated\): (.+?\d)\.(?= |$)"
 )
 TITLE = re.compile(r"FP8 .*about ([\d.]+)x (faster|slower)")
 

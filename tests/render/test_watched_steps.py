@@ -42,7 +42,7 @@ def said(path: Path) -> tuple[str, float | None]:
 @EVERY
 def test_fp8_is_worth_its_estimated_bf16_over_the_watched_step(path: Path) -> None:
     told, step_ms = said(path)
-    bf16 = re.search(r"FP8 takes [\d.,]+ ms/step, BF16 would take about ([\d.,]+)", told)
+    bf16 = re.search(r"FP8 takes [\d.,]+ ms/step, (?:compiled )?BF16 would take about ([\d.,]+)", told)
     now = re.search(r"estimated ([\d.]+)x|As it is: about ([\d.]+)x|FP8 (?:compute )?runs at ([\d.]+)x", told)
     if step_ms and bf16 and now:
         shown = float(next(filter(None, now.groups())))
@@ -160,7 +160,35 @@ def test_times_of_copies_beside_a_whole_step_are_called_compute(path: Path) -> N
         assert screen.answer.then.sentence.startswith("Compute alone")
         assert "Compute alone: " in screen.answer.sure or "That is of compute" in screen.answer.sure
         if (verdict.whole_step_low or 0.0) < 1 < verdict.whole_step_high:
-            assert "fp8doctor run" in screen.answer.sure, "the command that finds it out"
+            finds = [each for each in screen.answer.fix if "fp8doctor run" in each]
+            assert "To find the whole step" in "".join(finds), "the command that finds it out"
+            assert "fp8doctor run" not in screen.answer.sure
+
+
+@EVERY
+def test_time_in_no_estimate_may_be_in_bf16_too(path: Path) -> None:
+    """It is why the range goes further than the ratio of the two times."""
+    report, _, _ = replayed(path)
+    told, _ = said(path)
+    expects, left_out = estimate_told(report), re.search(r"([\d,.]+) ms of the step as it ran are in", told)
+    if expects and expects.describes_no_watched_step and expects.left_out_ms:
+        assert left_out, "the step is longer than its estimate"
+        assert float(left_out[1].replace(",", "")) == pytest.approx(expects.left_out_ms, abs=0.06)
+        assert "where the estimate has" in told
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_a_job_that_ran_with_a_fault_has_a_speed_as_it_is(path: Path) -> None:
+    report, screen, _ = replayed(path)
+    expects = if_recorded(expected_speedup, report.facts, report.findings)
+    if (
+        report.verdict.status == "layers_do_not_learn"
+        and expects
+        and expects.ran_ms
+        and not report.facts.arms()
+    ):
+        low, high = expects.now_bounds or (0.0, 0.0)
+        assert f"as it is: likely, {low:.2f} to {high:.2f}x the speed of BF16" in screen.answer.sure
 
 
 @EVERY
