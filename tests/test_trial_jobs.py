@@ -138,7 +138,7 @@ def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_
 def test_fixes_that_would_end_within_noise_of_bf16_are_no_plan() -> None:
     said = answer(replayed(REPORTS / "h100-bert_large_accelerate.json.gz"))
     hidden = "noise hides whether the fastest FP8 that was timed is faster (64.7 vs 66.2 ms)."
-    assert said.fix == (f"Go back to BF16 for now: {hidden}",)
+    assert said.fix[0] == f"Go back to BF16 for now: {hidden}"
     assert said.then.sentence == (
         "With this fix the layers train. 66.2 ms in BF16, 6.8x faster than now. FP8 is undecided. Time more "
         "variants: fp8doctor --budget 120 bert_large_accelerate.py"
