@@ -66,6 +66,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         return None
     by_variable = facts.variables().get("ACCELERATE_FP8_BACKEND") == "TE"
     asked = asked_by_environment(facts.variables())
+    code = lines(facts, by_variable, asked)
     return Finding(
         title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's "
         f"precision is {said}",
@@ -86,8 +87,12 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="set the precision in one place" if asked else "unset the backend, or ask for fp8",
-            code=lines(facts, by_variable, asked),
+            summary="unset the backend, or ask for fp8"
+            if not asked
+            else "ask for FP8 in the script too"
+            if "mixed_precision" in code
+            else "leave the precision to the environment, which asks for FP8",
+            code=code,
         ),
     )
 
