@@ -278,7 +278,7 @@ def _modelled(report: Document, steps: Sequence[Step]) -> End | None:
     than = f"{expects.best:.2f}x the speed of"
     if faster:
         than = f"{in_times(expects.best)} faster than {than_now}, already"
-    if gains and gains.may_keep_ms and not faster:
+    if not faster and (expects.describes_no_watched_step or (gains and gains.may_keep_ms)):
         than = f"{expects.range} the speed of"  # both ends, like the gain
     about = "" if than.startswith(expects.range) else "about "
     speed = f"{about}{than} the best BF16 (estimated for {expects.gpu}){advice}."

@@ -327,4 +327,6 @@ def limit(facts: Facts, steps: Sequence[Step]) -> str:
     if planned and bf16 and (quotient(bf16.step_ms, planned.step_ms) or 0.0) > bound:
         return ""
     how = RESTS_ON["modelled" if most.in_step_ms is None and most.basis == "modelled" else "measured"]
+    if planned and most.basis == "measured" and most.source.endswith(planned.name):
+        how = "from kernel times measured in the planned step"
     return f"Upper bound: {bound:.2f}x BF16, if FP8 changed only the matmuls ({how})."

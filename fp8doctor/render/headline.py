@@ -175,6 +175,10 @@ def _estimated(expects: ModelledSpeedup) -> str:
         return TOO_SMALL if expects.loses else f"{_open(expects)} FP8 would be faster"
     if expects.is_of_another_step or expects.as_is is None:
         return OPEN
+    bounds = expects.now_bounds if expects.describes_no_watched_step else None
+    if expects.as_is_loses and bounds:
+        low, high = bounds
+        return f"FP8 is about {in_times(1 / high)} to {in_times(1 / low)} slower than BF16"
     if expects.as_is_loses:
         return f"FP8 is about {in_times(1 / expects.as_is)} slower than BF16"
     if expects.as_is_wins:
@@ -232,7 +236,9 @@ def _estimate(expects: ModelledSpeedup, aside: str) -> str:
 
     ``aside`` names what the estimate is of if the headline does not.
     """
-    if not aside and expects.wins and (expects.recipes or not expects.gains_compiled):
+    unexplained = expects.describes_no_watched_step and not expects.gains_compiled
+    surely_wins = expects.wins and (expects.recipes or not expects.gains_compiled)
+    if not aside and (surely_wins or unexplained):
         return f"estimated for {expects.gpu} ({expects.range})"
     later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""
     verb = "would run" if expects.recipes else "runs"

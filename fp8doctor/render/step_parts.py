@@ -97,8 +97,10 @@ def estimated_parts(report: Document) -> str:
     told, fp8, bf16 = _told(named, digits), f"{fp8_ms:,.{digits}f} ms/step", f"{bf16_ms:,.{digits}f}"
     both = ""
     if expects.left_out_ms and (expects.describes_no_watched_step or expects.is_of_another_step):
-        left_out = f"{expects.left_out_ms:,.{digits}f} ms of the step as it ran"
-        both = f" {left_out} are in no estimate: BF16 may take them too."
+        told_ms = f"{expects.left_out_ms:,.{digits}f}"
+        left_out = f"{told_ms} ms of the step as it ran are in no estimate: BF16 may take them too"
+        said = told_ms == f"{unknown_ms:,.{digits}f}"
+        both = f" BF16 may take those {told_ms} ms too." if said else f" {left_out}."
     if expects.modelled_ms:
         return f"FP8 takes {fp8}, {parts.bf16} would take about {bf16} (estimated): {told}.{both}"
     takes = f"FP8 {'would take' if expects.recipes or expects.after else 'takes'} about {fp8}"

@@ -64,7 +64,7 @@ SAME_END = {
     "gpt2_conv1d": ["stay-in-bf16"],
     "setting_without_effect": ["stay-in-bf16"],
     "accelerate_eager": ["stay-in-bf16"],
-    "old_versions": ["stay-in-bf16", "upgrade-accelerate"],
+    "old_versions": ["stay-in-bf16"],
     "backend_without_fp8": ["stay-in-bf16"],
     "debug_switches": ["switches-off"],
 }

@@ -264,7 +264,7 @@ def test_of_a_long_message_the_first_screen_has_a_sentence_and_v_the_rest() -> N
 def test_a_fix_that_a_trial_left_out_says_so() -> None:
     asides = {each.code: each.aside for each in of("graph_breaks").fixes}
     assert asides["CMP003"].startswith("adapt these lines: ")
-    assert asides["CMP003"].endswith("; not timed")
+    assert asides["CMP003"].endswith("; not timed: fp8doctor cannot apply it")
     modelled = of("mlp").fixes
     assert not [each for each in modelled if "not timed" in each.aside], "no trial timed anything"
 

@@ -212,7 +212,8 @@ def test_a_converter_that_replaced_linears_is_not_blamed(uncalled: None, look: L
     facts = look(other, watched=watch)
     assert isinstance(answer(facts), NotApplicable)
     told = diagnose(facts).verdict.summary
-    assert told.startswith("This model uses no FP8: another model was converted. No estimate: the batch is")
+    assert told.startswith("This model uses no FP8: another model was converted.")
+    assert "No estimate: the batch is" in told
 
 
 def test_a_call_in_the_code_that_has_not_run(uncalled: None, look: Look, tmp_path: Path) -> None:
