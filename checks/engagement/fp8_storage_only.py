@@ -143,11 +143,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         + (", and nothing is trainable" if not trained else ", and pass no gradient on" if cut else ""),
         breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
-        + (
-            ": training gets no faster. "
-            if trained
-            else ". It does no harm unless you want to train the model. "
-        )
+        + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
         + "At best the forward matmul runs in FP8, and "
         f"{NO_BACKWARD if cut else backward_of(stored, facts)}.",
         evidence={

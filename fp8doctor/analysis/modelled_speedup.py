@@ -59,6 +59,8 @@ class ModelledParts(Struct, frozen=True):
     """That all other work takes longer, waits for the host among it if the step was not profiled."""
     bf16_gemms_ms: float
     bf16_idle_ms: float
+    modelled_idle_ms: float = 0.0
+    """The part of `other_ms` that the GPU is idle longer, between kernels or waiting for the host."""
     idle_ms: float = 0.0
     """That the GPU of a profiled step is idle longer."""
     bf16: str = "BF16"
@@ -74,7 +76,8 @@ def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
     casts, gemms = fp8.families_ms["cast"], sum(bf16.families_ms[family] for family in GEMMS)
     other, idle = fp8.step_ms - bf16.step_ms + saved - casts, max(0.0, bf16.step_ms - bf16.busy_ms)
     named = "compiled BF16" if bf16.compiled else "BF16"
-    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle, bf16=named)
+    longer = max(0.0, fp8.step_ms - fp8.busy_ms) - idle
+    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle, longer, bf16=named)
 
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")

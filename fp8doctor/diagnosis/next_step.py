@@ -123,7 +123,7 @@ def open_questions(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) 
             told.append("what FP8 would gain")
     elif outside and not in_fp8:
         told.append("what BF16 would take")
-    return told
+    return sorted(told, key=lambda each: each.endswith(TOO_OLD))  # a sentence of its own
 
 
 def _reason(outcome: Outcome, facts: Facts) -> str:

@@ -91,6 +91,8 @@ def estimated_parts(report: Document) -> str:
             named[RESIDUAL] = apart_ms - sum(named.values())
         return f"The difference was not profiled: {_told(named, digits)} ms/step (estimated)."
     unknown_ms = 0.0
+    if not (expects.ran_ms or idle_ms):
+        named["idle GPU"] = round(parts.modelled_idle_ms, digits)
     if expects.ran_ms and expects.modelled_ms and not is_profiled(report):
         unknown_ms = round(expects.ran_ms - expects.modelled_ms, digits)
     named |= {"other work": longer_ms - sum(named.values()) - unknown_ms, RESIDUAL: unknown_ms}

@@ -67,3 +67,7 @@ def test_a_model_that_a_conversion_leaves_alone_stays_in_bf16() -> None:
 def test_a_layer_that_padding_would_bring_to_fp8_is_no_reason_to_stay() -> None:
     model = nn.Sequential(nn.Linear(100, 2048, bias=False), nn.Linear(2048, 100, bias=False)).bfloat16()
     assert "a conversion to FP8 takes none" not in report_of(model).verdict.summary
+
+
+def test_the_idle_time_of_a_small_job_has_its_name() -> None:
+    assert "idle GPU +" in " ".join(render(report_of(mlp(64).bfloat16())).replace("│", "").split())
