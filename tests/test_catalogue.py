@@ -31,6 +31,7 @@ IMPORTABLE = (
     "fp8doctor.wording",
     "fp8doctor.analysis",
     "fp8doctor.cost",
+    "fp8doctor.diagnosis.leaving_fp8",
     "fp8doctor.diagnosis.treatments",
     "fp8doctor.known_errors",
     "fp8doctor.recipes",

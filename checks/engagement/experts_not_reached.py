@@ -34,7 +34,7 @@ from __future__ import annotations
 from fp8doctor.analysis.layers import flops_share_pct, in_python, shares_are_known, too_small
 from fp8doctor.analysis.losing_layers import APART
 from fp8doctor.cost import amdahl, large_gemm_speedup, modelled_gpu
-from fp8doctor.diagnosis.treatments import stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -48,7 +48,8 @@ from fp8doctor.analysis.losing_layers import (
 )
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.diagnosis.treatments import keep_in_bf16, stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, if_recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable

@@ -32,7 +32,7 @@ from __future__ import annotations
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.losing_layers import MOST_GROWTH, Crossing, crossing
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
-from fp8doctor.diagnosis.treatments import stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Facts, Workload
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment

@@ -43,7 +43,7 @@ from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, wa
 from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
-from fp8doctor.diagnosis.treatments import stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Arm, ArmName, Blocks, Breakdown, Facts, Training, Workload, recorded
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable, Treatment

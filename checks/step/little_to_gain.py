@@ -38,7 +38,7 @@ from fp8doctor.analysis.step_difference import (
     waits_for_the_host,
     why_unknown,
 )
-from fp8doctor.diagnosis.treatments import stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import ArmName, Facts
 from fp8doctor.facts.examples import example, float8, profiled
 from fp8doctor.finding import Finding, NotApplicable

@@ -390,12 +390,8 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
 
 def uncompiled(facts: Facts) -> str:
     """Tell how it is computed if nothing is compiled."""
-    blocks = facts.blocks()
-    return (
-        "eager transformers"
-        if any(each.get("kind", "").startswith("transformers.") for each in blocks)
-        else "eager"
-    )
+    of_transformers = any(each.get("kind", "").startswith("transformers.") for each in facts.blocks())
+    return "eager transformers" if of_transformers else "eager"
 
 
 HOST_MS = {"eager": 0.39, "compiled": 0.23}

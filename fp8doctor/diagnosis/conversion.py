@@ -26,7 +26,8 @@ from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compil
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import IN_FP32
-from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, compiled_as, describe, keep
+from fp8doctor.diagnosis.leaving_fp8 import compiled_as
+from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, describe, keep
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
 from fp8doctor.finding import Saving, Treatment

@@ -28,7 +28,7 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
-from fp8doctor.diagnosis.treatments import nothing_helps, stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import nothing_helps, stay_in_bf16
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, Treatment

@@ -16,7 +16,7 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
-from fp8doctor.diagnosis.treatments import nothing_helps
+from fp8doctor.diagnosis.leaving_fp8 import nothing_helps
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,

@@ -21,10 +21,18 @@ from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
-from fp8doctor.diagnosis.giving_up import changes_fp8, leaves_uncompiled, planned_speedup, stays_in_bf16
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.giving_up import changes_fp8, planned_speedup, stays_in_bf16
 from fp8doctor.diagnosis.next_step import failed_to_time, timed, with_more_time
-from fp8doctor.diagnosis.planned_gain import begins_fp8, converts, is_modelled, planned_gain, stops_first
+from fp8doctor.diagnosis.planned_gain import (
+    begins_fp8,
+    converts,
+    is_modelled,
+    planned_gain,
+    stops_first,
+    why_fixed_is_unknown,
+    why_now_is_unknown,
+)
 from fp8doctor.facts import Arm, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.facts.no_number import sentence_of
@@ -34,9 +42,6 @@ from fp8doctor.wording import in_ms, in_times, quotient, rounded_ms
 SMALL_PCT = 1.0
 """Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
 timed against its own copy may differ by."""
-
-
-NOT_COMPILED = "conversions are modelled with compiled layers, and the fix compiles none"
 
 
 NOT_FIXED = "fp8doctor has not timed the fixed step"
@@ -316,30 +321,6 @@ def counted_in_words(steps: Sequence[Step], one: str = "the fix") -> str:
     if len(held) == len(steps):
         return "all fixes" if len(steps) > 1 else one
     return _numbered([n for n, step in enumerate(steps, 1) if step in held])
-
-
-def why_now_is_unknown(report: Document) -> str:
-    """Say why the step as it is has no estimate."""
-    if not recorded(report.facts, "network"):
-        return "no model was examined"
-    expects = expected_speedup(report.facts, report.findings)
-    if expects and leaves_uncompiled(expects, report.facts, report.prescription):
-        return NOT_COMPILED
-    codes = [each.code for each in report.findings if invalidates(each)]
-    codes += [step.code or step.treatment.name for step in report.prescription]
-    if expects is None and not codes:
-        return why_not_modelled(report.facts, report.findings).reason
-    return no_model_of((expects.after if expects else "", *codes))
-
-
-def why_fixed_is_unknown(report: Document, steps: Sequence[Step]) -> str:
-    """Say why the step with the plan has no estimate."""
-    expects = expected_speedup(report.facts, report.findings)
-    if expects and leaves_uncompiled(expects, report.facts, steps):
-        return f"No estimate: {NOT_COMPILED}. If torchao converts them, compile the blocks too."
-    if stays_in_bf16(steps):
-        return f"No estimate as it is: {why_now_is_unknown(report)}."
-    return why_not_modelled(report.facts, report.findings).of()
 
 
 def _without_fp8(

@@ -36,12 +36,9 @@ from fp8doctor.diagnosis.giving_up import (
     while_in_fp8,
     without_what_it_undoes,
 )
+from fp8doctor.diagnosis.leaving_fp8 import replaces_own_compile
 from fp8doctor.diagnosis.measured_savings import on_the_way
-from fp8doctor.diagnosis.treatments import (
-    describe,
-    keep_in_bf16,
-    replaces_own_compile,
-)
+from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     ArmName,

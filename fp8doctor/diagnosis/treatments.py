@@ -8,44 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from fp8doctor.analysis.compile_coverage import (
-    BACKENDS_WITHOUT_KERNELS,
-    blocks_are_compiled,
-    cache_off,
-    compile_all_without_cache,
-    compile_treatment,
-    covered_by_blocks,
-    cuda_graphs,
-)
-from fp8doctor.analysis.fp8_request import (
-    asked_by_environment,
-    fp8_was_asked_for,
-    may_have_converted,
-    precision_of,
-)
+from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, covered_by_blocks, cuda_graphs
+from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
-from fp8doctor.analysis.outcome import all_fp8_loses
-from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     KEEP_IN_BF16,
-    STAY_IN_BF16,
     TE_AUTOCAST,
     recipe_after,
     traits,
 )
-from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
-
-LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
-KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
@@ -61,106 +42,8 @@ ORDINARY_WEIGHTS = Treatment(
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
 
 
-def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
-    """Write how to train without FP8, in the fastest BF16 that was timed.
-
-    ``for_now`` says that FP8 may turn out to be faster.
-    """
-    bf16 = bf16_of_the_plan(facts)
-    how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
-    lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
-    how = f" for now{how}" if for_now else how
-    return Treatment(
-        name=STAY_IN_BF16,
-        summary=f"{_begin(facts)} BF16{how}: {why or nothing_helps(all_fp8_loses(facts))}",
-        code="\n".join([without_fp8(facts), *lines]),
-    )
-
-
-def _begin(facts: Facts) -> str:
-    """Say what leaving FP8 off is to this job; with a variable that has to go."""
-    runs = any(each.get("use") == "training" and each.get("engaged") is not False for each in facts.linears())
-    begin = "go back to" if runs else "train in" if fp8_was_asked_for(facts) else "stay in"
-    return f"unset {BACKEND} and {begin}" if _against_backend(facts) else begin
-
-
-BACKEND = "ACCELERATE_FP8_BACKEND"
-"""The variable at which Accelerate's ``prepare`` looks even if the precision is not fp8."""
-
-
-def _against_backend(facts: Facts) -> str | None:
-    """Return the precision of a job that names an FP8 backend, if it is another than fp8."""
-    decided = precision_of(facts.accelerate(), facts.trainer())
-    asked = asked_by_environment(facts.variables())
-    return decided if BACKEND in facts.variables() and not asked and decided != "fp8" else None
-
-
-BF16_FORMS = {
-    ArmName.BF16: "",
-    ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
-    ArmName.BF16_CUDA_GRAPHS: ", compiled with CUDA graphs",
-}
-"""Baseline -> how it is compiled, unless by torch.compile alone."""
-
-
-def nothing_helps(loses: bool) -> str:
-    """Say that no FP8 that was timed pays, as far as the timing tells."""
-    return f"no FP8 that was timed is {'as fast' if loses else 'faster beyond noise'}"
-
-
-def _compile_untimed(facts: Facts) -> str:
-    """Return the line that compiles an untimed BF16, the user's if it covers all."""
-    return KEEP_OWN_COMPILE if _is_compiled(facts) else "model = torch.compile(model)   # or block by block"
-
-
-def _is_compiled(facts: Facts) -> bool:
-    """Return whether the user compiles the whole model, or all of its blocks, with kernels."""
-    marks = facts.get("training.compile_marks", ())
-    whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
-    every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
-    backends = {mark.backend for mark in marks if recorded(mark, "backend")}
-    return every and not backends.intersection(BACKENDS_WITHOUT_KERNELS)
-
-
-def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
-    """Return whether this baseline beat the one compiled the user's way."""
-    return bf16.name not in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS) and any(
-        each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms
-    )
-
-
-def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
-    """Write the lines that compile BF16 as in this variant."""
-    if bf16.name == ArmName.BF16_AS_COMPILED:
-        return [KEEP_OWN_COMPILE]
-    if bf16.name == ArmName.BF16_CUDA_GRAPHS:
-        return [cuda_graphs(facts).code]
-    own = [LEAVE_OUT_OWN_COMPILE] if replaces_own_compile(bf16, facts) else []
-    if bf16.name == ArmName.BF16:
-        return own
-    blocks = facts.network.blocks
-    if not own and blocks and blocks_are_compiled(facts.network) and _is_compiled(facts):
-        return [KEEP_OWN_COMPILE]
-    return [*own, *(compile_all_without_cache(facts) if blocks else ["model = torch.compile(model)"])]
-
-
-def without_fp8(facts: Facts) -> str:
-    """Tell what leaves FP8 out, if it is asked for."""
-    if decided := _against_backend(facts):
-        return f"# in the shell: unset {BACKEND} (the precision is {decided} already)"
-    named = BACKEND in facts.variables()
-    if named or asked_by_environment(facts.variables()) or may_have_converted(facts):
-        return (
-            '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
-            "bf16" + (f",\n# without {BACKEND} in the environment" if named else "")
-        )
-    in_fp8 = [each for each in facts.linears() if each.get("use") == "training"]
-    built = next((each for each in in_fp8 if not stack_of(each).converter), None)
-    if built is None:
-        return "# leave out the conversion to FP8"
-    stack = stack_of(built)
-    autocast = "no te.autocast, and " if stack.under_autocast else ""
-    return f"# leave FP8 out: {autocast}torch.nn.Linear in place of {stack.layer or layer_label(built)}"
+ELSEWHERE = {each.__name__: each for each in (cuda_graphs, stay_in_bf16)}
+"""Treatments whose lines other modules write."""
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:
@@ -168,7 +51,7 @@ def describe(name: str, facts: Facts) -> Treatment | None:
     treatment = traits(name)
     if not treatment.lines:
         return None
-    write: Callable[..., Treatment | None] = globals()[treatment.lines]
+    write: Callable[..., Treatment | None] = ELSEWHERE.get(treatment.lines) or globals()[treatment.lines]
     return write(name, facts) if treatment.recipe else write(facts)
 
 

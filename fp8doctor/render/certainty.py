@@ -29,7 +29,8 @@ from fp8doctor.diagnosis.answer import GRAVE, own_step_failed
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import failed_early, nothing_in_fp8
 from fp8doctor.diagnosis.giving_up import planned_speedup
-from fp8doctor.diagnosis.outlook import beginning, counted_in_words, why_now_is_unknown
+from fp8doctor.diagnosis.outlook import beginning, counted_in_words
+from fp8doctor.diagnosis.planned_gain import why_now_is_unknown
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.causes import state_now, times_slower

@@ -11,7 +11,8 @@ from torch import nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
-from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts
 from tests.examine.models import SIZES, llama, lora, network, training
 

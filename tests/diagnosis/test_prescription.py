@@ -14,8 +14,9 @@ from fp8doctor.checks.lora import adapters_converted
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.prescription import as_timed, prescribe
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16, stay_in_bf16
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
 from fp8doctor.facts import CompileMark, Facts, Network
 from fp8doctor.finding import Finding, Saving, Treatment
 from tests.facts_of import DECODER_468M

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.diagnosis.document import schema
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.prescription import prescribe
-from fp8doctor.diagnosis.treatments import stay_in_bf16
 from fp8doctor.facts import (
     Checkpointing,
     Distributed,

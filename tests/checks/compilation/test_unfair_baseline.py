@@ -13,7 +13,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.checks.compilation.unfair_baseline import unfair_baseline
-from fp8doctor.diagnosis.treatments import compiled_as
+from fp8doctor.diagnosis.leaving_fp8 import compiled_as
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
