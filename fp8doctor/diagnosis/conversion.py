@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -20,7 +20,7 @@ from fp8doctor.analysis.modelled_speedup import (
 )
 from fp8doctor.analysis.module_names import names_in_python
 from fp8doctor.analysis.plan_end import PlanEnd
-from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.answer import Verdict
@@ -35,9 +35,15 @@ from fp8doctor.recipes import RECIPES, default_of
 from fp8doctor.wording import in_times
 
 
-def leaving_fp32(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
-    """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights."""
-    if answer.status != "no_fp8" or fp8_was_asked_for(facts) or not if_recorded(runs_in_fp32, facts):
+def leaving_fp32(answer: Verdict, held: Iterable[Step], facts: Facts) -> tuple[Step, ...]:
+    """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights.
+
+    A trial times that by itself, and a check may have proposed it.
+    """
+    untimed = answer.status == "no_fp8" and answer.basis != "measured"
+    if not untimed or fp8_was_asked_for(facts) or not if_recorded(runs_in_fp32, facts):
+        return ()
+    if any(step.treatment.name == AUTOCAST_BF16 for step in held):
         return ()
     treatment = autocast_bf16(facts)
     if facts.get("target.kind") == "file":

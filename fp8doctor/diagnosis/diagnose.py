@@ -11,7 +11,6 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
-from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis import conversion
 from fp8doctor.diagnosis.answer import GRAVE
@@ -54,9 +53,8 @@ def diagnose(
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held
     told = estimated(verdict(view, findings), facts, findings)
-    leaving = conversion.leaving_fp32(told, facts)
     begins, compiles = conversion.expected(told, facts), conversion.compiling(told, facts)
-    first = () if any(each.treatment.name == AUTOCAST_BF16 for each in held) else leaving
+    first = conversion.leaving_fp32(told, held, facts)
     prescription = in_agreement((*first, *begins, *held, *compiles))
     prescription = if_recorded(with_its_gain, prescription, view, findings) or prescription
     as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)

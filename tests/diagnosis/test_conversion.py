@@ -133,3 +133,11 @@ def test_the_report_holds_it() -> None:
     report = diagnose(of(Stacked().bfloat16(), BLOCKS))
     assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
     assert "1. Convert to FP8 (tensorwise)." in render(report, verbose=True)
+
+
+def test_a_plan_that_was_timed_gets_no_autocast_that_was_not() -> None:
+    """The trial times autocast by itself. Checks that propose it are left out here."""
+    facts = of(Stacked(), ran("bf16_compiled", 97.0))
+    report = diagnose(facts, ignore=("MEM003", "CMP007"))
+    assert report.verdict.basis == "measured"
+    assert "autocast-bf16" not in {step.treatment.name for step in report.prescription}
