@@ -66,7 +66,7 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         return None
     by_variable = facts.variables().get("ACCELERATE_FP8_BACKEND") == "TE"
     asked = asked_by_environment(facts.variables())
-    code = lines(facts, by_variable, asked)
+    summary, code = way_out(facts, by_variable, asked)
     return Finding(
         title=f"{len(hidden)} of {len(facts.network.linears)} Linears run in FP8 although Accelerate's "
         f"precision is {said}",
@@ -87,26 +87,24 @@ def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
         },
         treatment=Treatment(
             name="name-backend-and-precision",
-            summary="unset the backend, or ask for fp8"
-            if not asked
-            else "ask for FP8 in the script too"
-            if "mixed_precision" in code
-            else "leave the precision to the environment, which asks for FP8",
+            summary=summary,
             code=code,
         ),
     )
 
 
-def lines(facts: Facts, by_variable: bool, asked: str | None) -> str:
-    """Write how to make settings and layers agree: first in FP8 if the environment asks for it."""
+def way_out(facts: Facts, by_variable: bool, asked: str | None) -> tuple[str, str]:
+    """Say and write how settings and layers agree: in FP8, which runs, if the environment asks for it."""
     trainer = facts.trainer()
     if asked and trainer and (trainer.bf16 or trainer.fp16):
         name = trainer.kind.rpartition(".")[2]
         in_bf16 = "# for BF16: unset ACCELERATE_FP8_BACKEND ACCELERATE_MIXED_PRECISION"
-        return f"args = {name}(..., bf16=False, fp16=False)   # for FP8\n{in_bf16}"
+        code = f"args = {name}(..., bf16=False, fp16=False)   # for FP8\n{in_bf16}"
+        return "leave the precision to the environment, which asks for FP8", code
     if by_variable and not asked:
-        return "unset ACCELERATE_FP8_BACKEND   # for BF16"
-    return 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8'
+        return "unset the backend, or ask for FP8", "unset ACCELERATE_FP8_BACKEND   # for BF16"
+    ask = "ask for FP8 in the script too" if asked else "unset the backend, or ask for FP8"
+    return ask, 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8'
 
 
 def _prepared(precision: str) -> Facts:

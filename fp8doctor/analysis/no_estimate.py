@@ -106,8 +106,8 @@ def no_model_of(keys: Iterable[str]) -> str:
 
 
 LACKS = {
-    AUTOCAST: "FP32 weights without autocast",
-    AUTOCAST_BF16: "FP32 weights without autocast",
+    AUTOCAST: "fp32 weights without autocast",
+    AUTOCAST_BF16: "fp32 weights without autocast",
     TENSORWISE: "this recipe",
     LOADED: "weights in low precision",
     CACHE_OFF: "a KV cache",

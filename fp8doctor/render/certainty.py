@@ -329,5 +329,5 @@ def limit(facts: Facts, steps: Sequence[Step]) -> str:
         return ""
     how = RESTS_ON["modelled" if most.in_step_ms is None and most.basis == "modelled" else "measured"]
     if planned and most.basis == "measured" and most.source.endswith(planned.name):
-        how = "from kernel times measured in the planned step"
+        how = f"from kernel times measured in {labels(facts, numbers(steps))[planned.name]}"
     return f"Upper bound: {bound:.2f}x BF16, if FP8 changed only the matmuls ({how})."

@@ -236,9 +236,8 @@ def _estimate(expects: ModelledSpeedup, aside: str) -> str:
 
     ``aside`` names what the estimate is of if the headline does not.
     """
-    unexplained = expects.describes_no_watched_step and not expects.gains_compiled
-    surely_wins = expects.wins and (expects.recipes or not expects.gains_compiled)
-    if not aside and (surely_wins or unexplained):
+    range_alone = expects.wins or expects.describes_no_watched_step
+    if not aside and range_alone and (expects.recipes or not expects.gains_compiled):
         return f"estimated for {expects.gpu} ({expects.range})"
     later = f"; compiled {expects.best:.2f}x" if expects.gains_compiled else ""
     verb = "would run" if expects.recipes else "runs"

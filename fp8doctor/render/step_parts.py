@@ -97,16 +97,21 @@ def estimated_parts(report: Document) -> str:
         unknown_ms = round(expects.ran_ms - expects.modelled_ms, digits)
     named |= {"other work": longer_ms - sum(named.values()) - unknown_ms, RESIDUAL: unknown_ms}
     told, fp8, bf16 = _told(named, digits), f"{fp8_ms:,.{digits}f} ms/step", f"{bf16_ms:,.{digits}f}"
-    both = ""
-    if expects.left_out_ms and (expects.describes_no_watched_step or expects.is_of_another_step):
-        told_ms = f"{expects.left_out_ms:,.{digits}f}"
-        left_out = f"{told_ms} ms of the step as it ran are in no estimate: BF16 may take them too"
-        said = told_ms == f"{unknown_ms:,.{digits}f}"
-        both = f" BF16 may take those {told_ms} ms too." if said else f" {left_out}."
+    both = _in_bf16_too(expects, unknown_ms, digits)
     if expects.modelled_ms:
         return f"FP8 takes {fp8}, {parts.bf16} would take about {bf16} (estimated): {told}.{both}"
     takes = f"FP8 {'would take' if expects.recipes or expects.after else 'takes'} about {fp8}"
     return f"{_once_changed(expects, report)}{takes}, {parts.bf16} {bf16} (estimated): {told}.{both}"
+
+
+def _in_bf16_too(expects: ModelledSpeedup, shown_ms: float, digits: int) -> str:
+    """Say how much of a watched step is in no estimate, unless that is a part that is shown."""
+    if not (expects.left_out_ms and (expects.describes_no_watched_step or expects.is_of_another_step)):
+        return ""
+    left_out_ms = f"{expects.left_out_ms:,.{digits}f} ms"
+    if left_out_ms == f"{shown_ms:,.{digits}f} ms":
+        return f" BF16 may take those {left_out_ms} too."
+    return f" {left_out_ms} of the step as it ran are in no estimate: BF16 may take them too."
 
 
 def _told(parts_ms: dict[str, float], digits: int) -> str:
