@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8doctor.areas import AREAS
 from fp8doctor.check_folders import offer_checks
+from fp8doctor.retired import RETIRED
 
 HEAD = re.compile(
     r'@check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
@@ -63,6 +64,16 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
             Heading(each.code, each.name, each.area, each.severity, each.page) for each in discover(folders)
         )
     return tuple(sorted(own, key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def retired(codes: Iterable[str]) -> Iterator[Heading]:
+    """Describe the codes that belong to no check any more, exactly as given."""
+    for code in codes:
+        if now := RETIRED.get(code.upper()):
+            title = f"{code.upper()} is no check any more"
+            yield Heading(
+                code.upper(), "retired", "environment", "info", f"{title}\n\n{now[:1].upper()}{now[1:]}."
+            )
 
 
 def _files() -> Iterator[Path]:

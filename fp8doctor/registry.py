@@ -22,6 +22,7 @@ from fp8doctor.facts import Facts, Unrecorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.facts.record import from_builtins, to_builtins
 from fp8doctor.finding import Finding, NotApplicable, Outcome
+from fp8doctor.retired import RETIRED
 from fp8doctor.wording import error_in_words, escaped
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
@@ -165,7 +166,7 @@ def select(
     """
     checks = tuple(checks)
     for prefix in (*selected, *ignored):
-        if not any(each.code.startswith(prefix) for each in checks):
+        if not any(code.startswith(prefix) for code in (*(each.code for each in checks), *RETIRED)):
             raise UserError(
                 f"no check has a code that begins with {prefix!r}; 'fp8doctor list' shows them all"
             )

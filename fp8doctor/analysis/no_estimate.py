@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
-from fp8doctor.analysis.known_form import AUTOCAST, LOADED, TENSORWISE
 from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert
 from fp8doctor.analysis.modelled_speedup import (
-    BY_UNSLOTH,
-    CACHE_OFF,
-    KEPT,
-    ONLY_COMPILED,
     may_be_compiled_by_unsloth,
     modelled_bf16,
     modelled_speedup,
     to_convert,
     waits_for_te,
 )
-from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 from fp8doctor.cost import routed_rows, rows_of
-from fp8doctor.cost.cast_cost import casts_too_many_rows
+from fp8doctor.cost.cast_cost import casts_too_many_rows, is_known
 from fp8doctor.cost.step_cost import (
     OWN_FORWARD,
     consists_of_linears,
@@ -95,52 +87,14 @@ def unknown_part(facts: Facts) -> NoEstimate:
         )
     if waits_for_te(facts):
         return NoEstimate("the host time for recomputing Transformer Engine's layers is not known")
-    recipes = ", ".join(sorted({each.recipe or "unknown" for each in fp8 if recorded(each, "recipe")}))
-    return NoEstimate(f"nobody measured the casts of the recipe {recipes or 'unknown'} on {gpu.name}")
-
-
-def no_model_of(keys: Iterable[str]) -> str:
-    """Say what the cost model lacks for the first of these forms of a step, or codes of checks."""
-    found = (LACKS.get(key) or LACKS.get(key[:3]) for key in keys)
-    return f"no cost model for {next(filter(None, found), 'this change')}"
-
-
-LACKS = {
-    AUTOCAST: "fp32 weights without autocast",
-    AUTOCAST_BF16: "fp32 weights without autocast",
-    TENSORWISE: "this recipe",
-    LOADED: "weights in low precision",
-    CACHE_OFF: "a KV cache",
-    ONLY_COMPILED: "so many rows in casts that are not compiled",
-    KEPT: "Transformer Engine's recompute",
-    BY_UNSLOTH: "blocks that Unsloth may compile",
-    "ENV": "this setting",
-    "ENV006": "debug switches",
-    "ENV008": "FP8 that other settings contradict",
-    "GPU": "a GPU in this state",
-    "MOD": "these layers as they are",
-    "MOD003": "weights in low precision",
-    "MOD004": "layers that a conversion missed",
-    "MOD005": "emulated FP8",
-    "MOD006": "FP8 that other settings contradict",
-    "SHP": "other shapes",
-    "CMP": "compilation in this form",
-    "CMP003": "graph breaks",
-    "CMP004": "Linears that are compiled alone",
-    "CMP005": "recompilation",
-    "CKP": "recompute in this form",
-    "LOR": "thin LoRA matrices",
-    "LORA003": "adapters that a fix takes out of FP8",
-    "MEM": "memory management",
-    "MEM004": "other attention backends",
-    "NUM": "this recipe",
-    "DST": "communication",
-    "DST001": "all-gathers in FP8",
-    "DST002": "scales that are computed in advance",
-    "STP": "the host's work",
-    "STP007": "optimizers",
-}
-"""Form that is modelled instead, check, or first letters of its code -> what the cost model does not hold."""
+    recipes = {
+        each.recipe or "unknown" for each in fp8 if recorded(each, "recipe") and not is_known(each, gpu)
+    }
+    if recipes:
+        return NoEstimate(
+            f"nobody measured the casts of the recipe {', '.join(sorted(recipes))} on {gpu.name}"
+        )
+    return NoEstimate("the cost model does not know this form of the step")
 
 
 def _as_plain_fp8(facts: Facts) -> Facts:

@@ -180,7 +180,7 @@ def examine_and_deliver(
 
     import msgspec
 
-    from fp8doctor.diagnosis.answer import own_step_failed
+    from fp8doctor.answer.verdict import own_step_failed
     from fp8doctor.diagnosis.diagnose import diagnose
     from fp8doctor.worker.parent import examine_in_worker
     from fp8doctor.worker.printed import Printed
@@ -288,22 +288,21 @@ def write_files(report: Document, wanted: ReportOptions) -> None:
 
 def in_a_line(report: Document) -> str:
     """Write the verdict, or what a machine without a model can do."""
+    from fp8doctor.answer.sentences import box
     from fp8doctor.render import environment_page
-    from fp8doctor.render.box import answer
     from fp8doctor.render.terminal import to_ascii
 
-    said = answer(report)
-    verdict = ": ".join(filter(None, (said.what, said.numbers)))
+    said = box(report.answer)
+    verdict = ": ".join(each.text for each in (said.title, said.numbers) if each)
     verdict = environment_page.says(report)[1] if environment_page.no_model(report) else verdict
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
 def for_chat(report: Document) -> str:
     """Write job, verdict and first fix in one line."""
-    from fp8doctor.render.box import answer
     from fp8doctor.render.terminal import printable_line
 
-    fix = "".join(f". Fix: {each}" for each in answer(report).fix[:1])
+    fix = "".join(f". Fix: {step.treatment.summary}" for step in report.prescription[:1])
     name = report.facts.get("target.name") or "model"
     return printable_line(f"{name}: {in_a_line(report)}{fix}").rstrip(".")
 

@@ -75,7 +75,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
     from fp8doctor import glossary, known_errors
-    from fp8doctor.headings import headings
+    from fp8doctor.headings import headings, retired
 
     if not asked and sys.stdin.isatty():
         raise UserError(
@@ -84,7 +84,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     is_log = asked in ((), ("-",))
     text = _from_stdin() if is_log else " ".join(asked)
     catalogue = headings(checks)
-    if named := named_by(asked, catalogue):
+    if named := named_by(asked, (*catalogue, *retired(asked))):
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         page = f"\n\n{'-' * columns()}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)

@@ -85,9 +85,9 @@ class Gate(Struct, frozen=True):
         if codes:
             why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
         else:
-            from fp8doctor.render.headline import WHAT
+            from fp8doctor.answer.sentences import box
 
-            why = f"{WHAT[report.verdict.status][1]}."
+            why = f"{box(report.answer).title.text}."
         return f"{why} Use --fail-on never to ignore findings."
 
     def _too_slow(self, report: Document) -> str | None:
@@ -97,10 +97,10 @@ class Gate(Struct, frozen=True):
         option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
         if verdict.step_ms is not None and report.on_cpu:
             return f"The times come from a CPU and do not apply to FP8 on a GPU. {option} needs a GPU."
-        if verdict.status == "too_noisy":
-            return f"The timing is too noisy to tell whether FP8 is faster. {option} needs a clear answer."
         if verdict.step_ms is None:
             return f"No step was timed. {option} needs a step timed on a GPU."
+        if verdict.status == "open":
+            return f"The timing does not tell whether FP8 is faster. {option} needs a clear answer."
         if wanted is None:
             return None
         if report.gpu_speedup is None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, compiles_each_block
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
@@ -22,26 +23,36 @@ from fp8doctor.analysis.module_names import names_in_python
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.answer.faults import fault_of, is_unclear
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
-from fp8doctor.diagnosis.answer import Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import IN_FP32
 from fp8doctor.diagnosis.leaving_fp8 import compiled_as
 from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, describe, keep
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
-from fp8doctor.finding import Saving, Treatment
+from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import RECIPES, default_of
 from fp8doctor.wording import in_times
 
 
-def leaving_fp32(answer: Verdict, held: Iterable[Step], facts: Facts) -> tuple[Step, ...]:
+def of_bf16(held: Sequence[Step], view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
+    """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
+    facts = view.facts
+    timed = view.on_gpu and view.as_is is not None
+    fault = fault_of(facts, findings)
+    stops = fault is not None and fault.status != "does_not_fit"
+    if timed or uses_fp8(facts) or stops or is_unclear(facts):
+        return tuple(held)
+    return (*leaving_fp32(held, facts), *expected(facts), *held, *compiling(facts))
+
+
+def leaving_fp32(held: Iterable[Step], facts: Facts) -> tuple[Step, ...]:
     """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights.
 
     A trial times that by itself, and a check may have proposed it.
     """
-    untimed = answer.status == "no_fp8" and answer.basis != "measured"
-    if not untimed or fp8_was_asked_for(facts) or not if_recorded(runs_in_fp32, facts):
+    if fp8_was_asked_for(facts) or not if_recorded(runs_in_fp32, facts):
         return ()
     if any(step.treatment.name == AUTOCAST_BF16 for step in held):
         return ()
@@ -52,10 +63,8 @@ def leaving_fp32(answer: Verdict, held: Iterable[Step], facts: Facts) -> tuple[S
     return (untold(IN_FP32, treatment),)
 
 
-def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
-    """Convert a model whose verdict estimates a clear gain from FP8, then compile it."""
-    if answer.status != "no_fp8" or answer.basis != "modelled":
-        return ()
+def expected(facts: Facts) -> tuple[Step, ...]:
+    """Convert a model that surely gains from FP8 by its estimate, then compile it."""
     expects = if_recorded(modelled_conversion, facts)
     if expects is None or not expects.wins:
         return ()
@@ -68,12 +77,12 @@ def expected(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
     return tuple(untold(title, each) for each in (converts, *compiles))
 
 
-def compiling(answer: Verdict, facts: Facts) -> tuple[Step, ...]:
-    """Compile a BF16 model that is not, if the verdict estimates no gain from FP8 but one from that.
+def compiling(facts: Facts) -> tuple[Step, ...]:
+    """Compile a BF16 model that is not, if its estimate has no gain from FP8 but one from that.
 
     Beyond the model's error, and not if the host sets the pace: its work at graph breaks is not modelled.
     """
-    if answer.status != "no_fp8" or answer.basis != "modelled" or expected(answer, facts):
+    if if_recorded(modelled_conversion, facts) is None or expected(facts):
         return ()
     step = None if fp8_was_asked_for(facts) else if_recorded(_compiling, facts)
     return (step,) if step else ()

@@ -12,18 +12,18 @@ from fp8doctor import registry
 from fp8doctor.analysis.ledger import ledger
 from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.answer.answer import Answer, answer, verdict
+from fp8doctor.answer.commands import run_again
+from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis import conversion
-from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.dialects import in_dialect
-from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
+from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
-from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.giving_up import as_estimated
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
-from fp8doctor.diagnosis.next_step import next_step
 from fp8doctor.diagnosis.planned_gain import with_its_gain
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
-from fp8doctor.diagnosis.verdict import verdict
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.gpus import gpu_spec, modelled_gpu_name
 
@@ -52,14 +52,13 @@ def diagnose(
     timed = if_recorded(as_timed, proposed, view, broken)
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held
-    told = estimated(verdict(view, findings), facts, findings)
-    begins, compiles = conversion.expected(told, facts), conversion.compiling(told, facts)
-    first = conversion.leaving_fp32(told, held, facts)
-    prescription = in_agreement((*first, *begins, *held, *compiles))
+    prescription = in_agreement(if_recorded(conversion.of_bf16, held, view, findings) or held)
     prescription = if_recorded(with_its_gain, prescription, view, findings) or prescription
-    as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
+    as_it_seems = is_what_it_seems(findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
+    said = answer(view, findings, outcomes, prescription)
+    told = verdict(said, facts, findings, box(said).summary)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),
@@ -68,12 +67,22 @@ def diagnose(
         findings=findings,
         prescription=prescription,
         outcomes=outcomes,
-        next=next_step(prescription, told, facts),
+        next=_next(said, prescription, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
         rates=if_recorded(rates, facts, as_it_seems=as_it_seems),
         modelled_gpu=modelled_gpu_name(facts),
+        answer=said,
     )
+
+
+def _next(said: Answer, steps: Sequence[Step], facts: Facts) -> Next | None:
+    """Choose the page of the plan's first check, else the command that answers what is open."""
+    verify = run_again(facts)
+    step = next((each for each in steps if each.code), None)
+    if step is not None:
+        return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
+    return Next(command=said.command, saving_ms=None, verify=verify) if said.command else None
 
 
 def hypotheses(

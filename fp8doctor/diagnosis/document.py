@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import field
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.ledger import Ledger
 from fp8doctor.analysis.rates import Rates
+from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.expected_verdict import failed_early, rank_failed
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, recorded
@@ -32,7 +33,7 @@ from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.version import VERSION
 from fp8doctor.wording import quoted
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised only when a key is renamed or changes its meaning; new keys keep it."""
 
 EXPLAIN = "fp8doctor explain "
@@ -113,12 +114,15 @@ class Document(Record, frozen=True, kw_only=True):
     reason."""
     rates: Rates | None = None
     """Tokens a second; None, and not written, if the tokens of a step are unknown."""
+    answer: Any = None
+    """The `fp8doctor.answer.answer.Answer` that verdict and screens are written from; not saved."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed if it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Write the report as plain values, as `report.schema.json` describes them."""
-        data = to_builtins(self)
+        data = to_builtins(replace(self, answer=None))
+        del data["answer"]
         if self.ledger is None:
             del data["ledger"]
         if not self.ignored:
@@ -223,6 +227,7 @@ def schema() -> dict[str, Any]:
     document = schema_of(Document, "fp8doctor report")
     document["$ref"] = "#/$defs/Report"
     definition = document["$defs"]["Report"] = document["$defs"].pop("Document") | {"title": "Report"}
+    del definition["properties"]["answer"]
     definition["properties"] = {
         "schema_version": {"type": "integer", "const": SCHEMA_VERSION},
         **definition["properties"],

@@ -7,17 +7,13 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import is_finite, ratio_on_screen, uses_fp8
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.losing_layers import crossing, is_given
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
-from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.outcome import own_words
-from fp8doctor.analysis.plan_end import PlanEnd, is_in_fp8, leaner_fp8
-from fp8doctor.analysis.significance import is_even
+from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.treatment_table import (
-    CUDA_GRAPHS,
     KEEP_IN_BF16,
     MORE_TOKENS,
     OPTIMIZER_LAST,
@@ -28,11 +24,9 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import in_bf16, with_tokens
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
-from fp8doctor.diagnosis.leaving_fp8 import nothing_helps, stay_in_bf16
-from fp8doctor.facts import Arm, Facts, if_recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.finding import Finding, Treatment
-from fp8doctor.wording import in_ms
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
@@ -139,7 +133,7 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
         else "FP8 stays slower than BF16 with everything that was tried"
         if view.all_fp8_loses
         else "No FP8 that was timed is faster than BF16 for sure",
-        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view), for_now=view.fp8_is_undecided),
+        treatment=stay_in_bf16(view.facts, for_now=view.fp8_is_undecided),
     )
 
 
@@ -204,49 +198,6 @@ def _of_none(filters: Step) -> Step:
     return msgspec.structs.replace(
         filters, treatment=msgspec.structs.replace(filters.treatment, summary=summary)
     )
-
-
-def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
-    """Compare the fastest FP8 that was timed with the BF16 that the plan ends in."""
-    if not view.uses_fp8:
-        most = f"{view.most.speedup:.2f}x the speed of BF16" if view.most else "BF16's speed"
-        return f"FP8 cannot give more than about {most} here"
-    budget_s = view.facts.trial.get("budget_s")
-    if view.deciding_fp8 and budget_s:
-        return f"the budget of {budget_s:g} s was too short to time {_untimed(view.deciding_fp8, view.as_is)}"
-    every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
-    timed = list(filter(is_finite, every))
-    if every and not timed:
-        return "FP8 gives NaN or infinity"
-    best = min(timed, key=lambda each: each.step_ms or 0.0, default=None)
-    if best is None:
-        return nothing_helps(loses=True)
-    took = in_ms(best.step_ms)
-    leaner = if_recorded(leaner_fp8, view.facts)
-    fastest = "the fastest FP8 that was timed"
-    noisy = is_noise(end.arm, best, view.facts.trial)
-    if noisy or is_even(ratio_on_screen(end.arm, best)):
-        gib = leaner[1] if leaner and leaner[0] is best else 0.0
-        less = f", and takes {gib:.1f} GiB less if memory is short" if gib else ""
-        what = f"noise hides whether {fastest} is faster" if noisy else f"{fastest} is only about as fast"
-        return f"{what} ({best.step_ms:,.1f} vs {in_ms(end.arm.step_ms)}){less}"
-    if len(timed) == 1 and best.name == ArmName.AS_IS and not end.changes:
-        most = f"cannot give more than {view.bound:.2f}x here" if view.has_little_to_gain else ""
-        return f"FP8 takes {took} {own_words(view.facts)}, and {most or 'no other FP8 was timed'}"
-    if end.changes:
-        return f"with every fix it takes {in_ms(end.arm.step_ms)}, and {fastest} takes {took}"
-    if best.name == ArmName.AS_IS:
-        return f"your FP8 step as it is, {took}, is {fastest}"
-    return f"{fastest} takes {took}"
-
-
-def _untimed(fp8: Arm, as_is: Arm | None) -> str:
-    """Name the FP8 that decides and that the budget left no time for."""
-    if any(traits(name).compiles and name != CUDA_GRAPHS for name in fp8.treatments):
-        again = as_is is not None and as_is.get("graphs_run")
-        form = "FP8 compiled in another form" if again else "compiled FP8"
-        return form if len(fp8.treatments) == 1 else f"{form} with the other fixes"
-    return "FP8 with its fixes" if fp8.name == ArmName.PRESCRIBED else "any other FP8"
 
 
 def changes_fp8(step: Step) -> bool:

@@ -15,7 +15,6 @@ from fp8doctor.analysis.fp8_request import (
     precision_of,
 )
 from fp8doctor.analysis.layers import layer_label
-from fp8doctor.analysis.outcome import all_fp8_loses
 from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.facts import Arm, Facts, recorded
@@ -28,7 +27,7 @@ KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 
 def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
-    """Write how to train without FP8, in the fastest BF16 that was timed.
+    """Write how to train without FP8, in the fastest BF16 that was timed; ``why`` needs no time.
 
     ``for_now`` says that FP8 may turn out to be faster.
     """
@@ -38,7 +37,7 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     how = f" for now{how}" if for_now else how
     return Treatment(
         name=STAY_IN_BF16,
-        summary=f"{_begin(facts)} BF16{how}: {why or nothing_helps(all_fp8_loses(facts))}",
+        summary=f"{_begin(facts)} BF16{how}{why and f': {why}'}",
         code="\n".join([without_fp8(facts), *lines]),
     )
 
@@ -67,11 +66,6 @@ BF16_FORMS = {
     ArmName.BF16_CUDA_GRAPHS: ", compiled with CUDA graphs",
 }
 """Baseline -> how it is compiled, unless by torch.compile alone."""
-
-
-def nothing_helps(loses: bool) -> str:
-    """Say that no FP8 that was timed pays, as far as the timing tells."""
-    return f"no FP8 that was timed is {'as fast' if loses else 'faster beyond noise'}"
 
 
 def _compile_untimed(facts: Facts) -> str:

@@ -10,19 +10,17 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
 from fp8doctor.diagnosis.giving_up import (
     CONVERTS,
     changes_fp8,
-    leaves_uncompiled,
     planned_speedup,
     stays_in_bf16,
 )
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 
 
@@ -84,30 +82,3 @@ def with_its_gain(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         else step
         for step in steps
     )
-
-
-NOT_COMPILED = "conversions are modelled with compiled layers, and the fix compiles none"
-
-
-def why_now_is_unknown(report: Document) -> str:
-    """Say why the step as it is has no estimate."""
-    if not recorded(report.facts, "network"):
-        return "no model was examined"
-    expects = expected_speedup(report.facts, report.findings)
-    if expects and leaves_uncompiled(expects, report.facts, report.prescription):
-        return NOT_COMPILED
-    codes = [each.code for each in report.findings if invalidates(each)]
-    codes += [step.code or step.treatment.name for step in report.prescription]
-    if expects is None and not codes:
-        return why_not_modelled(report.facts, report.findings).reason
-    return no_model_of((expects.after if expects else "", *codes))
-
-
-def why_fixed_is_unknown(report: Document, steps: Sequence[Step]) -> str:
-    """Say why the step with the plan has no estimate."""
-    expects = expected_speedup(report.facts, report.findings)
-    if expects and leaves_uncompiled(expects, report.facts, steps):
-        return f"No estimate: {NOT_COMPILED}. If torchao converts them, compile the blocks too."
-    if stays_in_bf16(steps):
-        return f"No estimate as it is: {why_now_is_unknown(report)}."
-    return why_not_modelled(report.facts, report.findings).of()

@@ -10,7 +10,6 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import base_of
 from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.analysis.noise import gpu_contention
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
@@ -49,9 +48,6 @@ from fp8doctor.finding import Finding, Saving, Treatment
 FOR_FP8 = {MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"}
 """Treatments that make FP8 pay, or find out why it does not: without a time no part of a plan in BF16."""
 
-FREE_THE_GPU = "free-the-gpu"
-"""The treatment of a GPU that is slowed or shared."""
-
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
     """Rank the treatments of ``findings``.
@@ -68,18 +64,11 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
     for finding in findings:
         if finding.treatment is None or found.intersection(finding.caused_by):
             continue
-        if finding.treatment.name == FREE_THE_GPU and facts and if_recorded(_was_disturbed, facts):
-            continue
         if finding.severity == "info" and not _may_save(finding.saving_ms):
             continue
         steps.setdefault(finding.treatment.name, []).append(finding)
     ranked = sorted(steps.values(), key=_place)
     return tuple(_step_of(sorted(group, key=_rank), facts) for group in ranked)
-
-
-def _was_disturbed(facts: Facts) -> bool:
-    """Return whether others used the GPU while it timed, which is no property of the job."""
-    return gpu_contention(facts.trial.health) is not None
 
 
 def in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.step_difference import PART_NAMES, SHOWN_MS, Waterfall, signed
-from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.answer.verdict import Verdict
 from fp8doctor.facts import Arm
 from fp8doctor.render.timing import NONE_MS, Row, Timing, drawn_ms
 from fp8doctor.render.words import NOT_PROFILED

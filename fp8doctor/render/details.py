@@ -10,17 +10,17 @@ from fp8doctor import registry
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.variant_names import labels, numbered
+from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.areas import position
-from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.outlook import EXPOSED
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.registry import reason_of
 from fp8doctor.render.environment_page import not_timed
 from fp8doctor.render.header import counts, lacks_batch, steps_are_watched
-from fp8doctor.render.timing import Timing, labels, timing
-from fp8doctor.render.words import HOW_KNOWN, Line, Mark, numbered
+from fp8doctor.render.timing import Timing, timing
+from fp8doctor.render.words import HOW_KNOWN, Line, Mark
 from fp8doctor.wording import rounded_ms
 
 MARK_OF_SEVERITY: dict[str, Mark] = {"error": "bad", "warning": "warning", "info": "info"}
@@ -198,12 +198,12 @@ def _still_idle(facts: Facts) -> bool:
     return bool(found and step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * step_ms)
 
 
+EXPOSED = "DST005"
+"""The check of communication that no compute covers: it is of the whole step, and copies have none."""
+
+
 IDLE = "STP001"
 """The check whose finding is idle time of the GPU."""
-
-
-CASTS_COST = "STP002"
-"""The check whose finding says what the line of casts and matmuls says."""
 
 
 def _is_of_fp8_alone(finding: Finding) -> bool:

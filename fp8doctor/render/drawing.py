@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from fp8doctor.render.box import Answer
-from fp8doctor.render.headline import Tone
+from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.rank_lines import RankLines
 from fp8doctor.render.screen import DifferenceBars, Screen, VariantRow
@@ -126,7 +125,7 @@ def _random_state_kept() -> Iterator[None]:
 def _drawn(screen: Screen, canvas: Canvas, *, colour: bool) -> str:
     sections: list[Sequence[RenderableType]] = [
         tuple(_heading(screen, canvas)),
-        (_panel(screen.answer, canvas),),
+        (_panel(screen.box, canvas),),
         *(tuple(_fix(each, canvas)) for each in screen.fixes),
         tuple(_facts(screen.facts, canvas)) if screen.facts else (),
         tuple(_steps(screen, canvas)),
@@ -178,30 +177,28 @@ def _heading(screen: Screen, canvas: Canvas) -> Iterator[Text]:
     yield from canvas.packed([canvas.text(each, "dim") for each in screen.machine])
 
 
-def _panel(answer: Answer, canvas: Canvas) -> RenderableType:
+def _panel(said: Box, canvas: Canvas) -> RenderableType:
     """Draw the answer in a box: the verdict, and below it a row for each question."""
     from rich import box
     from rich.console import Group
     from rich.padding import Padding
     from rich.panel import Panel
 
-    mark, colour = TONES[answer.tone]
-    what = canvas.own(f"{canvas.glyph(MARKS[mark])} ") + canvas.text(answer.what)
+    mark, colour = TONES[said.tone]
+    what = canvas.own(f"{canvas.glyph(MARKS[mark])} ") + canvas.text(said.title.text)
     what.stylize(f"bold {colour}")
-    numbers = canvas.text(answer.numbers, "bold")
+    numbers = canvas.text(said.numbers.text if said.numbers else "", "bold")
     head: list[RenderableType]
-    if not answer.numbers:
+    if not said.numbers:
         head = [what]
     elif what.cell_len + 3 + numbers.cell_len <= canvas.width - 4:
         head = [what + canvas.own("   ") + numbers]
     else:
         head = [what, Padding(numbers, (0, 0, 0, 2))]
-    mended = answer.tone == "bad" and answer.then.basis == "measured"
     rows = _labelled("bold")
-    for label, sentences in answer.rows:
-        style = "green" if label == "Then" and mended else ""
-        for at, sentence in enumerate(sentences):
-            rows.add_row("" if at else label, canvas.text(sentence, style))
+    for row in said.rows:
+        for at, line in enumerate(row.lines):
+            rows.add_row("" if at else row.label, canvas.text(line.text))
     return Panel(
         Group(*head, rows),
         box=box.ASCII if canvas.ascii else box.ROUNDED,

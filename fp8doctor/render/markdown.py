@@ -6,11 +6,10 @@ import html
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import environment_page
-from fp8doctor.render.box import Answer
 from fp8doctor.render.details import Details, Entry, details
-from fp8doctor.render.headline import Tone
 from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.terminal import printable_line, printable_lines
@@ -66,7 +65,7 @@ def _paragraphs(screen: Screen, more: Details) -> Iterator[str]:
     """Write the first screen, and the details where a reader opens them."""
     yield f"## {_joined(screen.job)}"
     yield _joined(screen.machine)
-    yield from _answer(screen.answer)
+    yield from _answer(screen.box)
     for fix in screen.fixes:
         yield from _fix(fix)
     if screen.facts:
@@ -98,11 +97,11 @@ def _with_code(text: str, code: str) -> str:
     return text if code in text else f"{text} ({code})"
 
 
-def _answer(answer: Answer) -> Iterator[str]:
+def _answer(said: Box) -> Iterator[str]:
     """Write the box: the verdict, and a row for each question."""
-    numbers = f": {escaped(answer.numbers)}" if answer.numbers else ""
-    yield f"**{GLYPHS[TONES[answer.tone]]} {escaped(answer.what)}{numbers}**"
-    rows = [(f"**{label}**", "<br>".join(map(escaped, sentences))) for label, sentences in answer.rows]
+    numbers = f": {escaped(said.numbers.text)}" if said.numbers else ""
+    yield f"**{GLYPHS[TONES[said.tone]]} {escaped(said.title.text)}{numbers}**"
+    rows = [(f"**{row.label}**", "<br>".join(escaped(line.text) for line in row.lines)) for row in said.rows]
     yield table(("", ""), rows)
 
 

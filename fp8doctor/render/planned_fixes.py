@@ -10,14 +10,18 @@ from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.outlook import SMALL_PCT
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Saving
 from fp8doctor.render.details import numbers
-from fp8doctor.render.words import HOW_KNOWN, numbered
+from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import rounded_ms
+
+SMALL_PCT = 1.0
+"""Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
+timed against its own copy may differ by."""
 
 
 class Fix(Struct, frozen=True):

@@ -12,19 +12,17 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, best_bf16, is_finite
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16, verdict_when_quiet
+from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16
 from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.answer.commands import more_time, more_time_s
+from fp8doctor.answer.sentences import Box, Tone, box
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.next_step import more_time, more_time_s, where_to_time
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
 from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
-from fp8doctor.render.box import Answer, answer
-from fp8doctor.render.causes import DISTURBED
 from fp8doctor.render.details import (
-    anything_timed,
     calm_areas,
     fix_in_words,
     gained_alone,
@@ -32,7 +30,6 @@ from fp8doctor.render.details import (
     numbers,
 )
 from fp8doctor.render.header import job_facts, machine, made_up, model
-from fp8doctor.render.headline import Tone
 from fp8doctor.render.planned_fixes import Fix, folded_steps, plan, saves, shown_fix
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, timing
@@ -116,7 +113,7 @@ class Screen(Struct, frozen=True):
     machine: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     """What decides about FP8 in this job: a label, and a line."""
-    answer: Answer
+    box: Box
     variants: tuple[VariantRow, ...]
     method: str
     """How the variants were timed; empty if none was."""
@@ -147,14 +144,14 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
     steps, small = plan(report, whole=whole)
     heads = {step.code for step in (*steps, *small)}
     beside = [each for each in report.findings if each.code not in heads]
-    timed, said = if_recorded(timing, facts, numbers(steps)), answer(report, steps)
+    timed, said = if_recorded(timing, facts, numbers(steps)), box(report.answer)
     troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
-    notices = tuple(_notices(report, beside, steps, said))
+    notices = tuple(_notices(report, beside, steps))
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
         machine=machine(facts, report.modelled_gpu),
         facts=job_facts(facts, report.verdict.tokens_per_s, report.findings),
-        answer=said,
+        box=said,
         variants=tuple(_variants(timed, report)),
         method=timed.basis if timed else "",
         compared=_compared(timed, facts),
@@ -297,18 +294,15 @@ def _changes(found: Waterfall) -> Iterator[Change]:
         yield Change("rest", rest)
 
 
-def _notices(
-    report: Document, beside: Sequence[Finding], steps: Sequence[Step], said: Answer
-) -> Iterator[NoticeLine]:
+def _notices(report: Document, beside: Sequence[Finding], steps: Sequence[Step]) -> Iterator[NoticeLine]:
     """Write errors and warnings that head no fix, and checks that crashed."""
+    told = {each.code for each in report.answer.causes}
     for finding in beside:
-        if finding.severity in ("warning", "error") and finding.code not in said.causes:
+        if finding.severity in ("warning", "error") and finding.code not in told:
             vain = gains_nothing(finding)
             fixed = fix_in_words(finding, steps, report.facts)
             text = f"{GAINS_NOTHING if vain and not fixed else ''}{finding.title}"
             text += fixed or ("" if vain else _on_its_own(finding, steps))
-            if finding.code in DISTURBED and (turns := if_recorded(verdict_when_quiet, report.facts)):
-                text += f"; {turns}"
             mark: Mark = "info" if vain else "bad" if finding.severity == "error" else "warning"
             yield NoticeLine(mark, text, finding.code)
     for outcome in _crashed(report):
@@ -329,13 +323,8 @@ def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
     return f" ({change.summary}: on its own, this {saves(finding.saving_ms)})"
 
 
-TITLE = ("CMP007", "STP005")
-"""Checks whose findings compare measured steps as the title does."""
-
-
 def _notes(report: Document, told: set[str]) -> str:
     """Fold what is only information into one line."""
-    told = told.union(TITLE if report.verdict.basis == "measured" else ())
     infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
     titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
     return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
@@ -371,9 +360,6 @@ def _next(
         yield f"fp8doctor explain {first}"
     if held_in:
         return
-    if report.next and not any(step.code for step in report.prescription):
-        command, where = report.next.command, where_to_time(report.facts)
-        yield command if anything_timed(report.facts) else f"{command} times it {where}"
     yield from filter(None, [more])
     yield "-v shows more"
     yield "-o report.html"

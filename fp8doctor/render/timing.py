@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.noise import script_interval, self_check_ratio
-from fp8doctor.analysis.outcome import own_words, watched_job
+from fp8doctor.analysis.outcome import watched_job
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
@@ -23,11 +23,12 @@ from fp8doctor.analysis.step_difference import (
     without_parts_of_a_cpu,
 )
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
+from fp8doctor.analysis.variant_names import labels
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
-from fp8doctor.render.words import more_variants, variant_of
+from fp8doctor.render.words import more_variants
 from fp8doctor.wording import percent, plural
 
 COLUMNS = {
@@ -193,12 +194,6 @@ def _together(rows: list[Row]) -> tuple[Row, ...]:
             told.add(row.reason)
             shown.append(Row(more_variants(shared[row.reason]), "", "", row.reason))
     return tuple(shown)
-
-
-def labels(facts: Facts, fixes: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Name every variant of a trial, by the numbers of the fixes that are in it."""
-    fp8, own = _trains_in_fp8(facts), own_words(facts)
-    return {arm.name: variant_of(arm, facts.arms(), fp8, fixes, own) for arm in facts.arms()}
 
 
 def _trains_in_fp8(facts: Facts) -> bool:

@@ -1,0 +1,331 @@
+"""The answer of a report: what comes before speed, the steps compared, causes, fixes, and what is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.layers import nothing_to_convert
+from fp8doctor.analysis.memory_fit import Fit, fit
+from fp8doctor.analysis.noise import (
+    copies_differ,
+    gpu_contention,
+    host_doubt,
+    self_check_ratio,
+    stated_doubt,
+)
+from fp8doctor.analysis.rank_comparison import slowest_first
+from fp8doctor.analysis.timed_step import timed_step
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.waiting import script_overhead, waiting_first
+from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
+from fp8doctor.answer.commands import failed_to_time, may_break, run_again, timed, with_more_time
+from fp8doctor.answer.comparison import Comparison, comparison
+from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
+from fp8doctor.answer.number import Number
+from fp8doctor.answer.verdict import Open, Status, Verdict
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Basis, Finding, Outcome
+from fp8doctor.wording import percent
+
+MOST_CAUSES = 2
+"""Causes that are named."""
+
+WIDEST = 1.6
+"""High / low end of an estimated speedup from which it is no headline, whatever its side."""
+
+
+class Cause(Struct, frozen=True):
+    """Why FP8 is slower, or what a fix of the plan is for."""
+
+    title: str
+    code: str = ""
+    ms: float | None = None
+    """What its fix was timed to save."""
+
+
+class Answer(Struct, frozen=True):
+    """Everything that a screen, a page, a gate or an agent needs; what is not known is None or empty."""
+
+    status: Status
+    has_fp8: bool
+    compared: Comparison
+    fault: Fault | None = None
+    state: str = ""
+    """What a model without FP8 layers has in their place."""
+    causes: tuple[Cause, ...] = ()
+    fixes: tuple[Step, ...] = ()
+    memory: Fit | None = None
+    bound: float | None = None
+    """The most that FP8 can give, as a speedup over the best BF16."""
+    whole: tuple[float, float] | None = None
+    """Bounds of the whole step's speedup if copies without communication were timed; 0 if only the upper one is
+    known."""
+    is_compute: bool = False
+    """True if the compared steps lack communication that the job has."""
+    doubts: tuple[str, ...] = ()
+    open: tuple[Open, ...] = ()
+    unknown: str = ""
+    """Why there is no speedup."""
+    on_cpu: bool = False
+    """True if a CPU timed the steps, which predicts no GPU."""
+    takes_no_fp8: bool = False
+    """True if no conversion gives this model FP8."""
+    errors: int = 0
+    """Findings that are errors."""
+
+    @property
+    def speedup(self) -> Number | None:
+        return self.compared.speedup
+
+    @property
+    def basis(self) -> Basis | None:
+        """Say how the speedup is known, else the step."""
+        known = self.speedup or (self.compared.now.ms if self.compared.now else None)
+        return known.basis if known else None
+
+    @property
+    def leaves_fp8(self) -> bool:
+        """Return whether the plan leaves FP8 off."""
+        return any(step.treatment.name == STAY_IN_BF16 for step in self.fixes)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no time would change the answer: a fault stops the job, nothing takes FP8, or the
+        estimate is sure of its side, its size and the plan's end."""
+        if self.fault and (
+            self.status in ("step_raises", "does_not_fit", "fp8_not_engaged") or not self.fault.finding
+        ):
+            return True
+        found, ends = self.speedup, not self.fixes or self.compared.end is not None
+        if found is None:
+            return self.takes_no_fp8
+        return ends and found.side in ("slower", "faster") and found.high < WIDEST * found.low
+
+    @property
+    def command(self) -> str:
+        """Return the command that answers the first open question."""
+        return next((each.command for each in self.open if each.command), "")
+
+
+def answer(
+    view: TrialView, findings: Sequence[Finding], outcomes: Sequence[Outcome], steps: Sequence[Step]
+) -> Answer:
+    """Answer for a job whose checks found ``findings`` and whose plan is ``steps``."""
+    facts = view.facts
+    known = recorded(facts, "network")
+    has_fp8 = bool(known and if_recorded(uses_fp8, facts))
+    compared = comparison(view, findings, steps) if known else Comparison()
+    speedup = compared.speedup
+    fault = fault_of(facts, findings) or _error(findings, compared)
+    state = "" if not known else if_recorded(without_fp8, facts) or ""
+    status = _status(fault, has_fp8, speedup, bool(known and if_recorded(is_unclear, facts)))
+    whole = _whole(compared, has_fp8, facts)
+    unknown = "" if speedup or fault or state or not known else _unknown(facts, findings, compared.after)
+    said = Answer(
+        status=status,
+        has_fp8=has_fp8,
+        compared=compared,
+        fault=fault,
+        state=state,
+        causes=tuple(_causes(view, findings, steps, fault))[:MOST_CAUSES],
+        fixes=tuple(steps),
+        memory=if_recorded(fit, facts) if known else None,
+        bound=None if view.size_is_wrong else view.bound,
+        whole=whole,
+        is_compute=bool(if_recorded(timed_alone, facts)) and timed_on_gpu(facts),
+        doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
+        unknown=unknown,
+        on_cpu=timed_on_cpu(facts),
+        takes_no_fp8=bool(known and not has_fp8 and _takes_none(facts)),
+        errors=sum(each.severity == "error" for each in findings),
+    )
+    return replace(said, open=tuple(_open(view, said, outcomes, findings))) if known else said
+
+
+def _takes_none(facts: Facts) -> bool:
+    return bool(if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts))
+
+
+def _error(findings: Sequence[Finding], compared: Comparison) -> Fault | None:
+    """Take the first error for the answer if there is no speed to tell."""
+    error = next((each for each in findings if each.severity == "error"), None)
+    return Fault("open", error.title.rstrip("."), "", error) if error and compared.speedup is None else None
+
+
+def _status(fault: Fault | None, has_fp8: bool, speedup: Number | None, unclear: bool) -> Status:
+    if fault:
+        return fault.status
+    if unclear:
+        return "open"
+    if not has_fp8:
+        return "no_fp8"
+    return SIDES[speedup.side] if speedup else "open"
+
+
+SIDES: dict[str, Status] = {
+    "slower": "fp8_slower",
+    "even": "fp8_even",
+    "faster": "fp8_faster",
+    "open": "open",
+}
+
+
+def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
+    """Say why there is no speedup, timed or estimated."""
+    as_is = next((each for each in facts.arms() if each.name == ArmName.AS_IS and not each.tried), None)
+    if as_is is not None and as_is.get("reason"):
+        return f"the step was not timed: {as_is.reason.rstrip('.')}"
+    if timed_on_gpu(facts) and facts.trial.get("reason") and not any(each.tried for each in facts.arms()):
+        return f"the trial timed nothing: {facts.trial.reason.rstrip('.')}"
+    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings).reason
+
+
+def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
+    """Bound the whole step's speedup by what the job's own steps have beyond the timed copies."""
+    speedup, bf16 = compared.speedup, compared.bf16
+    if speedup is None or speedup.basis != "measured" or bf16 is None:
+        return None
+    now, later = (speedup.value, None) if has_fp8 else (None, speedup.value)
+    return if_recorded(whole_speedup, facts, now, later, bf16.ms.value)
+
+
+def _causes(
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], fault: Fault | None
+) -> Iterator[Cause]:
+    """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes."""
+    facts = view.facts
+    told = set[str]()
+    if fault:
+        told |= {fault.finding.code} if fault.finding else set()
+        yield from [Cause(fault.reason, *told)] if fault.reason else []
+    for read in (waiting_first, script_overhead, slowest_first):
+        if words := if_recorded(read, facts):
+            yield Cause(words.partition(":")[0].partition(". ")[0])
+    by_code = {each.code: each for each in findings if each.code not in told}
+    planned = [step for step in steps if step.treatment.name != STAY_IN_BF16]
+    undone = {code for step in steps if step not in planned for code in step.mends}
+    costs = [by_code[code] for code in undone if code in by_code and by_code[code].severity != "info"]
+    for each in sorted(costs, key=lambda one: (-(one.saving_ms.middle if one.saving_ms else 0.0), one.code)):
+        yield _cause(each.title, each.code, each.saving_ms)
+    for step in planned:
+        if step.code and step.code not in told:
+            yield _cause(step.title, step.code, step.saving_ms)
+    told |= undone | {code for step in planned for code in step.mends}
+    for each in findings if _seeks_a_cause(view, findings) else ():
+        if each.severity in ("warning", "error") and each.code not in told and not _gained_nothing(each):
+            yield _cause(each.title, each.code, each.saving_ms)
+
+
+def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
+    """Return whether findings that no fix of the plan is for may explain the answer: not if FP8 is faster."""
+    faster = view.speed is not None and view.speed.status == "fp8_faster"
+    return not faster or any(each.severity == "error" for each in findings)
+
+
+def _cause(title: str, code: str, saving: object) -> Cause:
+    measured = (
+        saving is not None and saving.basis == "measured" and saving.from_ms is not None and saving.low > 0
+    )  # type: ignore[attr-defined]
+    return Cause(title, code, saving.middle if measured else None)  # type: ignore[attr-defined]
+
+
+def _gained_nothing(finding: Finding) -> bool:
+    """Return whether a fix was timed and saves nothing for sure, and speed is all it is about."""
+    saving = finding.saving_ms
+    in_vain = saving is not None and saving.basis == "measured" and saving.low <= 0
+    return in_vain and finding.severity != "error" and not recorded(finding, "breaks")
+
+
+def _doubts(view: TrialView) -> Iterator[str]:
+    """Say what may have changed the times."""
+    trial = view.facts.trial
+    if view.speed and view.speed.bound:
+        yield f"kernel times allow at most {view.speed.bound:.2f}x"
+    if view.host_contention:
+        yield f"the CPU was busy: {view.host_contention}"
+    if copies_differ(trial):
+        yield f"two copies of one step differ by {100 * abs((self_check_ratio(trial) or 1.0) - 1):.1f}%"
+        yield from filter(None, (gpu_contention(trial.get("health")), if_recorded(host_doubt, trial)))
+    elif why := if_recorded(stated_doubt, trial):
+        yield why
+    if skipped := view.facts.get("training.layerdrop"):
+        yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
+
+
+def _open(
+    view: TrialView, said: Answer, outcomes: Sequence[Outcome], findings: Sequence[Finding]
+) -> Iterator[Open]:
+    """List what could change the verdict or the plan, the gravest first, each with its command."""
+    facts, speedup, whole = view.facts, said.speedup, said.whole
+    again, longer = run_again(facts) or "", with_more_time(facts)
+    time_it = again if failed_to_time(facts) else timed(facts) or LIVE
+    measured = speedup is not None and speedup.basis == "measured"
+    if view.left_out_bf16 and not (measured and said.leaves_fp8 is False and speedup and speedup.high < 1):
+        yield Open(what="compiled BF16 was not timed", command=longer or time_it)
+    elif view.deciding_fp8:
+        yield Open(what="compiled FP8 was not timed", command=longer or time_it)
+    elif measured and (said.status == "open" or view.may_become_even):
+        yield Open(what="noise may decide, so time it on a quiet machine", command=longer or time_it)
+    elif whole and whole[0] < 1 < whole[1]:
+        other = "BF16" if said.has_fp8 else "FP8"
+        yield Open(what=f"the whole step, so run the script in {other} too and compare", command=again)
+    elif not measured and not said.is_settled:
+        yield Open(what=_untimed(said), command=time_it)
+    for question in may_break(outcomes, facts, said.status):
+        yield Open(what=question, command=again)
+
+
+LIVE = "inspect_model(model, batch) on a GPU"
+"""What times a live model."""
+
+
+def _untimed(said: Answer) -> str:
+    if said.speedup is None:
+        return "the speed of FP8 was not timed"
+    if said.speedup.side in ("open", "even"):
+        return "the estimate allows both"
+    return "the fixes were not timed" if said.fixes else "the estimate is wide"
+
+
+def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: str) -> Verdict:
+    """Write the answer as the JSON has it; `speedup` is of the step as it is."""
+    compared, speedup = said.compared, said.speedup
+    now, bf16, end = compared.now, compared.bf16, compared.end
+    measured = speedup is not None and speedup.basis == "measured"
+    of_fp8 = speedup if said.has_fp8 else None
+    step = timed_step(facts, "")
+    estimate = None
+    if not (measured and not said.on_cpu) and said.has_fp8 and not any(map(invalidates, findings)):
+        expects = if_recorded(expected_speedup, facts, tuple(findings))
+        estimate = expects.as_is if expects else None
+    gives = compared.end_speedup or (speedup if not said.has_fp8 else None)
+    low, high = said.whole or (None, None)
+    on_clock = now is not None and now.ms.basis == "measured"
+    return Verdict(
+        status=said.status,
+        summary=summary,
+        speedup=of_fp8.value if of_fp8 and of_fp8.side != "open" else None,
+        speedup_low=of_fp8.low if of_fp8 else None,
+        speedup_high=of_fp8.high if of_fp8 else None,
+        basis=said.basis if said.fault is None or said.basis == "measured" else "rule",
+        achievable_speedup=gives.value if gives else None,
+        estimated_speedup=estimate,
+        step_ms=now.ms.value if on_clock and now else None,
+        bf16_step_ms=bf16.ms.value if bf16 and bf16.ms.basis == "measured" else None,
+        best_step_ms=end.ms.value if end else None,
+        best_variant=end.name if end else None,
+        best_basis=end.ms.basis if end else None,
+        tokens_per_s=1e3 * step.tokens / now.ms.value if on_clock and now and step.tokens else None,
+        whole_step_low=low or None,
+        whole_step_high=high,
+        open=said.open,
+    )

@@ -1,0 +1,104 @@
+"""The commands that examine a job again or time it, and what only they can answer."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import left_out_bf16
+from fp8doctor.analysis.outcome import waits_for_time
+from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.answer.verdict import Status
+from fp8doctor.facts import Facts, Trial, if_recorded, recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import why_of
+from fp8doctor.finding import Outcome
+
+
+def timed(facts: Facts, *, longer: bool = False) -> str | None:
+    """Write the command that times copies of this job, ``longer`` than it did; None for a live model."""
+    budget_s = facts.get("trial.budget_s") if longer else None
+    budget = f"--budget {more_time_s(facts.trial) or _enough_s(facts.trial, budget_s):g} " if budget_s else ""
+    if facts.get("target.kind") == "environment":
+        return "fp8doctor model.py"
+    return run_again(facts, f"--stop {budget}", budget)
+
+
+def failed_to_time(facts: Facts) -> bool:
+    """Return whether a trial on a GPU tried to time this job, and more time would not help."""
+    trial = facts.get("trial")
+    tried = trial is not None and trial.get("device") == "cuda" and bool(trial.get("arms"))
+    return tried and not any(each.tried for each in trial.arms) and not more_time(facts)
+
+
+def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:
+    """Write the command that examines the same job again; None for a live model.
+
+    It starts in the job's folder. A script's arguments are the user's data, so a word stands for them.
+    """
+    if not recorded(facts, "target.kind") or not recorded(facts, "target.name"):
+        return None
+    kind, name = facts.target.kind, shlex.quote(facts.target.name)
+    if kind == "environment":
+        return "fp8doctor env"
+    if kind == "live":
+        return None
+    if kind != "script":
+        return f"fp8doctor {of_a_file}{name}"
+    dotted = "." in name and "/" not in name and not name.endswith(".py")  # older reports do not say
+    module = "-m " if facts.get("target.module", dotted) else ""
+    launched = "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
+    return f"{launched}fp8doctor run {option}{module}{name} ARGS..."
+
+
+def more_time(facts: Facts) -> str:
+    """Write the option that gives a trial time for the variants left out, an argument in Python.
+
+    Empty if none was left out for time.
+    """
+    seconds = if_recorded(more_time_s, facts.get("trial"))
+    live = facts.get("target.kind") == "live"
+    return "" if not seconds else f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
+
+
+def with_more_time(facts: Facts) -> str:
+    """Write the whole command with the budget that `more_time` names; its argument for a live model."""
+    return more_time(facts) and (timed(facts, longer=True) or more_time(facts))
+
+
+def more_time_s(trial: Trial | None) -> float | None:
+    """Return the budget that would fit the variants left out for time, if any."""
+    if trial is None:
+        return None
+    no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
+    waits = no_arm or if_recorded(waits_for_time, trial) or if_recorded(left_out_bf16, trial)
+    budget_s = trial.get("budget_s")
+    return _enough_s(trial, budget_s) if waits and budget_s else None
+
+
+def _enough_s(trial: Trial, budget_s: float) -> float:
+    """Return the budget that is expected to fit the rest; for old recordings a guess."""
+    if enough_s := trial.get("enough_s"):
+        return max(float(enough_s), budget_s)
+    took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
+    return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
+
+
+def may_break(outcomes: Iterable[Outcome], facts: Facts, status: Status) -> Iterator[str]:
+    """Name what checks that could predict a broken job do not know: nothing of an exception once it ran."""
+    ran = status == "step_raises" or if_recorded(ran_on_a_gpu, facts)
+    known = {check.code: check for check in registry.discover()}
+    open_codes = [
+        each
+        for each in outcomes
+        if each.outcome == "unknown"
+        and each.code in known
+        and each.get("missing", "").partition(".")[0] not in ("trial", "observed")
+        and registry.reason_of(each, facts)
+    ]
+    if not ran and any(known[each.code].may_raise for each in open_codes):
+        yield "whether the step raises on a GPU"
+    learns = status != "layers_do_not_learn"
+    if learns and any(known[each.code].may_stop_learning for each in open_codes):
+        yield "whether all layers learn"

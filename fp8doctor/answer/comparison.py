@@ -1,0 +1,251 @@
+"""The steps that an answer compares: timed on a GPU, else watched, else estimated.
+
+Behind this file nobody asks where a time comes from, except to print its basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
+from fp8doctor.analysis.estimated_gain import estimated_gain
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_step
+from fp8doctor.analysis.noise import is_noise
+from fp8doctor.analysis.significance import interval
+from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_parts_of_a_cpu
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, recipe_in_words
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.variant_names import labels
+from fp8doctor.answer.number import Number
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.giving_up import planned_speedup, stays_in_bf16
+from fp8doctor.diagnosis.planned_gain import begins_fp8, stops_first
+from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.facts.arm_names import ArmName, conversion_to, is_in_bf16
+from fp8doctor.finding import Finding
+
+
+class Variant(Struct, frozen=True):
+    """One form of the training step."""
+
+    name: str
+    """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
+    words: str
+    in_fp8: bool
+    ms: Number
+    is_finite: bool = True
+    rounds: int = 0
+    """How often it was timed; 0 for an estimate."""
+    peak_gib: float | None = None
+
+
+class Comparison(Struct, frozen=True):
+    """The steps that count, and how they compare. What is not known is None."""
+
+    now: Variant | None = None
+    """As the user runs it."""
+    bf16: Variant | None = None
+    """The best BF16 of the same model."""
+    fp8: Variant | None = None
+    """FP8 as it runs; of a job without FP8, as it would run."""
+    end: Variant | None = None
+    """The step with the plan; the step as it is if there is nothing to change."""
+    speedup: Number | None = None
+    """`bf16` / `fp8`."""
+    gain: Number | None = None
+    """`now` / `end`."""
+    best_fp8: Variant | None = None
+    """The fastest FP8 that was timed, if the plan leaves FP8 off."""
+    end_speedup: Number | None = None
+    """BF16 with the changes that help it too / `end`; None if the plan ends in BF16."""
+    parts_ms: dict[str, float] = {}
+    """Part of the step -> what FP8 takes longer there; together they are `fp8` - `bf16`."""
+    gpu: str = ""
+    """The GPU that estimates are of."""
+    after: str = ""
+    """What has to be done before the step can be estimated, in words."""
+
+
+def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
+    """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
+    found = if_recorded(_timed, view, steps) if view.on_gpu else None
+    return found or if_recorded(_estimated, view.facts, findings, tuple(steps)) or _watched(view.facts)
+
+
+def speed(of: Arm, against: Arm, facts: Facts) -> Number:
+    """Divide the times of two variants, the first as the faster; open if noise hides the difference."""
+    found = Number.of(ratio_on_screen(against, of))
+    return found.open_to_both() if is_noise(against, of, facts.trial) else found
+
+
+def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
+    """Compare what a GPU timed; None if it timed no step."""
+    facts, now, bf16 = view.facts, view.as_is, view.bf16
+    end = view.end.arm if view.end and steps else now
+    fp8 = now if view.uses_fp8 else view.fp8
+    if not (now or bf16 or fp8):
+        return None
+    names = labels(facts, {})
+
+    def variant(each: Arm | None) -> Variant | None:
+        if each is None or each.step_ms is None:
+            return None
+        rounds = interval(each.rounds_ms)
+        ms = Number(each.step_ms, min(rounds.low, each.step_ms), max(rounds.high, each.step_ms))
+        in_fp8 = not is_in_bf16(each.name) and (view.uses_fp8 or each.name != ArmName.AS_IS)
+        return Variant(
+            each.name,
+            names[each.name],
+            in_fp8,
+            ms,
+            is_finite(each),
+            len(each.rounds_ms),
+            each.get("peak_gib"),
+        )
+
+    known = (
+        bf16 and fp8 and not (view.left_out_bf16 and view.uses_fp8 and ratio_on_screen(bf16, fp8).high >= 1)
+    )
+    against = bf16 if view.uses_fp8 else (if_recorded(fair_bf16, facts, fp8) if fp8 else None)
+    speedup = speed(fp8, against, facts) if known and fp8 and against else _bounded_estimate(view)
+    in_bf16 = view.end is None or view.end.in_bf16
+    fair = if_recorded(fair_bf16, facts, end) if end and not in_bf16 else None
+    return Comparison(
+        now=variant(now),
+        bf16=variant(bf16),
+        fp8=variant(fp8),
+        end=variant(end),
+        speedup=speedup,
+        gain=speed(end, now, facts) if now and end and end is not now else None,
+        best_fp8=variant(view.fp8) if view.gives_up_fp8 and steps else None,
+        end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
+        parts_ms=if_recorded(_parts, fp8, against, facts) or {} if known and fp8 and against else {},
+    )
+
+
+def _bounded_estimate(view: TrialView) -> Number | None:
+    """Estimate the speedup of a timed FP8 step whose BF16 was not timed, or not compiled; None if unknown.
+
+    A measured time bounds it: the best BF16 is no slower than one that was timed.
+    """
+    now, bf16 = view.as_is, view.bf16
+    if not view.uses_fp8 or now is None or not now.step_ms:
+        return None
+    expects = if_recorded(bf16_for_timed_step, view.facts)
+    if expects is None or expects.as_is is None or expects.now_bounds is None:
+        return None
+    most = ratio_on_screen(bf16, now).high if bf16 else expects.now_bounds[1]
+    low, value, high = (
+        min(each, most) for each in (expects.now_bounds[0], expects.as_is, expects.now_bounds[1])
+    )
+    return Number(value, low, high, "modelled")
+
+
+def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float] | None:
+    """Divide what FP8 takes longer than BF16, in ms, as the two steps were profiled."""
+    arms = without_parts_of_a_cpu(facts).trial
+    one, other = (arm(arms, each.name) for each in (fp8, bf16))
+    found = waterfall(one, other) if one and other else None
+    return found.parts_ms if found else None
+
+
+def _watched(facts: Facts) -> Comparison:
+    """Take the step of a watched script, if a GPU ran it."""
+    if facts.get("observed.clock") != "cuda" or not facts.observed.steps_ms:
+        return Comparison()
+    found = interval(facts.observed.steps_ms)
+    in_fp8 = any(each.get("use") == "training" for each in facts.linears())
+    now = Variant(
+        ArmName.AS_IS, "as you run it", in_fp8, Number.of(found), rounds=len(facts.observed.steps_ms)
+    )
+    return Comparison(now=now, fp8=now if in_fp8 else None)
+
+
+def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
+    """Compare estimates with each other, and with the watched step if there is one; None without numbers."""
+    expects = expected_speedup(facts, findings)
+    if expects is None or expects.parts is None:
+        return None
+    parts, bf16_ms, ran = expects.parts, expects.parts.bf16_ms, _watched(facts).now
+    converts = bool(expects.recipes)
+    value = expects.best if converts else expects.as_is if expects.as_is else expects.now
+    bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
+    speedup = Number(value, *_holding(value, bounds), "modelled") if value and bounds else None
+    bf16 = Variant(ArmName.BF16_COMPILED, parts.bf16, False, Number(bf16_ms, bf16_ms, bf16_ms, "modelled"))
+    now_ms = None if expects.now is None else bf16_ms / expects.now
+    now = ran or (_of(ArmName.AS_IS, "as you run it", not converts, now_ms) if now_ms else None)
+    name = next(iter(expects.recipes), "")
+    words = f"FP8 {recipe_in_words(name)} compiled"
+    fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
+    end, gain, end_speedup = _planned(facts, findings, steps, expects, now, bf16)
+    return Comparison(
+        now=now,
+        bf16=bf16,
+        fp8=fp8,
+        end=end,
+        speedup=speedup,
+        gain=gain,
+        end_speedup=end_speedup,
+        parts_ms=_estimated_parts(expects) if speedup else {},
+        gpu=expects.gpu,
+        after=expects.after,
+    )
+
+
+def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
+    return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
+
+
+def _holding(value: float, bounds: tuple[float, float]) -> tuple[float, float]:
+    return min(value, bounds[0]), max(value, bounds[1])
+
+
+def _planned(
+    facts: Facts,
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    expects: ModelledSpeedup,
+    now: Variant | None,
+    bf16: Variant,
+) -> tuple[Variant | None, Number | None, Number | None]:
+    """Estimate the step with the plan: its time, its gain over the step now, and its speed next to BF16."""
+    if not steps:
+        return now, None, None
+    if stops_first(facts, findings):
+        return None, None, None
+    if stays_in_bf16(steps):
+        found = estimated_gain(expects, None)
+        ends = _holding(found.now_ms / found.after_ms, found.faster) if found else (0.0, 0.0)
+        gain = Number(found.now_ms / found.after_ms, *ends, "modelled") if found else None
+        return bf16, gain, None
+    planned = planned_speedup(facts, findings, steps)
+    if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
+        return None, None, None
+    more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
+    found = None if more_tokens else estimated_gain(expects, planned)
+    if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
+        return None, None, None  # the plan changes nothing that the cost model knows
+    gain = (
+        Number(
+            found.now_ms / found.after_ms, *_holding(found.now_ms / found.after_ms, found.faster), "modelled"
+        )
+        if found
+        else None
+    )
+    end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
+    end_ms = planned.parts.bf16_ms / planned.best
+    return _of("planned", "with the plan", True, end_ms), gain, end_speedup
+
+
+def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:
+    """Divide the estimated difference of FP8 and BF16, in ms."""
+    parts = expects.parts
+    if parts is None:
+        return {}
+    idle = parts.idle_ms or (0.0 if expects.ran_ms else parts.modelled_idle_ms)
+    longer = parts.fp8_ms - parts.bf16_ms
+    named = {"GEMMs": -parts.saved_ms, "casts": parts.casts_ms, IDLE: idle}
+    return named | {REST: longer - sum(named.values())}

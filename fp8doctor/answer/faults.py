@@ -1,0 +1,180 @@
+"""What comes before speed: a job that stops, raises, does not learn, does not fit, or does not run in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from fp8doctor.analysis.arms import arm_if_any, is_finite, uses_fp8
+from fp8doctor.analysis.fp8_request import (
+    asked_by_argument,
+    converted_a_copy,
+    converted_nothing,
+    fp8_was_asked_for,
+)
+from fp8doctor.analysis.layers import (
+    computes_forward_in_fp8,
+    nothing_to_convert,
+    rehearses_quantization,
+    stores_fp8,
+)
+from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed
+from fp8doctor.diagnosis.engagement import why_fp8_does_not_run
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
+from fp8doctor.finding import Finding
+from fp8doctor.known_errors import in_a_sentence
+
+KEEPS_FP8_OUT = ("environment", "engagement")
+"""Areas in which an error is the reason why a job that asked for FP8 holds no FP8 layer."""
+
+
+class Fault(Struct, frozen=True):
+    """What matters more than speed. ``status`` is ``open`` if the verdict has no word for it."""
+
+    status: Status
+    title: str
+    reason: str = ""
+    finding: Finding | None = None
+    """The check's finding, if one says it."""
+
+
+def fault_of(facts: Facts, findings: Sequence[Finding]) -> Fault | None:
+    """Return the gravest fault; None if nothing comes before speed."""
+    return next(_faults(facts, findings), None)
+
+
+def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
+    errors = [each for each in findings if each.severity == "error"]
+    if error := facts.get("script_error"):
+        yield Fault("open", "The script failed before its first step", _explained(error))
+    elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
+        yield Fault("open", FAILED_EARLY, "The exception is in the script's output")
+    if not recorded(facts, "network"):
+        yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
+        return
+    yield from _ended_rank(facts)
+    if own_step_failed(facts):
+        yield Fault(
+            "step_raises",
+            "The training step raises",
+            _explained(facts.trial.reason or ""),
+            next(iter(errors), None),
+        )
+    for status, words in BROKEN.items():
+        breaking = (each for each in findings if each.get("breaks") == status and each.area != "numerics")
+        if found := next(breaking, None):
+            yield Fault(status, words, found.title, found)
+    memory = if_recorded(fit, facts)
+    if memory and memory.is_too_large:
+        yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
+    if told := non_finite(facts):
+        numerics = (each for each in errors if each.area == "numerics")
+        yield Fault("not_finite", "The loss is not finite", told, next(numerics, None))
+    if uses_fp8(facts):
+        if why := if_recorded(why_fp8_does_not_run, facts):
+            yield Fault(
+                "fp8_not_engaged",
+                "FP8 does not run",
+                why.removeprefix("FP8 does not run: "),
+                _of_engagement(errors),
+            )
+    elif (found := _of_engagement(errors)) and _asked(facts):
+        yield Fault("fp8_not_engaged", "FP8 does not run: the job trains without it", found.title, found)
+
+
+FAILED_EARLY = "The script failed before its first step"
+
+
+def _explained(error: str) -> str:
+    """Add the cause of an exception to its words if the message is a known one."""
+    known = in_a_sentence(error)
+    return f"{error.rstrip('.')}.{f' {known}' if known else ''}"
+
+
+def _ended_rank(facts: Facts) -> Iterator[Fault]:
+    """Name the first rank that raised or was killed."""
+    for end, words in (("raised", "An exception ended rank {}"), ("killed", "Rank {} was killed")):
+        for each in facts.ranks.processes if recorded(facts, "ranks") else ():
+            if each.get("end") == end:
+                unseen = "A signal, a crash in native code or os._exit: no exception was seen"
+                yield Fault("open", words.format(each.rank), _explained(each.get("error") or unseen))
+
+
+def non_finite(facts: Facts) -> str:
+    """Say which steps have a loss or gradients that are not finite; empty if none was seen."""
+    seen = [each for name in (ArmName.AS_IS,) if (each := arm_if_any(facts, name)) and not is_finite(each)]
+    bf16 = [
+        each for name in BF16_BASELINES if (each := arm_if_any(facts, name)) and recorded(each, "non_finite")
+    ]
+    watched = None in (facts.get("observed.losses") or ())
+    if not seen and not watched:
+        return ""
+    too = (
+        "in BF16 too"
+        if any(not is_finite(each) for each in bf16)
+        else "BF16 is finite"
+        if bf16
+        else "BF16 was not timed"
+    )
+    what = " and ".join(seen[0].non_finite or ()) if seen else "the loss of a watched step"
+    return f"NaN or infinity in {what}; {too}"
+
+
+def _of_engagement(errors: Sequence[Finding]) -> Finding | None:
+    return next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
+
+
+def _asked(facts: Facts) -> bool:
+    asks = (fp8_was_asked_for, converted_nothing, asked_by_argument, converted_a_copy)
+    return any(if_recorded(each, facts) for each in asks)
+
+
+def without_fp8(facts: Facts) -> str:
+    """Say what a model without FP8 layers has in their place; empty if it has FP8 layers, or nothing of the kind."""
+    linears = facts.network.linears
+    if uses_fp8(facts):
+        return ""
+    forward, stored = (
+        sum(map(computes_forward_in_fp8, linears)),
+        sum(each.use == "storage" for each in linears),
+    )
+    by_name, rehearse = (
+        sum(each.use == "unknown" for each in linears),
+        sum(map(rehearses_quantization, linears)),
+    )
+    calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
+    unread = facts.get("gaps", {}).get("network.linears", "")
+    states = (
+        (
+            forward,
+            f"No FP8 training: {forward} of {len(linears)} Linears multiply in FP8 in the forward only",
+        ),
+        (unread and not linears, f"Its Linears could not be read: {unread.rstrip('.')}"),
+        (
+            by_name,
+            f"FP8 by name in {by_name} of {len(linears)} Linears, of no known library: whether it runs was not seen",
+        ),
+        (calls, f"FP8 is outside of layers: the code names {calls[0] if calls else ''}"),
+        (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
+        (
+            stored,
+            f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
+            f"{'FP8' if any(map(stores_fp8, linears)) else 'low precision'}",
+        ),
+        (rehearse, f"No FP8 training: {rehearse} of {len(linears)} Linears rehearse quantization"),
+        (if_recorded(nothing_to_convert, facts.network), "FP8 takes none of its layers: train in BF16"),
+    )
+    return next((words for holds, words in states if holds), "")
+
+
+def is_unclear(facts: Facts) -> bool:
+    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
+    linears = facts.network.linears
+    unread = facts.get("gaps", {}).get("network.linears") and not linears
+    named = any(each.use == "unknown" for each in linears)
+    computes = any(map(computes_forward_in_fp8, linears))
+    outside = facts.network.get("fp8_calls") or facts.get("observed.fp8_gemms")
+    return bool(unread or named or (outside and not computes)) and not uses_fp8(facts)

@@ -1,0 +1,308 @@
+"""Every sentence of an answer: a template for each line and case. A sentence computes nothing.
+
+`TEMPLATES` is a closed set; ``docs/sentences.md`` counts how often the recordings use each. Add one only if three
+recordings need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from fp8doctor.analysis.step_difference import PART_NAMES, REST, SHOWN_MS, signed
+from fp8doctor.analysis.whole_step import in_bounds
+from fp8doctor.answer.answer import Answer, Cause
+from fp8doctor.answer.number import Number
+from fp8doctor.answer.verdict import GRAVE
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.finding import Basis
+from fp8doctor.wording import in_ms, in_times, plural
+
+Tone = Literal["bad", "good", "plain"]
+
+TEMPLATES = {
+    "title.fault": "{title}",
+    "title.side": "{fp8} {verb} {size} than BF16",
+    "title.even": "{fp8} {verb} as fast as BF16",
+    "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
+    "title.whole": "{title}; the whole step {bounds}",
+    "title.state": "{state}",
+    "title.unknown": "Open: whether FP8 {verb} faster than BF16",
+    "title.no_fp8": "No FP8 training here",
+    "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
+    "numbers.one": "{now:,.1f} ms/step, {basis}",
+    "why.cause": "{title}",
+    "why.cost": "{title}: {ms:,.1f} ms",
+    "why.parts": "{parts} ms{where}",
+    "why.after": "Estimated {after}",
+    "why.unknown": "No estimate: {reason}",
+    "fix.step": "{summary}",
+    "fix.memory": "{fix}",
+    "fix.nothing": "Nothing to change",
+    "fix.unknown": "No fix is known",
+    "fix.off": "Leave FP8 off",
+    "fix.stay": "Stay in BF16",
+    "then.mended": "{mended}",
+    "then.time": "{ms}{basis}",
+    "then.fp8": "the fastest FP8 that was timed takes {ms}",
+    "then.range": "{low:.2f}x to {high:.2f}x the speed of BF16{basis}",
+    "then.unknown": "Not timed",
+    "sure.yes": "yes: {interval}, {rounds}",
+    "sure.side": "the side yes, the size no: {interval}, {rounds}{doubts}",
+    "sure.no": "no, {rounds}{doubts}",
+    "sure.likely": "likely: {interval}, estimated for {gpu}",
+    "sure.either": "no: estimated for {gpu}, nothing was timed",
+    "sure.fault": "yes, {seen}",
+    "sure.cpu": "not for a GPU: a CPU timed the steps",
+    "open.question": "{what}",
+    "open.command": "{what}: {command}",
+}
+"""Line and case -> its words."""
+
+HOW: dict[Basis | None, str] = {"measured": "measured", "modelled": "estimated", "rule": "by rule", None: ""}
+
+MENDED = {
+    "step_raises": "the step runs",
+    "layers_do_not_learn": "the layers train",
+    "not_finite": "check that the loss stays finite",
+    "fp8_not_engaged": "FP8 runs",
+}
+"""Status -> what a fix of its fault brings before any speed."""
+
+MOST_PARTS = 3
+"""Parts of the difference that are named; the table below has them all."""
+
+
+class Line(Struct, frozen=True):
+    """One sentence, and the template that it fills."""
+
+    template: str
+    text: str
+
+
+class Row(Struct, frozen=True):
+    """The lines that answer one question."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+
+class Box(Struct, frozen=True):
+    """The answer in words: what FP8 is now, and a row for each further question."""
+
+    tone: Tone
+    title: Line
+    numbers: Line | None
+    rows: tuple[Row, ...]
+
+    @property
+    def lines(self) -> Iterator[Line]:
+        yield self.title
+        if self.numbers:
+            yield self.numbers
+        for row in self.rows:
+            yield from row.lines
+
+    @property
+    def summary(self) -> str:
+        """Join the title, its numbers and the rows to prose, for the JSON and build servers."""
+        title = ": ".join(each.text for each in (self.title, self.numbers) if each)
+        rows = (f"{row.label}: {'; '.join(each.text.rstrip('.') for each in row.lines)}" for row in self.rows)
+        return " ".join(f"{each.rstrip('.')}." for each in (title, *rows))
+
+
+def say(template: str, **values: object) -> Line:
+    return Line(template, TEMPLATES[template].format(**values))
+
+
+def box(said: Answer) -> Box:
+    """Write the box of an answer."""
+    rows = {
+        "Memory": _memory(said),
+        "Why": _why(said),
+        "Fix": _fix(said),
+        "Then": _then(said),
+        "Sure": _sure(said),
+        "Open": _open(said),
+    }
+    told = ((label, tuple(lines)) for label, lines in rows.items())
+    return Box(_tone(said), _title(said), _numbers(said), tuple(Row(*each) for each in told if each[1]))
+
+
+def _tone(said: Answer) -> Tone:
+    """Say how an answer looks: bad if the exit code is 1 by default."""
+    slower = said.status == "fp8_slower" and (said.basis == "measured") and not said.on_cpu
+    if said.fault or said.errors or slower or said.status in GRAVE:
+        return "bad"
+    speedup = said.speedup
+    good = speedup is not None and speedup.side == "faster" and not said.on_cpu
+    return "good" if good and not (said.memory and said.memory.may_be_too_large) else "plain"
+
+
+def _title(said: Answer) -> Line:
+    found, verb = said.speedup, "is" if said.has_fp8 else "would be"
+    fp8 = "FP8 compute" if said.is_compute else "FP8"
+    if said.fault:
+        return say("title.fault", title=said.fault.title)
+    if said.state:
+        return say("title.state", state=said.state)
+    if found is None:
+        return say("title.unknown", verb=verb) if said.has_fp8 or said.compared.now else say("title.no_fp8")
+    if found.side == "open":
+        title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
+    elif found.side == "even":
+        title = say("title.even", fp8=fp8, verb=verb)
+    else:
+        title = say("title.side", fp8=fp8, verb=verb, size=_size(found))
+    if said.whole:
+        return say("title.whole", title=title.text, bounds=in_bounds(*said.whole))
+    return title
+
+
+def _numbers(said: Answer) -> Line | None:
+    """Write the two times of the title, or the only one; of one clock."""
+    fp8, bf16, now = said.compared.fp8, said.compared.bf16, said.compared.now
+    if said.speedup and fp8 and bf16:
+        each = tuple(dict.fromkeys(HOW[one.ms.basis] for one in (fp8, bf16)))
+        return say("numbers.two", fp8=fp8.ms.value, bf16=bf16.ms.value, basis=" and ".join(each))
+    if now:
+        return say("numbers.one", now=now.ms.value, basis=HOW[now.ms.basis])
+    return None
+
+
+def _size(found: Number) -> str:
+    """Write a speedup as a size and a side: 2.48x slower."""
+    if found.side == "even":
+        return "about as fast"
+    times = max(found.value, 1 / found.value)
+    return f"{in_times(times)} {'faster' if found.value > 1 else 'slower'}"
+
+
+def _than(found: Number, of: str) -> str:
+    return f"{_size(found)} {'as' if found.side == 'even' else 'than'} {of}"
+
+
+def _interval(found: Number) -> str:
+    """Write the interval of a speedup: 2.4x to 2.6x slower, 0.97x to 1.06x the speed of BF16."""
+    if found.side in ("open", "even"):
+        return f"{found.low:.2f}x to {found.high:.2f}x the speed of BF16"
+    ends = (found.low, found.high) if found.value > 1 else (1 / found.high, 1 / found.low)
+    return f"{' to '.join(dict.fromkeys(map(in_times, ends)))} {found.side}"
+
+
+def _memory(said: Answer) -> Iterator[Line]:
+    if said.memory and said.memory.may_be_too_large and said.status != "does_not_fit":
+        yield say("why.cause", title=said.memory.sentence.rstrip("."))
+
+
+def _why(said: Answer) -> Iterator[Line]:
+    for cause in said.causes:
+        yield _cause(cause)
+    known = {name: ms for name, ms in said.compared.parts_ms.items() if name != REST and abs(ms) >= SHOWN_MS}
+    largest = sorted(known, key=lambda name: -abs(known[name]))[:MOST_PARTS]
+    if largest and said.speedup and not said.state:
+        rest = sum(said.compared.parts_ms.values()) - sum(known[name] for name in largest)
+        named = [f"{PART_NAMES.get(name, name)} {signed(known[name])}" for name in largest]
+        named += [f"other {signed(rest)}"] if abs(rest) >= SHOWN_MS else []
+        where = "" if said.speedup.basis == "measured" else " (estimated)"
+        yield say("why.parts", parts=", ".join(named), where=where)
+    if said.compared.after and said.speedup is None and said.compared.end_speedup:
+        yield say("why.after", after=said.compared.after)
+    elif said.unknown:
+        yield say("why.unknown", reason=said.unknown)
+
+
+def _cause(cause: Cause) -> Line:
+    title = cause.title.rstrip(".")
+    title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
+    if cause.ms is None or " ms" in title:
+        return say("why.cause", title=title)
+    return say("why.cost", title=title, ms=cause.ms)
+
+
+def _fix(said: Answer) -> Iterator[Line]:
+    if said.status == "does_not_fit" and said.memory:
+        yield say("fix.memory", fix=said.memory.fix.rstrip("."))
+    for number, step in enumerate(said.fixes, 1):
+        summary = step.treatment.summary.rstrip(".")
+        summary = f"{summary[:1].upper()}{summary[1:]}"
+        yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
+    if said.fixes or said.status == "does_not_fit":
+        return
+    found = said.speedup
+    slower = found is not None and found.side == "slower"
+    if said.fault:
+        yield say("fix.unknown")
+    elif slower:
+        yield say("fix.off" if said.has_fp8 else "fix.stay")
+    elif found is not None and found.side in ("even", "faster") and not said.open:
+        yield say("fix.nothing" if not said.causes else "fix.unknown")
+
+
+def _then(said: Answer) -> Iterator[Line]:
+    end, gain, than_bf16 = said.compared.end, said.compared.gain, said.compared.end_speedup
+    if not said.fixes:
+        return
+    mends = (
+        said.fault
+        and said.fault.finding
+        and any(said.fault.finding.code in step.mends for step in said.fixes)
+    )
+    if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
+        yield say("then.mended", mended=MENDED[said.status])
+    same = end is not None and said.compared.now is not None and end.name == said.compared.now.name
+    if end is None or (same and gain is None and than_bf16 is None):
+        if not mends:
+            yield say("then.unknown")
+        return
+    basis = "" if end.ms.basis == "measured" else " (estimated)"
+    told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
+    if gain:
+        told.append(_than(gain, "now"))
+    if than_bf16 and than_bf16.side == "open":
+        told.append(say("then.range", low=than_bf16.low, high=than_bf16.high, basis="").text)
+    elif than_bf16:
+        told.append(_than(than_bf16, "the best BF16"))
+    best = said.compared.best_fp8
+    if best and best.name != ArmName.AS_IS:
+        told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
+    yield Line("then.time", ", ".join(told))
+
+
+def _sure(said: Answer) -> Iterator[Line]:
+    found = said.speedup
+    if said.fault:
+        seen = "it was seen when the step ran" if said.basis == "measured" else "it was read from the job"
+        yield say("sure.fault", seen=seen)
+        return
+    if said.on_cpu and found is not None and found.basis == "measured":
+        yield say("sure.cpu")
+        return
+    if found is None or said.state:
+        return
+    interval = _interval(found)
+    if found.basis != "measured":
+        how = "sure.either" if found.side == "open" else "sure.likely"
+        yield say(how, interval=interval, gpu=said.compared.gpu or "this GPU")
+        return
+    rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
+    doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""
+    if found.side == "open":
+        yield say("sure.no", rounds=rounds, doubts=doubts)
+    elif said.doubts or found.is_wide:
+        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
+    else:
+        yield say("sure.yes", interval=interval, rounds=rounds)
+
+
+def _open(said: Answer) -> Iterator[Line]:
+    """Write what is open, the first with its command: there is one command on a screen."""
+    told = False
+    for each in said.open:
+        if each.command and not told:
+            told = True
+            yield say("open.command", what=each.what, command=each.command)
+        else:
+            yield say("open.question", what=each.what)

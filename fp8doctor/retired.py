@@ -1,0 +1,18 @@
+"""Codes of checks that no longer exist: what says it now. They stay valid in --select, --ignore and explain."""
+
+from __future__ import annotations
+
+RETIRED = {
+    "CKP003": "what recomputation costs FP8 more than BF16 is in the line Why and in the table of variants",
+    "CMP007": "every speedup is over the best BF16, compiled or not; the table of variants has all of them",
+    "GPU004": "a slowed or shared GPU is named in the line Sure",
+    "GPU005": "without a GPU every number says that it is estimated; 'fp8doctor env' says why torch sees none",
+    "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",
+    "LORA004": "the cost model counts no weight gradient of a frozen layer, so the estimate holds it",
+    "STP002": "the line Why has the casts' cost and what the matmuls save",
+    "STP003": "the bound of the speedup is in the details (-v)",
+    "STP005": "the first line says by how much FP8 is faster",
+    "STP006": "the line Why has the parts of the difference, with what no part explains",
+    "STP009": "a busy host is named in the line Sure",
+}
+"""Code -> a sentence without its full stop. Withdrawn in 0.2."""
