@@ -1,4 +1,4 @@
-"""Codes of checks that no longer exist: what says it now. They stay valid in --select, --ignore and explain."""
+"""Codes of withdrawn checks, and what says it now; valid in --select, --ignore and explain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ RETIRED = {
     "CKP003": "what recomputation costs FP8 more than BF16 is in the line Why and in the table of variants",
     "CMP007": "every speedup is over the best BF16, compiled or not; the table of variants has all of them",
     "GPU004": "a slowed or shared GPU is named in the line Sure",
-    "GPU005": "without a GPU every number says that it is estimated; 'fp8doctor env' says why torch sees none",
+    "GPU005": "without a GPU every number is called estimated; 'fp8doctor env' says why torch sees none",
     "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",
     "LORA004": "the cost model counts no weight gradient of a frozen layer, so the estimate holds it",
     "STP002": "the line Why has the casts' cost and what the matmuls save",

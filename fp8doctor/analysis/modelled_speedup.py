@@ -26,16 +26,6 @@ from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
-HELD_OUT_JOBS, MEDIAN_ERROR, WORST_ERROR = 42, 0.029, 0.32
-"""Jobs on an H200 of which no constant of the cost model comes, and how far its speedups were off there.
-Source: tests/benchmarks/results/cost_model_h200.md; `tests.test_cost` counts them again."""
-
-ERROR = (
-    f"estimates were up to {WORST_ERROR:.0%} off ({MEDIAN_ERROR:.0%} in the median of {HELD_OUT_JOBS} jobs)"
-)
-"""The one sentence on the error of the cost model: whatever speaks of it says this, or links to
-docs/trial.md."""
-
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
 """Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
 casts are compiled or Transformer Engine's, and of those in `BALANCE`, whose errors are the largest. Source:
@@ -141,21 +131,6 @@ class ModelledSpeedup(Struct, frozen=True):
         return self.best_bounds[1] <= 1
 
     @property
-    def as_is_wins(self) -> bool:
-        return self.as_is is not None and self._bounds(self.as_is, self.as_is_may_be_off)[0] >= 1
-
-    @property
-    def as_is_loses(self) -> bool:
-        return self.as_is is not None and self._bounds(self.as_is, self.as_is_may_be_off)[1] <= 1
-
-    @property
-    def describes_no_watched_step(self) -> bool:
-        """Return whether the watched step is further from its own estimate than the model's error."""
-        if not self.ran_ms or not self.modelled_ms or self.recipes:
-            return False
-        return abs(self.modelled_ms / self.ran_ms - 1) > self.as_is_may_be_off
-
-    @property
     def left_out_ms(self) -> float:
         """Time of the watched step that the model does not explain, and that any other form may have too.
 
@@ -166,26 +141,6 @@ class ModelledSpeedup(Struct, frozen=True):
         best_ms = self.parts.bf16_ms / self.best
         left_ms = self.ran_ms - (self.modelled_ms or max(best_ms, self.ran_ms - self.ran_idle_ms))
         return left_ms if left_ms >= EVEN * self.ran_ms else 0.0
-
-    @property
-    def is_close(self) -> bool:
-        """Return whether FP8 is about as fast as BF16, and the estimate describes the step that ran."""
-        return not self.describes_no_watched_step and abs((self.as_is or self.best) - 1) <= self.may_be_off
-
-    @property
-    def other_work_leads(self) -> bool:
-        """Return whether other work than casts is the largest part of what FP8 costs."""
-        parts = self.parts
-        return parts is not None and self._leads(parts.other_ms, parts.casts_ms, parts.idle_ms)
-
-    @property
-    def idle_time_leads(self) -> bool:
-        """Return whether the idle time of a profiled step is the largest part of what FP8 costs."""
-        parts = self.parts
-        return parts is not None and self._leads(parts.idle_ms, parts.casts_ms, parts.other_ms)
-
-    def _leads(self, ms: float, *others: float) -> bool:
-        return self.parts is not None and ms > max(*others, EVEN * self.parts.bf16_ms)
 
     @property
     def best_bounds(self) -> tuple[float, float]:

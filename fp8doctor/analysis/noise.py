@@ -206,15 +206,6 @@ def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:
     return next((each for each in moved if each and _waits_at_times(each)), None)
 
 
-def may_turn(pair: Pair, trial: Trial) -> bool:
-    """Return whether the machine was disturbed, and a quiet one may give another answer.
-
-    The answers are: FP8 is faster, even or slower. Others on the GPU only add time, so the fastest rounds are
-    closest to a quiet machine's.
-    """
-    return is_noise(pair.bf16, pair.fp8, trial) or bool(_sides_when_quiet(pair, trial))
-
-
 def may_become_even(pair: Pair, trial: Trial) -> bool:
     """Return whether a quiet machine may make both alike, but not turn the answer around."""
     clear = bool(side(ratio(pair.bf16, pair.fp8).median)) and not is_noise(pair.bf16, pair.fp8, trial)

@@ -20,7 +20,7 @@ from fp8doctor.analysis.arms import (
     timed_a_model,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Noise, Pair, is_noise, may_become_even, may_turn, noise_in
+from fp8doctor.analysis.noise import Noise, Pair, is_noise, noise_in
 from fp8doctor.analysis.significance import EVEN, Interval, is_even
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
@@ -92,22 +92,6 @@ def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
     fp8 = best_fp8(facts)
     bf16 = fair_bf16(facts, fp8) if fp8 else None
     return (*now, Pair(fp8, bf16)) if fp8 and bf16 and fp8.name != ArmName.AS_IS else now
-
-
-MAY_BE_EVEN = "on a quiet machine FP8 may be as fast as BF16"
-"""Says that a disturbed machine can have made one step slower, and not turned the answer around."""
-
-
-def verdict_when_quiet(facts: Facts) -> str:
-    """Say whether a disturbed machine could have changed the verdict, or the advice."""
-    now, *others = compared_pairs(facts) or (None,)
-    if now and may_become_even(now, facts.trial):
-        return MAY_BE_EVEN
-    if now is None or may_turn(now, facts.trial):
-        return "on a quiet machine the verdict may change"
-    if any(may_turn(each, facts.trial) for each in others):
-        return "on a quiet machine the verdict stays, and the advice may change"
-    return "on a quiet machine the verdict stays, and its numbers may change"
 
 
 def fp8_never_ran(trial: Trial) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import (
     all_changes,
@@ -26,9 +25,8 @@ from fp8doctor.analysis.arms import (
 )
 from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.significance import EVEN, is_even
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
-from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16, is_of_first_window
 from fp8doctor.wording import minus
 
@@ -41,8 +39,6 @@ class PlanEnd(Struct, frozen=True):
     """True if no layer of it runs in FP8."""
     changes: tuple[str, ...]
     """Treatments besides the conversion, or besides leaving FP8 off and compiling."""
-    hidden: Arm | None = None
-    """The fastest variant that may be faster than this one, if noise hides it."""
 
     @property
     def is_as_is(self) -> bool:
@@ -52,45 +48,29 @@ class PlanEnd(Struct, frozen=True):
 def plan_end(facts: Facts) -> PlanEnd | None:
     """Find the best variant that was timed; None without a GPU, or if the step as it is has no time.
 
-    From the simplest on, a variant replaces another that is slower by more than two copies of one step may
-    differ. Noise must not hide that if it replaces the step that the user runs, if it begins with FP8, if it
-    has more changes, or if FP8 and BF16 are even. No plan ends in a step whose loss or gradients are not
-    finite, unless BF16's are not either. A job in FP8 stays in it if that is as fast as BF16 and takes less
-    memory.
+    It has the fewest changes of those within 2% of the fastest; the job's own precision comes first. In doubt
+    the user's own step stays. No plan ends in a step that is not finite, unless BF16's is not either.
     """
     if not timed_a_model(facts) or timed_on_cpu(facts):
         return None
-    as_is, bf16 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
-    if as_is is None or bf16 is None:
+    as_is, bf16, in_fp8 = arm(facts.trial, ArmName.AS_IS), best_bf16(facts), uses_fp8(facts)
+    if as_is is None or bf16 is None or as_is.step_ms is None:
         return None
-    best, others = PlanEnd(as_is, not uses_fp8(facts), ()), list(_others(facts))
-    hidden: list[Arm] = []
-    if is_finite(bf16):
-        others = [each for each in others if is_finite(each.arm)]
-        best = best if is_finite(as_is) else PlanEnd(bf16, True, ())
-    for each in others:
-        faster = ratio_on_screen(best.arm, each.arm)
-        begins_fp8 = not (uses_fp8(facts) or each.in_bf16)
-        across = best.in_bf16 != each.in_bf16
-        little = across and faster.median < 1 + EVEN
-        unsure = faster.low <= 1 or (across and is_noise(best.arm, each.arm, facts.trial))
-        if faster.median <= 1 + SELF_CHECK_TOLERANCE:
-            continue
-        adds = best.in_bf16 == each.in_bf16 and set(best.changes) < set(each.changes)
-        if unsure and (best.is_as_is or begins_fp8 or adds or little):
-            hidden.append(each.arm)
-        else:
-            best = each
-    if best.in_bf16 and uses_fp8(facts):
-        lean = [each for each in others if not each.in_bf16 and _is_leaner(each.arm, best.arm, facts.trial)]
-        best = next(iter(lean), best)
-    ahead = (each for each in hidden if ratio_on_screen(best.arm, each).median > 1 + SELF_CHECK_TOLERANCE)
-    return replace(best, hidden=min(ahead, key=lambda each: each.step_ms or 0.0, default=None))
+    own = PlanEnd(as_is, not in_fp8, ())
+    every = [each for each in (own, *_others(facts)) if is_finite(each.arm) or not is_finite(bf16)]
+    most_ms = (1 + SELF_CHECK_TOLERANCE) * min(each.arm.step_ms or 0.0 for each in every)
+    near = [each for each in every if (each.arm.step_ms or 0.0) <= most_ms]
+    best = min(
+        near,
+        key=lambda each: (not each.is_as_is, _count(each, in_fp8), each.in_bf16 == in_fp8, each.arm.step_ms),
+    )
+    doubtful = ratio_on_screen(as_is, best.arm).low <= 1 or is_noise(as_is, best.arm, facts.trial)
+    return own if own in every and doubtful else best
 
 
-def _is_leaner(fp8: Arm, bf16: Arm, trial: Trial) -> bool:
-    """Return whether FP8 is no slower than BF16, and takes less memory."""
-    return ratio_on_screen(bf16, fp8).median >= 1 and gib_saved_at_no_cost(bf16, fp8, trial) > 0
+def _count(end: PlanEnd, in_fp8: bool) -> int:
+    """Count the changes: the other precision is one too, and CUDA graphs are compilation and one more."""
+    return len(end.changes) + (CUDA_GRAPHS in end.changes) + (end.in_bf16 == in_fp8)
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:
@@ -116,37 +96,6 @@ def _changes(facts: Facts, of: Arm) -> list[str]:
     """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
     compiled = is_conversion(of.name) and compiles_each_block(facts)
     return [name for name in all_changes(facts.trial, of) if not (compiled and traits(name).compiles)]
-
-
-TELLS_GIB, TELLS_PCT = 0.25, 1.0
-"""Difference of two peaks that counts, in GiB and in per cent: workspaces of the matmuls take 66 MiB on an
-H200, and a peak predicted at full depth is within 1%."""
-
-
-def gib_saved_at_no_cost(bf16: Arm, fp8: Arm, trial: Trial) -> float:
-    """Return the GiB that FP8 saves if neither step is faster; 0 if one is, or if that is unknown."""
-    whole, less = bf16.get("peak_gib"), fp8.get("peak_gib")
-    if not whole or not less or trial.get("reliable") is False or is_noise(bf16, fp8, trial):
-        return 0.0
-    alike = is_even(ratio_on_screen(bf16, fp8))
-    return whole - less if alike and whole - less >= max(TELLS_GIB, TELLS_PCT / 100 * whole) else 0.0
-
-
-def leaner_fp8(facts: Facts) -> tuple[Arm, float] | None:
-    """Find the FP8 variant that is even with the BF16 that the plan ends in, and saves the most GiB."""
-    end = plan_end(facts)
-    if end is None or not end.in_bf16:
-        return None
-    timed = [each for each in facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
-    in_fp8 = [each for each in timed if uses_fp8(facts) or is_conversion(each.name)]
-    saved = [(each, gib_saved_at_no_cost(end.arm, each, facts.trial)) for each in in_fp8]
-    best = max(saved, key=lambda each: each[1], default=None)
-    return best if best and best[1] > 0 else None
-
-
-def is_in_fp8(each: Arm) -> bool:
-    """Return whether it is a total of a job in FP8, in its last window."""
-    return each.name in (ArmName.AS_IS, ArmName.PRESCRIBED) or _is_total(each)
 
 
 def _is_total(each: Arm) -> bool:

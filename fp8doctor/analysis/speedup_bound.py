@@ -50,11 +50,6 @@ class Ceiling(Struct, frozen=True):
         measured = self.step_ms / (self.step_ms - self.gemms_ms + self.in_step_ms)
         return measured if self.basis == "modelled" else self.speedup
 
-    @property
-    def gemms_pct(self) -> float:
-        """Divide by the BF16 step what FP8 can make faster of it, in per cent."""
-        return 100 * self.gemms_ms / self.step_ms
-
 
 def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
     """Bound the speedup of a job whose best BF16 is ``bf16``.

@@ -148,11 +148,6 @@ class Waterfall(msgspec.Struct, frozen=True):
     def gemms_saved_ms(self) -> float:
         return -self.parts_ms["GEMMs"]
 
-    @property
-    def casts_unpaid_ms(self) -> float:
-        """Net cost of the casts beyond the matmuls' saving; 0 if the matmuls pay for them."""
-        return max(0.0, self.parts_ms["casts"] - max(0.0, self.gemms_saved_ms))
-
 
 def without_parts_of_a_cpu(facts: Facts) -> Facts:
     """Drop the profiles of a trial on a CPU, whose operators are no kernels."""
@@ -188,11 +183,6 @@ def with_attention_together(arm: Arm) -> Breakdown | None:
 def why_unknown(arm: Arm) -> str:
     """Tell why `breakdown_of` a variant is None, in words that follow its name."""
     return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
-
-
-def why_not_divided(*arms: Arm) -> str:
-    """Say why `waterfall` of these variants is None."""
-    return "; ".join(f"{each.name} {why_unknown(each)}" for each in arms if waterfall(each, each) is None)
 
 
 def part_ms(of: Breakdown | Side, part: str) -> float:

@@ -27,7 +27,7 @@ from fp8doctor.analysis.outcome import (
     compared_pairs,
     measured_speed,
 )
-from fp8doctor.analysis.plan_end import PlanEnd, leaner_fp8, plan_end
+from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, family, that_help_bf16_too
@@ -89,12 +89,6 @@ class TrialView(Struct, frozen=True):
         return self.speed is not None and self.speed.bound is not None
 
     @property
-    def side_is_wrong(self) -> bool:
-        """Return whether the kernel times rule out the whole interval of the timing."""
-        bound = self.speed.bound if self.speed else None
-        return self.speed is not None and bound is not None and self.speed.speedup.low > bound
-
-    @property
     def may_become_even(self) -> bool:
         """Return whether a quiet machine may make the step as it is even with BF16, and no more."""
         both = Pair(self.as_is, self.bf16) if self.as_is and self.bf16 and self.uses_fp8 else None
@@ -121,7 +115,7 @@ class TrialView(Struct, frozen=True):
     def fp8_is_undecided(self) -> bool:
         """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
         hidden = self.gives_up_fp8 and self.fp8_is_noise and not self.has_little_to_gain
-        return self.deciding_fp8 is not None or (hidden and if_recorded(leaner_fp8, self.facts) is None)
+        return self.deciding_fp8 is not None or hidden
 
     @property
     def open_in_bf16(self) -> frozenset[str]:

@@ -17,15 +17,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.waiting import script_overhead
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import in_ms, in_times, percent
-
-UNKNOWN = "Compute alone: how much of the step is communication was not profiled."
-
-SLOWER_COPY = "Compute alone: its copy took longer than the script's own step."
-
-FP8_WAITS = "how long FP8 waits for its host in a script is not known"
-
-BF16_WAITS = "how long BF16 waits for its host is not known"
+from fp8doctor.wording import in_times
 
 MOST_SLOWER = 0.1
 """Share of the job's step by which a copy may take longer. A choice: a copy with Transformer Engine took 7%
@@ -130,33 +122,6 @@ def whole_speedup(
         low, high = step.over_bf16(step.copy_ms * now)
         return (low if _is_spread(facts) else 0.0), high
     return (0.0, step.with_fp8(bf16_ms, bf16_ms / later)) if later else None
-
-
-def whole_step_in_words(facts: Facts, now: float | None, later: float | None, bf16_ms: float | None) -> str:
-    """Say the whole step's speedup, estimated, and what it has on top; empty if the copies are all of it."""
-    if not timed_alone(facts) or not (now or later):
-        return ""
-    step, bounds = if_recorded(whole_step, facts), whole_speedup(facts, now, later, bf16_ms)
-    if step is None or bounds is None:
-        return SLOWER_COPY if step and not step.is_known else UNKNOWN
-    on_top = (
-        (step.communication_ms, "{} of it is communication that no compute covers", True),
-        (step.ranks_ms, "its GPU waits {} for another rank", False),
-        (step.casts_ms, "casts of its weights to FP8 before all-gathers take {}", False),
-        (step.waiting_ms, "its GPU is idle {} longer than the copy's", False),
-    )
-    why = ", ".join(
-        words.format(percent(100 * ms / step.step_ms) if in_percent else in_ms(ms))
-        for ms, words, in_percent in on_top
-        if ms >= EVEN * step.step_ms
-    )
-    if step.copy_ms > (1 + EVEN) * step.step_ms:
-        why = f"the script's own step takes {in_ms(step.step_ms)}, its copy {in_ms(step.copy_ms)}"
-    if not bounds[0]:
-        why = ", ".join(filter(None, (why, BF16_WAITS if now else FP8_WAITS)))
-    return (
-        f"The whole step {'is' if now else 'would be'} {in_bounds(*bounds)} (estimated){why and f': {why}'}."
-    )
 
 
 def in_bounds(low: float, high: float) -> str:

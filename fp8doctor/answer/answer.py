@@ -33,7 +33,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis, Finding, Outcome
+from fp8doctor.finding import Basis, Finding, Outcome, Saving
 from fp8doctor.wording import percent
 
 MOST_CAUSES = 2
@@ -67,8 +67,7 @@ class Answer(Struct, frozen=True):
     bound: float | None = None
     """The most that FP8 can give, as a speedup over the best BF16."""
     whole: tuple[float, float] | None = None
-    """Bounds of the whole step's speedup if copies without communication were timed; 0 if only the upper one is
-    known."""
+    """Bounds of the whole step's speedup if copies without communication were timed; 0 for an unknown lower one."""
     is_compute: bool = False
     """True if the compared steps lack communication that the job has."""
     doubts: tuple[str, ...] = ()
@@ -183,9 +182,9 @@ def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
     """Say why there is no speedup, timed or estimated."""
     as_is = next((each for each in facts.arms() if each.name == ArmName.AS_IS and not each.tried), None)
     if as_is is not None and as_is.get("reason"):
-        return f"the step was not timed: {as_is.reason.rstrip('.')}"
+        return f"the step was not timed: {(as_is.reason or '').rstrip('.')}"
     if timed_on_gpu(facts) and facts.trial.get("reason") and not any(each.tried for each in facts.arms()):
-        return f"the trial timed nothing: {facts.trial.reason.rstrip('.')}"
+        return f"the trial timed nothing: {(facts.trial.reason or '').rstrip('.')}"
     return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings).reason
 
 
@@ -206,7 +205,8 @@ def _causes(
     told = set[str]()
     if fault:
         told |= {fault.finding.code} if fault.finding else set()
-        yield from [Cause(fault.reason, *told)] if fault.reason else []
+        if fault.reason:
+            yield Cause(fault.reason, fault.finding.code if fault.finding else "")
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
             yield Cause(words.partition(":")[0].partition(". ")[0])
@@ -231,11 +231,10 @@ def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
     return not faster or any(each.severity == "error" for each in findings)
 
 
-def _cause(title: str, code: str, saving: object) -> Cause:
-    measured = (
-        saving is not None and saving.basis == "measured" and saving.from_ms is not None and saving.low > 0
-    )  # type: ignore[attr-defined]
-    return Cause(title, code, saving.middle if measured else None)  # type: ignore[attr-defined]
+def _cause(title: str, code: str, saving: Saving | None) -> Cause:
+    """Name a cause with what its fix was timed to save."""
+    timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
+    return Cause(title, code, saving.middle if saving and timed and saving.low > 0 else None)
 
 
 def _gained_nothing(finding: Finding) -> bool:

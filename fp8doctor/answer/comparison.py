@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
-from fp8doctor.analysis.estimated_gain import estimated_gain
+from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_step
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
@@ -106,11 +106,11 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
             each.get("peak_gib"),
         )
 
-    known = (
-        bf16 and fp8 and not (view.left_out_bf16 and view.uses_fp8 and ratio_on_screen(bf16, fp8).high >= 1)
-    )
     against = bf16 if view.uses_fp8 else (if_recorded(fair_bf16, facts, fp8) if fp8 else None)
-    speedup = speed(fp8, against, facts) if known and fp8 and against else _bounded_estimate(view)
+    speedup = speed(fp8, against, facts) if fp8 and against else None
+    if view.uses_fp8 and view.left_out_bf16 and (speedup is None or speedup.high >= 1):
+        against = None
+    speedup = speedup if against else _bounded_estimate(view)
     in_bf16 = view.end is None or view.end.in_bf16
     fair = if_recorded(fair_bf16, facts, end) if end and not in_bf16 else None
     return Comparison(
@@ -122,7 +122,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
         gain=speed(end, now, facts) if now and end and end is not now else None,
         best_fp8=variant(view.fp8) if view.gives_up_fp8 and steps else None,
         end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
-        parts_ms=if_recorded(_parts, fp8, against, facts) or {} if known and fp8 and against else {},
+        parts_ms=if_recorded(_parts, fp8, against, facts) or {} if speedup and fp8 and against else {},
     )
 
 
@@ -144,12 +144,12 @@ def _bounded_estimate(view: TrialView) -> Number | None:
     return Number(value, low, high, "modelled")
 
 
-def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float] | None:
-    """Divide what FP8 takes longer than BF16, in ms, as the two steps were profiled."""
+def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float]:
+    """Divide what FP8 takes longer than BF16, in ms, as the two steps were profiled; empty if one was not."""
     arms = without_parts_of_a_cpu(facts).trial
     one, other = (arm(arms, each.name) for each in (fp8, bf16))
     found = waterfall(one, other) if one and other else None
-    return found.parts_ms if found else None
+    return found.parts_ms if found else {}
 
 
 def _watched(facts: Facts) -> Comparison:
@@ -217,10 +217,7 @@ def _planned(
     if stops_first(facts, findings):
         return None, None, None
     if stays_in_bf16(steps):
-        found = estimated_gain(expects, None)
-        ends = _holding(found.now_ms / found.after_ms, found.faster) if found else (0.0, 0.0)
-        gain = Number(found.now_ms / found.after_ms, *ends, "modelled") if found else None
-        return bf16, gain, None
+        return bf16, _gain(estimated_gain(expects, None)), None
     planned = planned_speedup(facts, findings, steps)
     if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
         return None, None, None
@@ -228,16 +225,17 @@ def _planned(
     found = None if more_tokens else estimated_gain(expects, planned)
     if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
         return None, None, None  # the plan changes nothing that the cost model knows
-    gain = (
-        Number(
-            found.now_ms / found.after_ms, *_holding(found.now_ms / found.after_ms, found.faster), "modelled"
-        )
-        if found
-        else None
-    )
+    gain = _gain(found)
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
     end_ms = planned.parts.bf16_ms / planned.best
     return _of("planned", "with the plan", True, end_ms), gain, end_speedup
+
+
+def _gain(found: EstimatedGain | None) -> Number | None:
+    if found is None:
+        return None
+    value = found.now_ms / found.after_ms
+    return Number(value, *_holding(value, found.faster), "modelled")
 
 
 def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:

@@ -133,38 +133,23 @@ def _asked(facts: Facts) -> bool:
 
 
 def without_fp8(facts: Facts) -> str:
-    """Say what a model without FP8 layers has in their place; empty if it has FP8 layers, or nothing of the kind."""
+    """Say what a model without FP8 layers has in their place; empty if it has some, or nothing of the kind."""
     linears = facts.network.linears
     if uses_fp8(facts):
         return ""
-    forward, stored = (
-        sum(map(computes_forward_in_fp8, linears)),
-        sum(each.use == "storage" for each in linears),
-    )
-    by_name, rehearse = (
-        sum(each.use == "unknown" for each in linears),
-        sum(map(rehearses_quantization, linears)),
-    )
+    forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
+    stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
     calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
-    unread = facts.get("gaps", {}).get("network.linears", "")
+    unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
+    kind, of = "FP8" if any(map(stores_fp8, linears)) else "low precision", f"of {len(linears)} Linears"
     states = (
-        (
-            forward,
-            f"No FP8 training: {forward} of {len(linears)} Linears multiply in FP8 in the forward only",
-        ),
-        (unread and not linears, f"Its Linears could not be read: {unread.rstrip('.')}"),
-        (
-            by_name,
-            f"FP8 by name in {by_name} of {len(linears)} Linears, of no known library: whether it runs was not seen",
-        ),
-        (calls, f"FP8 is outside of layers: the code names {calls[0] if calls else ''}"),
+        (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
+        (unread, f"Its Linears could not be read: {unread}"),
+        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
+        (calls, f"FP8 is outside of layers: the code names {''.join(calls[:1])}"),
         (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
-        (
-            stored,
-            f"No FP8 training: {stored} of {len(linears)} Linears only store their weights in "
-            f"{'FP8' if any(map(stores_fp8, linears)) else 'low precision'}",
-        ),
-        (rehearse, f"No FP8 training: {rehearse} of {len(linears)} Linears rehearse quantization"),
+        (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
+        (rehearse, f"No FP8 training: {rehearse} {of} rehearse quantization"),
         (if_recorded(nothing_to_convert, facts.network), "FP8 takes none of its layers: train in BF16"),
     )
     return next((words for holds, words in states if holds), "")

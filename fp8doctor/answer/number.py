@@ -12,7 +12,7 @@ from fp8doctor.finding import Basis
 Side = Literal["slower", "even", "faster", "open"]
 
 WIDE = 1.1
-"""High / low end of a speedup from which its size is not sure: more than most fixes of a compiled step give. A
+"""High / low end of a speedup from which its size is not sure: most fixes of a compiled step give less. A
 convention of this tool."""
 
 

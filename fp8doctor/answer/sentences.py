@@ -1,7 +1,7 @@
 """Every sentence of an answer: a template for each line and case. A sentence computes nothing.
 
-`TEMPLATES` is a closed set; ``docs/sentences.md`` counts how often the recordings use each. Add one only if three
-recordings need it.
+`TEMPLATES` is a closed set; ``docs/sentences.md`` counts how often the recordings use each. Add one only if
+three recordings need it.
 """
 
 from __future__ import annotations

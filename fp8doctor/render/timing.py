@@ -309,13 +309,6 @@ def _waterfalls(facts: Facts, names: Mapping[str, str]) -> tuple[Waterfall, ...]
     )
 
 
-def as_is_difference(facts: Facts) -> Waterfall | None:
-    """Split the difference of the FP8 step and its best BF16, if both were profiled."""
-    facts = without_parts_of_a_cpu(facts)
-    of, against = arm(facts.trial, ArmName.AS_IS), best_bf16(facts)
-    return waterfall(of, against) if of and against and uses_fp8(facts) else None
-
-
 def _difference(found: Waterfall) -> str:
     parts = parts_in_words(found)
     return f"{found.of}, against {found.against}: {signed(found.difference_ms)} ms = {parts}."
@@ -355,11 +348,6 @@ def _depth(trial: Trial) -> str:
     cuts = next(arm.cuts for arm in trial.arms if arm.tried)
     depths = " and ".join(" + ".join(str(count) for count in cut.blocks.values()) for cut in cuts)
     return f"extrapolated from {depths} of {whole} blocks"
-
-
-def how_timed(facts: Facts) -> str:
-    """Write the basis of a trial's times: measured, or from which depths."""
-    return _depth(facts.trial) or "measured"
 
 
 def _circumstances(trial: Trial, names: Mapping[str, str]) -> Iterator[str]:
